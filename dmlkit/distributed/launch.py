@@ -109,7 +109,10 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> "Fabric":
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     kind, index = _claim(device, precision)
-    _warn_of_restarts()
+    may_restart = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+    if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
+        # restarted ranks read old addresses from torchrun's store (pytorch issue 135712)
+        warn(f"torchrun --max-restarts: a restart may fail unless {OWN_STORE}=1 is set")
     ranks, local_ranks = count_ranks()
     if ranks > 1 and index is not None:
         raise UserError(f"--device {device}: under torchrun each rank uses its own GPU; use --device cuda")
@@ -201,21 +204,9 @@ def _number(variable: str, least: int) -> int:
     return int(text)
 
 
-def _warn_of_restarts() -> None:
-    """Warn that restarted ranks read old addresses from torchrun's store (pytorch issue 135712)."""
-    may_restart = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
-    if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
-        warn(f"torchrun --max-restarts: a restart may fail unless {OWN_STORE}=1 is set")
-
-
 def is_first_rank() -> bool:
     """Return whether this process prints for all ranks that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def lost_ranks(error: Exception) -> bool:
-    """Return whether an error means that another rank has ended."""
-    return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
 
 
 def resolve_device(device: str) -> tuple[str, int | None]:

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.image import thumbnail
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
+from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import command_word
 from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
 from dmlkit.files.source import CREATING_MARK, place_of_run
-from dmlkit.gallery.commit import changing, check_vectors, commit, moved, new_rows, schema, write_thumbnails
+from dmlkit.gallery.commit import changing, check_vectors, commit, moved, new_rows, schema
 from dmlkit.gallery.files import (
     MANIFEST,
     THUMBNAILS,
@@ -28,6 +30,7 @@ from dmlkit.gallery.files import (
     index_file,
     read_rows,
     rows_file,
+    thumbnail_file,
 )
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage, images_of
@@ -67,6 +70,8 @@ def add_images(
         model: the gallery's run, if it has moved, and the device.
         trained: the gallery's model, if it is loaded already, on the device.
     """
+    import pyarrow as pa
+
     gallery = GalleryFolder(path)
     run = model.run or gallery.run
     listed, left_out = images_of(images, label, boxes, run) if isinstance(images, Path) else (images, ())
@@ -87,7 +92,7 @@ def add_images(
         incoming.drop(gallery)
         if incoming.new:
             manifest, rows = added(path, manifest, incoming, store)
-            commit(path, manifest, joined(without(gallery.table, "id", incoming.labeled), rows))
+            commit(path, manifest, pa.concat_tables([without(gallery.table, "id", incoming.labeled), rows]))
     return incoming
 
 
@@ -98,18 +103,14 @@ def added(path: Path, manifest: GalleryManifest, incoming: Incoming, store: Vect
         raise UserError(f"{path}: was compacted in the meantime; rerun the same command")
     places, count = store.find(keys_of([*map(bytes.fromhex, images)])), len(images)
     check_vectors(store, places, manifest.build_manifold(), [image.path for image in images.values()])
-    if manifest.thumbnails:
-        write_thumbnails(path, images)
+    for name, image in images.items() if manifest.thumbnails else ():  # versions and models share them by these names
+        if not (file := thumbnail_file(path, name)).exists():
+            file.parent.mkdir(exist_ok=True)
+            with atomic_write(file) as partial:
+                partial.write_bytes(thumbnail(image.path, image.box))
     incoming.added = count
     rows = new_rows(images, store, places, manifest.numbers)
     return manifest.model_copy(update={"numbers": manifest.numbers + count}), rows
-
-
-def joined(rows: Any, new: Any) -> Any:
-    """Return rows with new ones below them."""
-    import pyarrow as pa
-
-    return pa.concat_tables([rows, new])
 
 
 def without(rows: Any, column: str, values: Iterable[str]) -> Any:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dmlkit.datasets.files.image import thumbnail
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.image_file import box_cell
@@ -14,7 +13,7 @@ from dmlkit.files.image_table import SightingCells
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.files.regular import file_checksum
-from dmlkit.gallery.files import MANIFEST, GalleryVersion, rows_file, thumbnail_file
+from dmlkit.gallery.files import MANIFEST, GalleryVersion, rows_file
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import Manifold, check_points
@@ -53,16 +52,6 @@ def commit(path: Path, manifest: GalleryManifest, rows: Any, name: str = MANIFES
     changed = manifest.model_copy(update={"versions": (*manifest.versions, version)})
     changed.write(path / name)
     return changed
-
-
-def write_thumbnails(path: Path, images: Mapping[str, LabelledImage]) -> None:
-    """Write small pictures under the ids of their images, so that every version and model shares them."""
-    for name, image in images.items():
-        file = thumbnail_file(path, name)
-        if not file.exists():
-            file.parent.mkdir(exist_ok=True)
-            with atomic_write(file) as partial:
-                partial.write_bytes(thumbnail(image.path, image.box))
 
 
 def check_vectors(store: VectorStore, rows: Values, manifold: Manifold, paths: list[str]) -> None:

@@ -2,16 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box, decoding
 from dmlkit.files.image_table import UNKNOWN_SIGHTING, SightingCells, has_sightings, lists_images, sighting_cells
@@ -41,23 +36,6 @@ class LabelledImage:
         if self.box is not None:
             digest.update(self.box.text.encode())
         return digest.hexdigest()[:ID_LENGTH]
-
-
-class LabelledImages(Dataset):
-    """Dataset of images."""
-
-    def __init__(self, images: Mapping[str, LabelledImage]) -> None:
-        self.ids, self.images = list(images), list(images.values())
-        super().__init__(torch.zeros(len(images), dtype=torch.int64), ("",), [image.path for image in self.images])
-
-    def key(self, index: int) -> str:
-        return self.ids[index]
-
-    def file(self, index: int) -> str | None:
-        return None if self.images[index].box else self.paths[index]
-
-    def sample(self, index: int) -> Tensor:
-        return read_image(self.images[index].path, self.images[index].box, self.max_pixels)
 
 
 def images_of(

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from dmlkit.distributed.launch import Ranks
-from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import writing
 from dmlkit.gallery.files import VECTORS
 from dmlkit.gallery.folder import GalleryFolder
-from dmlkit.gallery.images import LabelledImage, LabelledImages
+from dmlkit.gallery.images import LabelledImage
 from dmlkit.loading.inputs import refuse_nothing_read
 from dmlkit.vectors.fill import Filled, FillJob, fill
+from dmlkit.vectors.images import ImageList
 from dmlkit.vectors.progress_bar import Bar
 from dmlkit.vectors.store import PART_IMAGES, VectorStore, keys_of, stored_model, write_part
 from dmlkit.vectors.stored import known_points
@@ -106,16 +106,20 @@ def fill_gallery(
     trained: TrainedModel,
     fabric: Ranks,
     bar: Bar,
-    job: type[FillJob] = FillJob,
+    *,
+    needs_all: str = "",
     used: Container[str] = (),
 ) -> Filled:
     """Embed images, given by their ids, into the store of a gallery.
 
     Points that the model's run has are copied; local features are always computed.
+
+    Args:
+        needs_all: what to do about an image that cannot be read. Default: it is left out.
     """
-    listed, home = LabelledImages(images), gallery / VECTORS
-    options: dict[str, Any] = {"used": used, "on_damage": _leave}
-    keys, model = keys_of([*map(bytes.fromhex, listed.ids)]), stored_model(trained)
+    listed = ImageList([image.path for image in images.values()], boxes=[image.box for image in images.values()])
+    home, keys, model = gallery / VECTORS, keys_of([*map(bytes.fromhex, images)]), stored_model(trained)
+    options: dict[str, Any] = {"used": used, "keeps_damaged": True}  # an earlier version may name it
     store = VectorStore.at(home / model.key, trained, **options)
     missing = torch.from_numpy(store.find(keys) < 0)
     if missing.any() and trained.local is None and (known := known_points(trained, listed)):
@@ -123,13 +127,9 @@ def fill_gallery(
         with writing(store.path / "points"):
             for part in new.split(PART_IMAGES) if len(new) else ():
                 write_part(store.path, keys[known.indices[part].numpy()], known.points[part])
-    wanted = job(listed, keys, home, model, exact=False, skip_bad_images=job is FillJob)
+    wanted = FillJob(listed, keys, home, model, exact=False, skip_bad_images=not needs_all, way_on=needs_all)
     filled = fill(wanted, trained, fabric, bar=bar, **options)
     return filled._replace(known=len(images) - int(missing.sum()))
-
-
-def _leave(error: UserError, file: Path) -> None:
-    """Leave a damaged part of a gallery: an earlier version may name it."""
 
 
 def _other_label(image: LabelledImage, label: str | None) -> str:

@@ -17,7 +17,6 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.incoming import fill_gallery
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.fill import FillJob
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.manifest import check_same_description
 from dmlkit.vectors.progress_bar import Bar, no_bar
@@ -47,14 +46,10 @@ class Migrated:
     """Local features that the old embeddings had and the new ones do not have."""
 
 
-@dataclass(frozen=True)
-class MigrationJob(FillJob):
-    """Job that embeds the images of a gallery again."""
-
-    way_on = (
-        "nothing was changed; restore the file, or remove the image with dmlkit gallery remove, and rerun the same "
-        "command to resume"
-    )
+WAY_ON = (
+    "nothing was changed; restore the file, or remove the image with dmlkit gallery remove, and rerun the same command "
+    "to resume"
+)
 
 
 def migrate_gallery(
@@ -80,11 +75,11 @@ def migrate_gallery(
         if _has_model(gallery, trained):
             return Migrated(len(gallery), gallery.version, gallery.version, 0, is_new=False)
         located = _located(gallery, images, {}, bar)
-        resumed = fill_gallery(path, located, trained, fabric, bar, MigrationJob).known
+        resumed = fill_gallery(path, located, trained, fabric, bar, needs_all=WAY_ON).known
         with changing(path) as manifest:
             gallery = GalleryFolder(path)
             located = _located(gallery, images, located, bar)
-            filled = fill_gallery(path, located, trained, fabric, bar, MigrationJob)  # those added meanwhile
+            filled = fill_gallery(path, located, trained, fabric, bar, needs_all=WAY_ON)  # those added meanwhile
             paths = [image.path for image in located.values()]
             described, name = gallery_model(trained, run), uuid4().hex[:12]
             check_vectors(filled.store, filled.rows, described.build_manifold(), paths)

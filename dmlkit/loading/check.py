@@ -25,7 +25,7 @@ from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSpl
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError, counted, some_of
-from dmlkit.files.image_file import BadImageError, Box, decoding, opened
+from dmlkit.files.image_file import BadImageError, decoding, opened
 from dmlkit.files.image_table import EXPECTED, lists_images
 from dmlkit.files.paths import DATA_CHECK, raise_faults
 from dmlkit.files.source import EXPECTED_DATA, require_path
@@ -138,7 +138,10 @@ def _measure(listing: Listing, bar: Bar) -> tuple[tuple[int, float, int], int, l
         for index in sample:
             path = images.paths[index]
             try:
-                sides.append(_side(path, images.box(index)))
+                with decoding(path), opened(path) as image:
+                    box = images.box(index)
+                    sides_of = image.size if box is None else (box.right - box.left, box.bottom - box.top)
+                sides.append(round(min(sides_of)))
             except BadImageError as error:
                 fault = error
                 unreadable.append(path)
@@ -146,13 +149,6 @@ def _measure(listing: Listing, bar: Bar) -> tuple[tuple[int, float, int], int, l
     if not sides:
         raise UserError(f"none of {counted(len(sample), 'image', 'images')} could be opened; the last error: {fault}")
     return (min(sides), float(np.median(sides)), max(sides)), len(sample), unreadable
-
-
-def _side(path: str, box: Box | None) -> int:
-    """Return the shorter side of an image or of a box of it."""
-    with decoding(path), opened(path) as image:
-        width, height = image.size if box is None else (box[2] - box[0], box[3] - box[1])
-        return round(min(width, height))
 
 
 def dataset_at(

@@ -164,7 +164,7 @@ def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, fabric
         experiment.average.restore(saved["model"], saved[LATEST])
     experiment.optimizer.load_state_dict(saved["optimizer"])
     fabric.strategy.precision.load_state_dict(saved["precision"])
-    experiment.sampler.restore(saved.get("sampler", {}))  # absent before samplers had a state
+    experiment.sampler.restore(saved["sampler"])
     torch.set_rng_state(saved["random"]["cpu"])
     if fabric.device.type == "cuda" and "cuda" in saved["random"]:
         torch.cuda.set_rng_state(saved["random"]["cuda"], fabric.device)

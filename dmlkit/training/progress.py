@@ -226,7 +226,8 @@ class MirroredProgress:
                 if summary and not so_far.tested:
                     figures = {f"test/{metric}": value for metric, value in (summary.chosen.test or {}).items()}
                     logger.log(figures, summary.last.epoch)
-                self._note(name, LoggedRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None))
+                logged = LoggedRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None)
+                LoggedRuns(loggers={**self._record().loggers, name: logged}).write(self._run.loggers_path)
 
     def close(self) -> None:
         """Close the loggers that are open."""
@@ -245,9 +246,6 @@ class MirroredProgress:
     def _record(self) -> LoggedRuns:
         path = self._run.loggers_path
         return LoggedRuns.read(path) if path.exists() else LoggedRuns(loggers={})
-
-    def _note(self, name: LoggerName, logged: LoggedRun) -> None:
-        LoggedRuns(loggers={**self._record().loggers, name: logged}).write(self._run.loggers_path)
 
     @contextmanager
     def _drop_on_error(self, name: LoggerName) -> Generator[None]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dmlkit.distributed.exchange import gather_counts, gather_rows
-from dmlkit.distributed.launch import lost_ranks, start_fabric
+from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.evaluation.evaluate import evaluate
@@ -145,8 +145,8 @@ def classes_of(experiment: Experiment) -> RunClasses:
 
 def _what_ended(error: Exception, fabric: Fabric) -> str:
     """Return which other process of a training was ended, another rank or a reader; an empty text for other errors."""
-    is_rank = fabric.world_size > 1 and lost_ranks(error)
-    return f"another rank ended ({error})" if is_rank else killed_reader(error)
+    is_lost = isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
+    return f"another rank ended ({error})" if is_lost and fabric.world_size > 1 else killed_reader(error)
 
 
 def fit(

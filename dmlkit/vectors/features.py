@@ -119,9 +119,6 @@ ENGINE = "backbone.tuning.engine"
 class FeatureJob(FillJob):
     """Job that computes features: its images are views, if there are any."""
 
-    again = "rerun the command with --resume"
-    way_on = "repair or remove it, and rerun the command with --resume"
-
     def inputs(self, trained: TrainedModel) -> Inputs:
         transform = trained.recipe.transform
         if isinstance(self.dataset, Views) and transform is not None:
@@ -157,18 +154,17 @@ def cached_features(
         by_engine, computation = accelerate(trained.model, trained.recipe, tuning.engine, f"{ENGINE}: {tuning.engine}")
         trained = replace(trained, build=lambda: by_engine, computation=computation)
     images, keys = Views(dataset, views) if views else dataset, image_keys(dataset, recipe.dataset)
-    keys = keys_of([_view_id(keys[row // views], row) for row in range(len(images))]) if views else keys
-    job = FeatureJob(images, keys, folder, stored_model(trained), skip_bad_images=False)
+    if views:  # the number of a view in the list augments it
+        ids = (keys[row // views, :ID].tobytes() + f" view {row}".encode() for row in range(len(images)))
+        keys = keys_of([hashlib.sha256(text).digest()[:ID] for text in ids])
+    again = "rerun the command with --resume"
+    options: dict[str, Any] = {"skip_bad_images": False, "again": again, "way_on": f"repair or remove it, and {again}"}
+    job = FeatureJob(images, keys, folder, stored_model(trained), **options)
     times = f", {counted(views, 'view', 'views')} each" if views else ""
     title = f"features of {split} images{times}"
     with torch.random.fork_rng(devices=[]):
         filled = fill(job, trained, fabric, bar=bar, title=title)
     return CachedFeatures(dataset, filled.store, filled.rows)
-
-
-def _view_id(key: Values, number: int) -> bytes:
-    """Return the id of a view of an image, which the number of the view in the list augments."""
-    return hashlib.sha256(key[:ID].tobytes() + f" view {number}".encode()).digest()[:ID]
 
 
 def frozen_backbone(recipe: Recipe, model: EmbeddingModel, device: torch.device) -> TrainedModel:

@@ -8,7 +8,7 @@ from itertools import islice
 from math import inf
 from pathlib import Path
 from time import sleep
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,8 +58,8 @@ class FillJob:
     exact: bool = True
     skip_bad_images: bool = True
     missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))
-    again: ClassVar[str] = "rerun the same command"
-    way_on: ClassVar[str] = (
+    again: str = "rerun the same command"
+    way_on: str = (
         "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
     )
 

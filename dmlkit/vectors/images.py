@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,20 +34,23 @@ class ImageList(Dataset):
 
     Args:
         labels: label of each file, or None. Default: none has a label.
-        boxes: box of each file. Default: the full images.
+        boxes: box of each file, None for a full image. Default: the full images.
     """
 
     def __init__(
         self,
         paths: list[str],
         labels: Sequence[str | None] | None = None,
-        boxes: Sequence[Box] | None = None,
+        boxes: Sequence[Box | None] = (),
     ) -> None:
         names = sorted({label for label in labels or () if label is not None})
         code: dict[str | None, int] = {None: -1} | {name: number for number, name in enumerate(names)}
         codes = torch.tensor([code[label] for label in labels or [None] * len(paths)], dtype=torch.int64)
         super().__init__(codes, names, paths)
-        self.boxes = None if boxes is None else np.array([box[:4] for box in boxes])
+        self.crops = boxes
+
+    def box(self, index: int) -> Box | None:
+        return self.crops[index] if self.crops else None
 
     def file(self, index: int) -> str | None:
         return self.paths[index] if self.box(index) is None else None

@@ -71,7 +71,8 @@ def kept_maps(model: EmbeddingModel) -> Generator[list[Tensor]]:
         parts.append(last.pop("maps").flatten(2).transpose(1, 2).half().cpu())
 
     network = model.backbone
-    blocks = [one for one in network.modules() if isinstance(one, Pooling) or _convolutions(one) > 1]
+    convolutions = {one: sum(isinstance(part, nn.Conv2d) for part in one.modules()) for one in network.modules()}
+    blocks = [one for one, count in convolutions.items() if isinstance(one, Pooling) or count > 1]
     handles = [one.register_forward_hook(keep) for one in blocks if one is not network]
     handles.append(network.register_forward_hook(end))
     try:
@@ -141,24 +142,21 @@ def match_scores(
         features_at: returns the features (M, P, C) float16 of images, given their numbers (M,).
     """
 
+    def patches(ours: Tensor, theirs: Tensor) -> Match:
+        return lambda row, rows: match_patches(ours[row].float(), theirs.index_select(0, rows).float())
+
     def scores(queries: Tensor, items: Tensor) -> Tensor:
         found = torch.empty(items.shape, dtype=torch.float64)
         for rows in torch.arange(len(queries)).split(AT_ONCE):
             once, places = items[rows].unique(return_inverse=True)
-            match = match_features(kind, features_at(queries[rows]), features_at(once))
+            ours, theirs = features_at(queries[rows]), features_at(once)
+            match = match_keypoints(Keypoints.of(ours), Keypoints.of(theirs)) if kind == SIFT else patches(ours, theirs)
             for row, place in enumerate(places):
                 found[rows[row]] = match(row, place)
             advance(len(rows))
         return found
 
     return scores
-
-
-def match_features(kind: str, queries: Tensor, images: Tensor) -> Match:
-    """Return a function that scores how well images match queries, given the local features of both."""
-    if kind == SIFT:
-        return match_keypoints(Keypoints.of(queries), Keypoints.of(images))
-    return lambda row, rows: match_patches(queries[row].float(), images.index_select(0, rows).float())
 
 
 def mutual_nearest(cosines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,10 +201,6 @@ def require_one_process(kind: str, fabric: Ranks) -> None:
         raise UserError(f"--with {kind}: runs in one process, got {fabric.world_size}; start it without ranks")
 
 
-def _convolutions(module: nn.Module) -> int:
-    return sum(isinstance(one, nn.Conv2d) for one in module.modules())
-
-
 MOST_KEYPOINTS = 128  # of an image, those of the highest contrast: 100 candidates are matched in 18 ms
 KEYPOINT_SIDE = 320  # pixels; larger images are reduced
 LARGEST_RATIO = 0.8  # of the distances of the nearest and the second keypoint (Lowe 2004)
@@ -243,7 +237,10 @@ def keypoints_of(dataset: Dataset, rows: Tensor, bar: Bar = no_bar) -> Keypoints
     Args:
         rows: (N,) indices of the images, all of which can be read.
     """
-    cv2 = _opencv()
+    try:
+        cv2: Any = import_module("cv2")
+    except ImportError:
+        raise UserError(f"--with {SIFT}: this needs OpenCV; install it with: pip install 'dmlkit[sift]'") from None
     if not dataset.kind.has_pixels:
         raise UserError(f"--with {SIFT}: matches keypoints of images, got {dataset.kind.name}s; leave it out")
     detector = cv2.SIFT_create(nfeatures=MOST_KEYPOINTS)
@@ -298,14 +295,6 @@ def matches(query: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
     second = cosines.scatter_(1, nearest[:, None], -1.0).amax(1)
     is_clear = (1 - best) < LARGEST_RATIO**2 * (1 - second)  # squared distances of unit vectors by two
     return nearest, mutual & is_clear & (best > 0)
-
-
-def _opencv() -> Any:
-    """Return the package ``cv2``."""
-    try:
-        return import_module("cv2")
-    except ImportError:
-        raise UserError(f"--with {SIFT}: this needs OpenCV; install it with: pip install 'dmlkit[sift]'") from None
 
 
 def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: float) -> Tensor:

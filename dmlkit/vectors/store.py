@@ -11,7 +11,7 @@ dies. The folder of a run may be removed at any time: its points are computed ag
 import hashlib
 import json
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -131,8 +131,8 @@ class VectorStore:
         path: folder of the points of one model; it need not exist.
         dim: D, the number of coordinates of a point.
         local: shape (P, C) of the local features of an image; None if there are none.
-        on_damage: called with the error of a damaged part; by default it is removed with a warning, since its points
-            can be computed again.
+        keeps_damaged: leave a damaged part, which something names; by default it is removed with a warning, since its
+            points can be computed again.
 
     Attributes:
         parts: keys (n, 24) of each part by the name of its file.
@@ -154,14 +154,14 @@ class VectorStore:
         local: tuple[int, int] | None = None,
         *,
         used: Container[str] = (),
-        on_damage: "Callable[[UserError, Path], None] | None" = None,
+        keeps_damaged: bool = False,
     ) -> None:
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {"points": (dim,)} | ({"local": local} if local else {})
         self.faults: dict[str, str] = {}
         self.parts: dict[str, Values] = {}
         self._mapped: dict[str, dict[str, Tensor]] = {}
-        self._used, self._on_damage = used, on_damage or _remove
+        self._used, self._keeps_damaged = used, keeps_damaged
         self.open_new()
 
     @classmethod
@@ -176,7 +176,10 @@ class VectorStore:
                 try:
                     tensors, faults = open_part(file, self.shapes)
                 except UserError as error:
-                    self._on_damage(error, file)
+                    if not self._keeps_damaged:
+                        warn(f"{error}; its images are embedded again")
+                        with suppress(OSError):
+                            file.unlink()
                     continue
                 self.parts[file.name] = tensors["keys"].numpy().copy()
                 self.faults.update(faults)
@@ -290,13 +293,6 @@ def tensors_of(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
         return tensors, json.loads(opened.metadata()["faults"])
-
-
-def _remove(error: UserError, file: Path) -> None:
-    """Remove a damaged part of a folder whose points can be computed again."""
-    warn(f"{error}; its images are embedded again")
-    with suppress(OSError):
-        file.unlink()
 
 
 def _find(keys: Values, among: Values) -> Values:

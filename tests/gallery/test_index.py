@@ -11,13 +11,14 @@ from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.gallery import index as building
-from dmlkit.gallery.change import compact_gallery, create_gallery, joined, remove_images, restore_version
+from dmlkit.gallery.change import compact_gallery, create_gallery, remove_images, restore_version
 from dmlkit.gallery.commit import changing, commit, new_rows
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
@@ -70,8 +71,9 @@ def add_points(path: Path, features: Tensor, start: int, labels: list[str] | Non
         place, keys = path / "vectors" / "made", keys_of([*map(bytes.fromhex, ids)])
         write_part(place, keys, points)
         store = VectorStore(place, points.shape[1])
-        rows = new_rows(images, store, store.find(keys), manifest.numbers)
-        commit(path, manifest.model_copy(update={"numbers": manifest.numbers + len(ids)}), joined(gallery.table, rows))
+        rows = [gallery.table, new_rows(images, store, store.find(keys), manifest.numbers)]
+        counted = manifest.model_copy(update={"numbers": manifest.numbers + len(ids)})
+        commit(path, counted, pa.concat_tables(rows))
 
 
 def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, GalleryFolder]:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.datasets import GlyphsConfig, VectorsConfig
+from dmlkit.files.image_file import Box
 from dmlkit.vectors import store as store_module
 from dmlkit.vectors.images import ImageList
 from dmlkit.vectors.store import VectorStore, hash_images, image_keys, keys_of, write_part
@@ -230,12 +231,12 @@ def test_keys_of_a_batch_change_with_each_of_its_images():
 
 def test_a_box_is_another_image_than_its_file(tmp_path: Path):
     photo, config = str(trees.photo(tmp_path / "0.jpg", 0)), GlyphsConfig()
-    boxes: list[Any] = [(0.0, 0.0, 8.0, 8.0), (0.0, 0.0, 8.0, 9.0)]
+    boxes = [Box(0.0, 0.0, 8.0, 8.0), Box(0.0, 0.0, 8.0, 9.0)]
     images = ImageList([photo] * 2, boxes=boxes)
     own = image_keys(images, config)[:, :16]
     assert len({bytes(one) for one in [*own, *image_keys(ImageList([photo]), config)[:, :16]]}) == 3
     assert not image_keys(images)[:, :16].any()  # without options of a dataset only files are known
-    images.margin = 0.5
+    images = ImageList([photo] * 2, boxes=[box._replace(margin=0.5) for box in boxes])
     assert (image_keys(images, config)[:, :16] != own).any(1).all()
 
 
