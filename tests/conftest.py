@@ -110,8 +110,7 @@ def no_plot(_: Any, path: Path, suffix: str = ".png", **__: Any) -> None:
 LOADERS = ("dmlkit.loading.batches", "dmlkit.loading.check")
 PICTURES = {
     "dmlkit.training.summary": ("plot_curves", no_curves),
-    "dmlkit.study.reports.report": ("plot_study", no_plot),
-    "dmlkit.study.reports.overview": ("plot_study", no_plot),
+    "dmlkit.study.report": ("plot_study", no_plot),
 }
 
 

@@ -190,8 +190,7 @@ def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -
     from dmlkit.training.epochs import plot_epochs, runs_by_recipe
 
     if len(sources) == 1 and is_study(sources[0]):
-        from dmlkit.study.reports.overview import read_results
-        from dmlkit.study.reports.report import epoch_groups
+        from dmlkit.study.report import epoch_groups, read_results
 
         results = read_results(sources[0])
         output = output or sources[0] / "plots" / "epochs.png"
@@ -217,8 +216,7 @@ def results(
     output: Output = None,
 ) -> None:
     """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""
-    from dmlkit.study.reports.overview import read_results
-    from dmlkit.study.reports.report import plot_study, requested_metrics
+    from dmlkit.study.report import plot_study, read_results, requested_metrics
 
     output = output or study / "plots" / "results.png"
     found = read_results(study)

@@ -118,8 +118,8 @@ def study(
 
 def print_results(results: "StudyResults", output: Path, console: Console) -> None:
     """Write the results as Markdown, and print them."""
-    from dmlkit.study.reports.report import missing_lines, write_section
-    from dmlkit.study.reports.tables import figure_rows, verdict_lines
+    from dmlkit.study.report import missing_lines, write_section
+    from dmlkit.study.tables import figure_rows, verdict_lines
 
     written = write_section(results, output)
     say(console, results.claim)
@@ -189,7 +189,7 @@ def report(
     ] = None,
 ) -> None:
     """Write the results of studies as one document: claims, metrics, verdicts and commands."""
-    from dmlkit.study.reports.overview import report as write_report
+    from dmlkit.study.report import report as write_report
 
     console = Console()
     for folder in write_report(folders, output, paper=paper):

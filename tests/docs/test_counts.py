@@ -10,8 +10,8 @@ from dmlkit.losses.base import LossConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.recipe.schema import FAMILIES
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.reports.overview import BEGINNING, END, read_results
-from dmlkit.study.reports.tables import disagreements
+from dmlkit.study.report import BEGINNING, END, read_results
+from dmlkit.study.tables import disagreements
 from tests.conftest import ROOT
 
 WORDS = [

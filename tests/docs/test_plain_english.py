@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from dmlkit.study.reports.overview import BEGINNING, END
+from dmlkit.study.report import BEGINNING, END
 from tests.conftest import ROOT
 
 INSTEAD = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.reports.overview import BEGINNING, END, read_results, report
+from dmlkit.study.report import BEGINNING, END, read_results, report
 from tests.conftest import ROOT
 
 FIRST = f"{BEGINNING} docs/"  # of a block whose studies lie here

@@ -10,8 +10,8 @@ import pytest
 
 from dmlkit.study.findings.results import Cost, StudyResults
 from dmlkit.study.findings.verdicts import Tuned, VariantResults
-from dmlkit.study.reports.overview import read_results
-from dmlkit.study.reports.tables import MARK, best_cells, study_tables, write_tables
+from dmlkit.study.report import read_results
+from dmlkit.study.tables import MARK, best_cells, study_tables, write_tables
 from tests.conftest import ROOT
 
 STUDIES = ROOT / "docs" / "studies"

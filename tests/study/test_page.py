@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.study.reports.overview import BEGINNING, END, text_around, write_block
+from dmlkit.study.report import BEGINNING, END, text_around, write_block
 
 BLOCK = f"{BEGINNING} a -o b.md -->\n\nold\n\n{END}"
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 from dmlkit.cli.app import app
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.reports.overview import END, read_results
+from dmlkit.study.report import END, read_results
 from tests.conftest import ROOT
 from tests.study.fakes import STUDY, margin_of, train_by, write_study
 

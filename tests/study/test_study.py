@@ -30,7 +30,7 @@ from dmlkit.study.definition.file import read_study
 from dmlkit.study.findings.results import Cost, StudyResults
 from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import RealityCheckFigures
-from dmlkit.study.reports.report import plot_study
+from dmlkit.study.report import plot_study
 from dmlkit.study.runs import run_study as study_run
 from dmlkit.study.runs import workers
 from dmlkit.study.runs.workers import _begin as begin_worker

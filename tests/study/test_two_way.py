@@ -21,7 +21,7 @@ from dmlkit.study.findings.verdicts import (
     judge,
     least_p_values,
 )
-from dmlkit.study.reports.tables import verdict_text
+from dmlkit.study.tables import verdict_text
 from tests.study.fakes import STUDY, write_study
 
 Array = np.ndarray

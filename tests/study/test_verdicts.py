@@ -22,7 +22,7 @@ from dmlkit.study.findings.verdicts import (
     edges_of,
     judge,
 )
-from dmlkit.study.reports.tables import verdict_text
+from dmlkit.study.tables import verdict_text
 from tests.conftest import TINY_RECIPE
 
 

@@ -1,1 +1,0 @@
-"""Reports of studies: tables, pictures and documents, all generated from the results."""
