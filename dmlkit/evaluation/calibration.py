@@ -261,15 +261,6 @@ def plot_reliability(found: Reliability, output: Path, *, title: str, share: str
         found: the bins, on classes that did not fit the probabilities.
         title: what the probabilities are of.
         share: label of the vertical axis: what is counted.
-
-    Example:
-        >>> from tempfile import mkdtemp
-        >>> import numpy as np
-        >>> from dmlkit.metrics.reliability import measure_reliability
-        >>> said = np.linspace(0, 1, 100)
-        >>> found = measure_reliability(said, said > 0.5, said > 0.5, np.arange(100) % 10)
-        >>> plot_reliability(found, Path(mkdtemp()) / "a.png", title="Guesses", share="share that is right").exists()
-        True
     """
     said, right = ([getattr(one, name) for one in found.bins] for name in ("probability", "share"))
     ends = [one.interval or (one.share, one.share) for one in found.bins]

@@ -55,11 +55,6 @@ def sampled_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Rows (P,) of the first and of the second points.
-
-    Example:
-        >>> first, second = sampled_pairs(torch.tensor([7, 8, 7, 8]))
-        >>> sorted(zip(first.tolist(), second.tolist()))
-        [(0, 1), (0, 2), (0, 3), (1, 3), (2, 1), (2, 3)]
     """
     classes, generator = labels.cpu().numpy(), np.random.default_rng(0)
     order, rows = np.argsort(classes, kind="stable"), np.arange(len(classes))

@@ -112,15 +112,6 @@ def most_wrong_together(audits: Sequence[LabelAudit]) -> int:
 
     The product of their martingales is a martingale too, since each draw is from one of them. So the bound on the sum
     holds with confidence 1 - error at any time, no error is shared out, and an audit may begin later than others.
-
-    Example:
-        >>> audits = LabelAudit([0.999] * 1000), LabelAudit([0.95] * 200)
-        >>> for row in range(300):
-        ...     audits[0].add(row, is_wrong=False, is_draw=True)
-        >>> for row in range(60):
-        ...     audits[1].add(row, is_wrong=False, is_draw=True)
-        >>> [audit.most_wrong() for audit in audits], most_wrong_together(audits)
-        ([8, 12], 13)
     """
     first, others = _evidence(audits)
     counts = np.searchsorted(first, -np.log(audits[0].error) - others) - 1

@@ -164,11 +164,6 @@ def kmeans(points: Tensor, clusters: int, *, iterations: int = 20, restarts: int
     Args:
         iterations: maximum number of iterations of Lloyd's algorithm.
         restarts: number of clusterings; the one with the least inertia is returned.
-
-    Example:
-        >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2)
-        >>> (result.assignments == result.assignments[0]).tolist(), round(result.inertia, 4)
-        ([True, True, False, False], 0.04)
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"kmeans: expected between 1 and {len(points)} clusters, got {clusters}")
@@ -260,12 +255,6 @@ def squarable(points: Tensor) -> Tensor:
 
     Such points are converted to float64 and divided by the largest coordinate. For example, float32 cannot represent
     the square of 1e30. Other points are returned unchanged.
-
-    Example:
-        >>> squarable(torch.tensor([[1.0, 0.0]]))
-        tensor([[1., 0.]])
-        >>> squarable(torch.tensor([[1e30, 0.0], [1.0, 0.0]]))[0]
-        tensor([1., 0.], dtype=torch.float64)
     """
     least, most = points.aminmax(dim=1)
     longest = torch.maximum(most, -least)
@@ -312,10 +301,6 @@ def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor
     """Compute the squared distance (n,) to the nearest of the centroids (k, D), and its index (n,) int64.
 
     Distances below the rounding error of |x|^2 + |c|^2 become 0, so that a seed is not chosen twice.
-
-    Example:
-        >>> nearest_centroids(torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 4.0], [1.0, 2.0]]))
-        (tensor([4.]), tensor([1]))
     """
     norms = vecdot(centroids, centroids)
     height = max(1, BLOCK_ENTRIES // len(centroids))

@@ -40,13 +40,7 @@ class SpreadConfig(MetricConfig, frozen=True):
 
 
 def mean_distance(manifold: Manifold, points: Tensor) -> float:
-    """Compute the mean distance over all pairs of n >= 2 points (n, D).
-
-    Example:
-        >>> from dmlkit.manifolds import Euclidean
-        >>> mean_distance(Euclidean(1), torch.tensor([[0.0], [1.0], [3.0]]))
-        2.0
-    """
+    """Compute the mean distance over all pairs of n >= 2 points (n, D)."""
     blocks = points.split(block_rows(len(points)))
     total = sum(float(manifold.distance(block, points).sum(dtype=torch.float64)) for block in blocks)
     return total / (len(points) * (len(points) - 1))
@@ -76,12 +70,7 @@ class SpectrumConfig(MetricConfig, frozen=True):
 
 
 def singular_shares(embeddings: Tensor) -> Tensor:
-    """Compute the min(N, D) singular values of (N, D), largest first, divided by their sum, in float64.
-
-    Example:
-        >>> singular_shares(torch.tensor([[3.0, 0.0], [0.0, 1.0]])).tolist()
-        [0.75, 0.25]
-    """
+    """Compute the min(N, D) singular values of (N, D), largest first, divided by their sum, in float64."""
     rows = embeddings.split(2**14)
     if len(embeddings) < embeddings.shape[1]:
         gram = embeddings.double() @ embeddings.double().T

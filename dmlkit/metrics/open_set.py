@@ -122,15 +122,7 @@ class OpenSet:
 
     @classmethod
     def of(cls, points: Points, unknown_fraction: float) -> "OpenSet":
-        """Search with points; the result is cached for each share of unknown classes.
-
-        Example:
-            >>> from dmlkit.manifolds import Euclidean
-            >>> line = Points(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), Euclidean(1))
-            >>> found = OpenSet.of(line, 0.5)
-            >>> found.known_scores.tolist(), found.unknown_scores.tolist()
-            ([-1.0], [-5.0])
-        """
+        """Search with points; the result is cached for each share of unknown classes."""
         key = cls, unknown_fraction
         if key not in points.found:
             points.found[key] = cls._search(points, unknown_fraction)
@@ -171,12 +163,7 @@ class OpenSet:
 
 
 def first_half(labels: Tensor) -> Tensor:
-    """Return which items of (N,) are in the first half of their class, rounded up, (N,) bool.
-
-    Example:
-        >>> first_half(torch.tensor([0, 1, 0, 0, 1])).tolist()
-        [True, True, True, False, False]
-    """
+    """Return which items of (N,) are in the first half of their class, rounded up, (N,) bool."""
     order = labels.argsort(stable=True)
     sizes = labels[order].unique_consecutive(return_counts=True)[1]
     starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
@@ -187,12 +174,7 @@ def first_half(labels: Tensor) -> Tensor:
 
 
 def wins(scores: Tensor, others: Tensor) -> Tensor:
-    """Count how many of the others (m,) are below each score (n,); equal scores count half, (n,) float64.
-
-    Example:
-        >>> wins(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0])).tolist()
-        [1.0, 1.5]
-    """
+    """Count how many of the others (m,) are below each score (n,); equal scores count half, (n,) float64."""
     ordered = others.sort().values
     return (torch.searchsorted(ordered, scores) + torch.searchsorted(ordered, scores, right=True)).double() / 2
 

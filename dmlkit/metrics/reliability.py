@@ -71,14 +71,6 @@ def measure_reliability(
         kinds: (M,) bool, two kinds of answers that have the same weight.
         classes: (M,) int64, the class of each answer, or (M, 2), the classes of a pair. A class that is drawn twice
             counts twice; its copies make no pairs with each other.
-
-    Example:
-        >>> generator = np.random.default_rng(0)
-        >>> said = generator.random(4000)
-        >>> right = generator.random(4000) < said
-        >>> found = measure_reliability(said, right, right, np.arange(4000) % 50)  # kinds as frequent as here
-        >>> found.error < 0.05, round(found.brier, 1)  # the integral of p (1 - p)
-        (True, 0.2)
     """
     codes = np.unique(classes, return_inverse=True)[1].reshape(len(classes), -1)
     count = int(codes.max()) + 1

@@ -139,10 +139,6 @@ def expected_reciprocal(above: Tensor, tied: Tensor, hits: Tensor) -> Tensor:
     r"""Compute E[1 / (a + X)], (Q,) float64, where X is the position of the first of h hits among m tied items.
 
     .. math:: P(X > x) = \prod_{i=1}^{x} \frac{m - h - i + 1}{m - i + 1}
-
-    Example:
-        >>> expected_reciprocal(torch.tensor([0]), torch.tensor([2]), torch.tensor([1])).tolist()  # ranks 1, 2
-        [0.75]
     """
     cases, case = torch.stack([above, tied, hits]).unique(dim=1, return_inverse=True)
     values = [_expected_reciprocal(*column) for column in cases.T.tolist()]

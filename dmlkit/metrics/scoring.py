@@ -321,14 +321,7 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
 
 
 def check_hits(hits: Tensor, positives: Tensor) -> None:
-    """Check that hits and positives are consistent.
-
-    Example:
-        >>> check_hits(torch.tensor([[1, 1]]), torch.tensor([1]))
-        Traceback (most recent call last):
-        ...
-        ValueError: hits: query 0 has 2 hits but 1 positives
-    """
+    """Check that hits and positives are consistent."""
     if hits.ndim != 2 or 0 in hits.shape:
         raise ValueError(f"hits: expected shape (N, K), got {tuple(hits.shape)}")
     if positives.shape != hits.shape[:1] or positives.is_floating_point():

@@ -130,15 +130,7 @@ class PairCurve:
 
     @classmethod
     def of(cls, points: Points) -> "PairCurve":
-        """Build the curve of labeled points; the result is cached.
-
-        Example:
-            >>> from dmlkit.manifolds import Euclidean
-            >>> line = Points(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1]), Euclidean(1))
-            >>> (band,) = PairCurve.of(line).bands()
-            >>> band.scores.tolist(), band.reached.tolist()
-            ([-1.0], [0])
-        """
+        """Build the curve of labeled points; the result is cached."""
         if cls not in points.found:
             pairing = Pairing.of(points)
             if pairing.same == 0 or pairing.different == 0:
@@ -221,10 +213,6 @@ def count_levels_of_any(scores: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]
     """Count how many scores (m,) are above each of the ascending levels (n,), and how many reach it.
 
     The scores may be sorted in place.
-
-    Example:
-        >>> count_levels_of_any(torch.tensor([2.0, 1.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]))
-        (tensor([2, 0, 0]), tensor([3, 2, 0]))
     """
     size = len(scores)
     if scores.device.type != "cpu":

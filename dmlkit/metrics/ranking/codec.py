@@ -52,13 +52,6 @@ class Codec:
 
     Args:
         ranges: (N, D) points whose coordinates give the ranges of ``int8``.
-
-    Example:
-        >>> points = torch.tensor([[0.6, 0.0, 0.8], [0.6, 0.8, 0.0]])
-        >>> codec = Codec(Sphere(3), Stored(2, "binary"), points)
-        >>> codec.bytes, codec.decode(points)
-        (1, tensor([[0.7071, 0.7071],
-                [0.7071, 0.7071]]))
     """
 
     manifold: Manifold

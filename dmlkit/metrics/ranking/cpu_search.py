@@ -111,13 +111,6 @@ def count_levels(row: Any, levels: Any, depth: int, above: Any, reached: Any) ->
         levels: (R,) entries of the row (N,) in descending order.
         depth: the counts of a level with ``depth`` or more entries above it, except the first level, may be left out.
         above, reached: (J,) int64, J >= R, receive the counts.
-
-    Example:
-        >>> import numpy as np
-        >>> row, above, reached = np.array([3.0, 1.0, 2.0, 2.0]), np.full(2, 4), np.full(2, 5)
-        >>> count_levels(row, np.array([2.0, 1.0]), 4, above, reached)
-        >>> above.tolist(), reached.tolist()
-        ([1, 3], [3, 4])
     """
     import numpy as np
 
@@ -130,15 +123,7 @@ def count_levels(row: Any, levels: Any, depth: int, above: Any, reached: Any) ->
 
 
 def select_levels(rows: Any, levels: list[Any], depth: int, above: Any, reached: Any) -> None:
-    """Compute `count_levels` for many rows (n, N) by sorting their ``depth`` best entries; the rows are reordered.
-
-    Example:
-        >>> import numpy as np
-        >>> rows, above, reached = np.array([[3.0, 1.0, 2.0, 2.0]]), np.full((1, 2), 4), np.full((1, 2), 5)
-        >>> select_levels(rows, [np.array([2.0, 1.0])], 2, above, reached)
-        >>> above.tolist(), reached.tolist()  # the entry at 1.0 is below the depth
-        ([[1, 4]], [[3, 5]])
-    """
+    """Compute `count_levels` for many rows (n, N) by sorting their ``depth`` best entries; the rows are reordered."""
     size = rows.shape[1]
     if depth < size:
         rows.partition(size - depth, axis=1)

@@ -49,13 +49,7 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
 
 
 def count_levels(products: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
-    """Count how many entries of each row (n, N) are above each of its levels (n, J), and how many reach it, (n, J).
-
-    Example:
-        >>> above, reached = count_levels(torch.tensor([[3.0, 1.0, 2.0, 2.0]]), torch.tensor([[2.0, 1.0]]))
-        >>> above.tolist(), reached.tolist()
-        ([[1, 3]], [[3, 4]])
-    """
+    """Count how many entries of each row (n, N) are above each of its levels (n, J), and how many reach it, (n, J)."""
     columns = levels[:, :, None].unbind(1)
     above = torch.stack([(products > level).sum(1) for level in columns], 1)
     return above, torch.stack([(products >= level).sum(1) for level in columns], 1)
@@ -65,11 +59,6 @@ def select_levels(products: Tensor, levels: Tensor, depth: int) -> tuple[Tensor,
     """Compute `count_levels` from the ``depth`` largest entries of each row.
 
     A level below them, except the first, gets N and N + 1; the levels of a row descend.
-
-    Example:
-        >>> above, reached = select_levels(torch.tensor([[3.0, 1.0, 2.0, 2.0]]), torch.tensor([[2.0, 1.0]]), 2)
-        >>> above.tolist(), reached.tolist()
-        ([[1, 4]], [[3, 5]])
     """
     size = products.shape[1]
     ascending = products.topk(depth, 1).values.flip(1) if depth < size else products.sort(1).values

@@ -31,13 +31,7 @@ class Labeling:
 
     @classmethod
     def of(cls, labels: Labels, gallery: Labels | None, lengths: tuple[int, int | None]) -> "Labeling":
-        """Return the numbers of the labels of ``lengths`` queries and gallery items.
-
-        Example:
-            >>> levels = {"genus": ["corvus", "pica"], "species": ["corax", "pica"]}
-            >>> Labeling.of(levels, None, (2, None)).keys[0][0]
-            tensor([0, 1])
-        """
+        """Return the numbers of the labels of ``lengths`` queries and gallery items."""
         if is_matrix(labels) or is_matrix(gallery):
             return cls._of_sets(labels, gallery, lengths)
         if not isinstance(labels, Mapping) and not isinstance(gallery, Mapping):
@@ -137,10 +131,6 @@ def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, 
     """Map the labels or ids of queries and gallery to common numbers, int64 in 0..C-1.
 
     Integers and strings are accepted; floats are not, because float32 represents only the integers up to 2^24.
-
-    Example:
-        >>> as_keys(["b", "a"], ["c", "a"], "labels", (2, 2))
-        (tensor([1, 0]), tensor([2, 0]))
     """
     import numpy as np
 

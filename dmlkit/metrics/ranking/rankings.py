@@ -20,14 +20,7 @@ BLOCK_QUERIES = 4096
 
 
 def as_embeddings(values: Array, name: str) -> Tensor:
-    """Convert values to embeddings (N, D) in float32 or float64.
-
-    Example:
-        >>> as_embeddings([[1.0, float("nan")]], "embeddings")
-        Traceback (most recent call last):
-        ...
-        ValueError: embeddings: 1 of 1 rows hold NaN or infinity, the first is row 0
-    """
+    """Convert values to embeddings (N, D) in float32 or float64."""
     import numpy as np
 
     if isinstance(values, np.ndarray):
@@ -163,12 +156,7 @@ def rankings(
 
 
 def lowest_first(grades: Tensor, scores: Tensor) -> Tensor:
-    """Sort the grades (n, R) of items with equal scores (n, R), which descend in each row.
-
-    Example:
-        >>> lowest_first(torch.tensor([[2, 1, 2, 1]]), torch.tensor([[5.0, 5.0, 4.0, 3.0]])).tolist()
-        [[1, 2, 2, 1]]
-    """
+    """Sort the grades (n, R) of items with equal scores (n, R), which descend in each row."""
     order = grades.argsort(dim=1, stable=True)
     back = scores.gather(1, order).argsort(dim=1, descending=True, stable=True)
     return grades.gather(1, order).gather(1, back)

@@ -70,14 +70,7 @@ def parse_rerank(text: str) -> Rerank:
 
 
 def check_rerank(rerank: Rerank, images: int) -> None:
-    """Check options against the number of images.
-
-    Example:
-        >>> check_rerank(KReciprocal(k1=20), 15)
-        Traceback (most recent call last):
-        ...
-        ValueError: k1: expected 1 to 14, since there are 15 images to search in; got 20
-    """
+    """Check options against the number of images."""
     largest = images - 1
     name, count = ("k1", rerank.k1) if isinstance(rerank, KReciprocal) else ("n", rerank.n)
     if not 1 <= count <= largest:
@@ -112,15 +105,6 @@ class ReciprocalGallery:
     Args:
         gallery: (N, D) points.
         advance: receives how many more of the gallery's images have been compared with all others.
-
-    Example:
-        >>> from dmlkit.manifolds import Euclidean
-        >>> points = torch.tensor([[0.0], [1.0], [3.0], [4.0], [7.0]])
-        >>> gallery = ReciprocalGallery(Euclidean(1), points, KReciprocal(k1=2, k2=1))
-        >>> gallery.scores(torch.tensor([[3.4]])).round(decimals=3)
-        tensor([[-0.9830, -0.7600, -0.2560, -0.2690, -0.8340]])
-        >>> gallery.own_scores(torch.tensor([0])).round(decimals=3)
-        tensor([[ 0.0000, -0.3010, -0.7120, -0.8710, -1.0000]])
     """
 
     def __init__(
@@ -175,12 +159,6 @@ class ExpandedGallery:
     nearest others of the gallery s^alpha, with s the cosine, at least 0, or e^-d on manifolds with distances. The
     average is taken of features, see `Manifold.to_features`, which on the sphere gives the direction of the weighted
     sum.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> gallery = ExpandedGallery(Sphere(2), torch.tensor([[0.8, 0.6], [-1.0, 0.0]]), Expansion(n=1, alpha=0))
-        >>> gallery.expanded(torch.tensor([[1.0, 0.0]]))
-        tensor([[0.9487, 0.3162]])
     """
 
     def __init__(self, manifold: Manifold, gallery: Tensor, options: Expansion) -> None:

@@ -19,16 +19,7 @@ class Lookup:
 
     @classmethod
     def of(cls, queries: Tensor, gallery: Tensor) -> "Lookup":
-        """Index int64 keys of queries (Q,) and gallery (N,).
-
-        Example:
-            >>> lookup = Lookup.of(torch.tensor([7, 5, 6]), torch.tensor([5, 7, 5]))
-            >>> lookup.count.tolist()
-            [1, 2, 0]
-            >>> columns, present = lookup.columns(torch.tensor([1]))
-            >>> columns[present].tolist()
-            [0, 2]
-        """
+        """Index int64 keys of queries (Q,) and gallery (N,)."""
         keys, order = gallery.sort(stable=True)
         start = torch.searchsorted(keys, queries)
         return cls(order, start, torch.searchsorted(keys, queries, right=True) - start)
@@ -53,17 +44,7 @@ class SharedLabels:
 
     @classmethod
     def of(cls, queries: Tensor, gallery: Tensor, members: Tensor) -> "SharedLabels":
-        """Count the items that share a label with each query.
-
-        Example:
-            >>> members = torch.tensor([[True, False], [True, True], [False, True]])
-            >>> shared = SharedLabels.of(torch.tensor([0, 1]), torch.tensor([2, 0, 1]), members)
-            >>> shared.count.tolist()
-            [2, 3]
-            >>> columns, present = shared.columns(torch.tensor([0]))
-            >>> columns[present].tolist()
-            [1, 2]
-        """
+        """Count the items that share a label with each query."""
         members = members.float()  # once, not at each search
         sizes = torch.bincount(gallery, minlength=len(members)).double()
         of_set = torch.cat([share_label(block, members).double() @ sizes for block in members.split(2**10)])
@@ -129,11 +110,6 @@ def repeated_rows(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
     A matrix product may round equal columns differently (115 of 256 entries on OpenBLAS), so equal vectors tie only if
     their products are copied. Rows are distinguished by an integer hash; rows with the same hash are compared.
-
-    Example:
-        >>> repeats, first = repeated_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]))
-        >>> repeats.tolist(), first.tolist()
-        ([2], [0])
     """
     bits = torch.int32 if vectors.dtype == torch.float32 else torch.int64
     weights = torch.randint(-(2**62), 2**62, vectors.shape[1:], generator=torch.Generator().manual_seed(0))

@@ -254,15 +254,6 @@ def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
 
     The statement holds if the interval is above 0, and does not hold if it is below 0. An interval that includes 0
     makes no difference if it lies within the negligible difference; otherwise the two are not separable.
-
-    Example:
-        >>> from dmlkit.metrics.statistics import paired_runs
-        >>> verdict(paired_runs([0.5, 0.6, 0.7], [0.53, 0.64, 0.75]))
-        'holds'
-        >>> verdict(paired_runs([0.5], [0.9]))
-        'not separable at this size'
-        >>> verdict(paired_runs([0.5, 0.6, 0.7], [0.501, 0.601, 0.699]), negligible=0.005)
-        'makes no difference'
     """
     if comparison.low > 0:
         return "holds"
