@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from dmlkit.evaluation.image_gallery import ImageGallery, open_gallery
     from dmlkit.evaluation.run import evaluate_run as evaluate
     from dmlkit.serve.client import Client
+    from dmlkit.training.start import start
     from dmlkit.training.train import train
     from dmlkit.vectors.embedder import Embedder, load
 
-__all__ = ["Client", "Embedder", "ImageGallery", "UserError", "evaluate", "load", "open_gallery", "train"]
+__all__ = ["Client", "Embedder", "ImageGallery", "UserError", "evaluate", "load", "open_gallery", "start", "train"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # each is imported when it is first asked for: torch takes seconds
@@ -46,6 +47,7 @@ if not TYPE_CHECKING:  # each is imported when it is first asked for: torch take
         "evaluate": ("dmlkit.evaluation.run", "evaluate_run"),
         "open_gallery": ("dmlkit.evaluation.image_gallery", "open_gallery"),
         "load": ("dmlkit.vectors.embedder", "load"),
+        "start": ("dmlkit.training.start", "start"),
         "train": ("dmlkit.training.train", "train"),
     }
 

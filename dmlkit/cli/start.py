@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,9 @@ from dmlkit.recipe.start import TUNING_WORDS
 if TYPE_CHECKING:
     from dmlkit.datasets.base import DatasetConfig
     from dmlkit.loading.check import Survey
+    from dmlkit.metrics.statistics import Interval
     from dmlkit.training.estimate import TrainingPlan
+    from dmlkit.training.start import Start
 
 app = typer.Typer()
 WIDTH = 80  # columns of a terminal
@@ -49,50 +51,58 @@ def start(
         str | None,
         option("TIME", "Time that training may take, e.g. 10m or 2h. Default: 10m, with a GPU 30m."),
     ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Also measure models whose weights must be downloaded first.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
-    """Inspect your photos and write a first recipe for them, with a comment on each choice."""
+    """Measure pretrained models on your photos, and write a first recipe with a comment on each choice."""
     if output is None:
         output = Path(f"{photos.resolve().stem}.yaml")
         if output.exists():
             raise UserError(f"{output}: exists already; choose another name with -o, or replace it with -o {output}")
 
-    from dmlkit.backbones.timm_models import choose
     from dmlkit.backbones.weights import UNKNOWN, license_words
-    from dmlkit.distributed.launch import resolve_device
-    from dmlkit.loading.check import dataset_at, survey
-    from dmlkit.recipe.file import parse_recipe
-    from dmlkit.recipe.start import Photos, starting_recipe
-    from dmlkit.training.estimate import plan_training
+    from dmlkit.loading.check import dataset_at
+    from dmlkit.training.start import start_with
 
-    gpu = resolve_device(device)[0] != "cpu"
-    seconds = seconds_of(("30m" if gpu else "10m") if budget is None else budget)
+    seconds = None if budget is None else seconds_of(budget)
     console, config = Console(), dataset_at(photos, columns=table.columns(), root=table.root)
     print_nesting(config, console)
-    found = survey(config, bars(console))
-    print_survey(found, str(photos), console)
-    print_several_labels(config, found, console)
-    backbone, at_hand = choose(gpu=gpu)
-    images, classes, own = found.images["train"], found.classes["train"], found.names_validation
-    setting = Photos(found.dataset, images, classes, found.trained, own, backbone, at_hand, gpu)
-    try:
-        plan = plan_training(setting, seconds, device)
-    except UserError as error:
-        chosen, lines = replace(setting, tuning="none"), [f"training time is not known: {error}"]
-    else:
-        chosen, lines = plan.setting, shown(plan, seconds)
-    text = starting_recipe(chosen)
-    recipe = parse_recipe(text, str(output))
+    found = start_with(config, budget=seconds, device=device, download=download, bar=bars(console))
+    print_survey(found.survey, str(photos), console)
+    print_several_labels(config, found.survey, console)
+    print_measured(found, console)
     with writing(output), atomic_write(output) as written:
-        written.write_text(text, encoding="utf-8")
-    say(console, f"wrote {output}: {recipe.training.epochs} epochs")
-    weights = license_words(recipe.backbone.license() or UNKNOWN)
-    say_prose(console, f"{backbone.title}, {weights}: trains {TUNING_WORDS[chosen.tuning]}")
-    for line in lines:
+        written.write_text(found.text, encoding="utf-8")
+    say(console, f"wrote {output}: {found.recipe.training.epochs} epochs")
+    backbone = found.setting.backbone
+    weights = license_words(found.recipe.backbone.license() or UNKNOWN)
+    say_prose(console, f"{backbone.title}, {weights}: trains {TUNING_WORDS[found.setting.tuning]}")
+    for line in (*found.notes, *([] if found.plan is None else shown(found.plan, found.budget))):
         say_prose(console, line)
     run = command_word(f"runs/{output.stem}")
     say(console, f"next: dmlkit train {command_word(output)} -o {run}")
     say(console, f"then: dmlkit final {run}, to train on every class")
+
+
+def print_measured(found: "Start", console: Console) -> None:
+    """Print a table of the pretrained models, and which one is better but not free."""
+    rows: list[list[str | list[str]]] = [["pretrained model", "images/s", "recall@1", "map@r"]]
+    for one in found.measured:
+        values = [with_ends(one.intervals[name]) for name in ("recall@1", "map@r")]
+        rows.append([[one.backbone.title, one.license], f"{one.images_per_second:.3g}", *values])
+    if found.measured:
+        evaluation = found.measured[0].evaluation
+        classes = counted(len(evaluation.labels.unique()), "training class", "training classes")
+        images = counted(len(evaluation.labels), "photo", "photos")
+        print_table(rows, console, f"before training, on {images} of {classes}")
+    if found.better is not None:
+        say_prose(
+            console,
+            f"{found.better.backbone.title} is better, but has the license {found.better.license}, which does not "
+            f"allow every use; to take it, set backbone.model to {found.better.backbone.model}",
+        )
 
 
 def print_several_labels(config: "DatasetConfig", found: "Survey", console: Console) -> None:
@@ -176,11 +186,28 @@ def shown(plan: "TrainingPlan", budget: float) -> list[str]:
     """Return how long a recipe trains on this machine, and what a larger budget would change."""
     seconds, speed, larger = plan.estimate.seconds, plan.estimate.images_per_second, plan.larger
     lines = [f"training takes about {duration(seconds)} on this machine ({speed:.3g} images/s)"]
+    if plan.setting.chunk:
+        lines.append(
+            f"a batch takes {plan.memory / 1e9:.1f} GB, more than 60 % of the free memory, so it is embedded in chunks "
+            f"of {plan.setting.chunk} images (training.gradient_cache), which takes a third longer"
+        )
     if seconds > budget:
         lines.append(f"this is more than the budget of {duration(budget)}, and nothing here takes less")
     if larger is not None:
         lines.append(f"{TUNING_WORDS[larger[0]]} would take {duration(larger[1])} and give more: see --budget")
     return lines
+
+
+def with_ends(interval: "Interval") -> str:
+    """Return a mean with the ends of its interval, unless there are too few classes for one.
+
+    Example:
+        >>> from dmlkit.metrics.statistics import Interval
+        >>> with_ends(Interval(0.803, 0.741, 0.858)), with_ends(Interval(0.9, -inf, inf))
+        ('0.80 (.74-.86)', '0.90')
+    """
+    low, high = (f"{end:.2f}".removeprefix("0") for end in (interval.low, interval.high))
+    return f"{interval.mean:.2f} ({low}-{high})" if interval.high < inf else f"{interval.mean:.2f}"
 
 
 def duration(seconds: float) -> str:

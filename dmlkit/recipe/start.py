@@ -50,6 +50,8 @@ class Photos:
     gpu: bool
     tuning: str = "full"  # one of TUNINGS
     epochs: int | None = None  # of all weights or the last blocks; None: the fewest
+    reason: str = ""  # why this backbone, if several were measured
+    chunk: int | None = None  # images that are embedded at a time, if a batch takes too much memory
 
 
 def starting_recipe(setting: Photos) -> str:
@@ -115,14 +117,14 @@ def _dataset(setting: Photos) -> list[str]:
 
 
 def _backbone(setting: Photos) -> list[str]:
-    from dmlkit.backbones.timm_models import LITE0
+    from dmlkit.backbones.timm_models import LITE0, takes_any_size
 
     choice = setting.backbone
     where = "its weights are on this machine" if setting.at_hand else f"downloads {choice.megabytes} MB once"
     lines = [
         "backbone:",
         "  name: timm",
-        f"  model: {choice.model}   # {choice.title}; {where}",
+        f"  model: {choice.model}   # {choice.title}; {where}{setting.reason and f'; {setting.reason}'}",
         f"  weights: {choice.weights}",
     ]
     if choice.image_size is not None:
@@ -139,7 +141,7 @@ def _backbone(setting: Photos) -> list[str]:
         lines.append(f"  tuning: {{name: {setting.tuning}{blocks}}}   # {why}")
         if choice is LITE0:
             lines.append("  freeze_batchnorm_statistics: true   # batches of few classes give biased ones")
-    if setting.gpu or setting.tuning == "none":
+    if setting.gpu or setting.tuning == "none" or not takes_any_size(choice):
         size = "{name: pretrained}   # image size,"
     else:
         size = f"{{name: pretrained, size: {CPU_SIZE}}}   # pixels, half the time of 224;"
@@ -160,6 +162,8 @@ def _training(setting: Photos) -> list[str]:
         f"  lr: {rate}   # {why}",
         f"  lr_multipliers: {{loss: {factor}}}   # each proxy gets few gradients and needs a larger step",
         "schedule: {name: cosine, warmup_epochs: 1.0}",
-        f"training: {{epochs: {epochs}}}   # {epochs * steps:,} steps; more photos need fewer epochs",
+        "training:",
+        f"  epochs: {epochs}   # {epochs * steps:,} steps; more photos need fewer epochs",
+        *([f"  gradient_cache: {setting.chunk}   # images at a time, to save memory"] if setting.chunk else []),
         "metrics: [recall@1, map@r]",
     ]

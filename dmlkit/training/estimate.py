@@ -1,7 +1,9 @@
 """Estimate of how long a recipe trains on this machine, from a timed batch of its backbone."""
 
+from contextlib import suppress
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
+from pathlib import Path
 from time import perf_counter
 from timeit import repeat
 from typing import NamedTuple
@@ -14,17 +16,23 @@ from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import resolve_device, start_fabric
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import collate, default_workers
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.start import MOST_TUNING_EPOCHS, TUNINGS, Photos, least_epochs, starting_recipe
+from dmlkit.recipe.start import MOST_TUNING_EPOCHS, TUNINGS, Photos, least_epochs, plan_steps, starting_recipe
 from dmlkit.vectors.trained import without_pretrained_weights
 
 TIMED = 16  # images: on one CPU core a batch of EfficientNet-Lite0 takes 0.6 s
+# Memory of a training of EfficientNet-Lite0, batch 120, 160 pixels: 7.8 GB for all weights, whose forward pass keeps
+# 41 MB per image for the backward pass, and 3.1 GB for the last 2 blocks, with 4.5 MB.
+OVERHEAD, MARGIN = 2e9, 1.2
+SHARE = 0.6  # of the free memory that training may take
+RECOMPUTED = 4 / 3  # time with a gradient cache: the forward pass, a third of a step, is computed twice
+LEAST_CHUNK = 8
 EPOCH = 0.1  # seconds of an epoch of a head on cached features: 540 photos, 200 epochs in 22 s on 2 CPU cores
 
 
@@ -33,6 +41,7 @@ class Estimate(NamedTuple):
 
     seconds: float
     images_per_second: float  # through the backbone, backward too if it is trained
+    kept: float = 0.0  # bytes per image that the forward pass keeps for the backward pass
 
 
 def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = False) -> Estimate:
@@ -60,9 +69,51 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
         views = len(train) * max(1, tuning.feature_views)
         return Estimate((views + sum(sizes.values())) * per_image + epochs * EPOCH, 1 / per_image)
     trained = _per_image(_computing(model.train(), pixels, fabric, backward=not is_frozen), reading, workers, fabric)
+    with fabric.autocast():
+        kept = 0.0 if is_frozen else kept_bytes(model, pixels.to(fabric.device))
     # every split is embedded before the first step, validation after each epoch, and test after the last
     evaluated = (epochs + 1) * sizes.get("validation", 0) + 2 * sizes.get("test", 0)
-    return Estimate(epochs * len(train) * trained + evaluated * per_image, 1 / trained)
+    return Estimate(epochs * len(train) * trained + evaluated * per_image, 1 / trained, kept)
+
+
+def kept_bytes(model: EmbeddingModel, pixels: Tensor) -> float:
+    """Return how many bytes per image the forward pass keeps for the backward pass, without the model's own tensors.
+
+    Example:
+        >>> from torch import nn
+        >>> kept_bytes(nn.Sequential(nn.Linear(3, 4), nn.Sigmoid()), torch.ones(5, 3))  # 3 inputs and 4 outputs
+        28.0
+    """
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        points = model(pixels)  # while it is there the tensors stay, each in a place of its own
+    del points
+    return sum(size for place, size in kept.items() if place not in own) / len(pixels)
+
+
+def free_memory(device: torch.device) -> float:
+    """Return the free bytes of a device, or of a container with a limit; infinite where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = inf
+    with suppress(OSError, ValueError):
+        free = min(free, int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024)
+    with suppress(OSError, ValueError):  # "max" without a limit
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return free
+
+
+def time_model(model: EmbeddingModel, dataset: Dataset, recipe: Recipe, fabric: Fabric) -> float:
+    """Return how many images per second are read and embedded here."""
+    pixels, reading = _read(dataset, recipe)
+    return 1 / _per_image(_computing(model, pixels, fabric, backward=False), reading, default_workers(), fabric)
 
 
 class TrainingPlan(NamedTuple):
@@ -71,6 +122,7 @@ class TrainingPlan(NamedTuple):
     setting: Photos
     estimate: Estimate
     larger: tuple[str, float] | None  # the strongest tuning and its seconds, if they exceed the budget
+    memory: float = 0.0  # bytes that a batch takes, if it has to be embedded in chunks
 
 
 def plan_training(setting: Photos, budget: float, device: str = "auto") -> TrainingPlan:
@@ -86,13 +138,19 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
         return chosen, estimate_training(recipe, device, at_hand=setting.at_hand)
 
     larger, least = None, least_epochs(setting.images, setting.trained)
+    free = SHARE * free_memory(torch.device(resolve_device(device)[0]))
+    batch = plan_steps(setting.images, setting.trained)[0]
     *stronger, last = TUNINGS
     for tuning in stronger:
         chosen, estimate = trial(tuning, least)
+        memory = OVERHEAD + MARGIN * estimate.kept * batch
+        if memory > free:
+            chunk = max(LEAST_CHUNK, min(batch, int((free - OVERHEAD) / (MARGIN * estimate.kept))))
+            chosen, estimate = replace(chosen, chunk=chunk), estimate._replace(seconds=RECOMPUTED * estimate.seconds)
         if estimate.seconds <= budget:
             epochs = min(max(least, MOST_TUNING_EPOCHS), int(least * budget / estimate.seconds))
             seconds = estimate.seconds * epochs / least
-            return TrainingPlan(replace(chosen, epochs=epochs), estimate._replace(seconds=seconds), larger)
+            return TrainingPlan(replace(chosen, epochs=epochs), estimate._replace(seconds=seconds), larger, memory)
         larger = larger or (tuning, estimate.seconds)
     return TrainingPlan(*trial(last, least), larger)
 

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, warn
-from dmlkit.evaluation.evaluate import Evaluation, evaluate
+from dmlkit.evaluation.evaluate import Evaluation, evaluate, score_split
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
 from dmlkit.evaluation.run import OWN_TEST, Scope, random_notes, with_scope
+from dmlkit.files.source import MODEL
 from dmlkit.loading.image_changes import are_same_files
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.recipe.file import read_recipe
@@ -27,6 +29,7 @@ from dmlkit.training.experiment import Experiment, try_model
 from dmlkit.training.progress import Progress
 from dmlkit.vectors.features import CachedFeatures
 from dmlkit.vectors.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.vectors.stored import embed_files
 from dmlkit.vectors.trained import pretrained_model, without_head
 
 _answered: dict[str, Path] = {}  # reports of this process's runs by the key of their question: a study asks it again
@@ -61,8 +64,13 @@ def score_pretrained(
                 def bar(what: str, total: int, advance: Any = advance) -> Any:
                     return nullcontext(advance) if what == EMBEDDING else no_bar(what, total)
 
-                model = without_head(recipe, data.model.to(fabric.device)).model
-                evaluation = evaluate(fabric, model, dataset, recipe, split=split, bar=bar)
+                alone = without_head(recipe, data.model.to(fabric.device))
+                if isinstance(dataset, CachedFeatures) or recipe.backbone.name != "timm":
+                    evaluation = evaluate(fabric, alone.model, dataset, recipe, split=split, bar=bar)
+                else:  # ``dmlkit start`` has points of the same photos
+                    alone = replace(alone, run=RunFolder(Path(f"{MODEL}{recipe.backbone.model_dump()['model']}")))
+                    embeddings = embed_files(alone, fabric, dataset, f"the {split} split", bar)
+                    evaluation = score_split(fabric, alone, embeddings, dataset, split=split, bar=bar)
             report = Report.of(evaluation, str(run.path), split, epoch=0, question=question)
             if is_first:
                 report = report.with_files(images, known="")  # the contents too: other commands compare them

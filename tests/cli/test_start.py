@@ -17,8 +17,9 @@ PLAIN = "transform={name: hyp_vit, size: 16, resize: 20}"
 
 
 @pytest.fixture(autouse=True)
-def is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def is_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up speed of the network, whose measurement took 2 s a test; tests/cli/test_screens.py has a real one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
 
 
@@ -142,7 +143,7 @@ def test_the_classes_that_validate_are_not_counted_as_trained(
     classes_at(Path("photos"), [f"class_{number:02}" for number in range(20)])
     result = dmlkit("start", "photos", "--device", "cpu")
     rows = [line.strip("│ ").replace(" ", "").split("│") for line in result.out.splitlines() if line.startswith("│")]
-    assert rows == [["train", "21", "7"], ["validation", "9", "3"], ["test", "30", "10"]]
+    assert rows[:3] == [["train", "21", "7"], ["validation", "9", "3"], ["test", "30", "10"]]
     assert "trains on 21 photos of 7 classes" in Path("photos.yaml").read_text()
 
 

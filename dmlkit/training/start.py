@@ -1,0 +1,227 @@
+"""A first recipe for photos: pretrained models measured on some of the training classes, and what fits a budget."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained, is_at_hand
+from dmlkit.backbones.weights import FREE, UNKNOWN
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
+from dmlkit.distributed.launch import resolve_device, start_fabric
+from dmlkit.errors import UserError
+from dmlkit.evaluation.evaluate import Evaluation, score_split
+from dmlkit.files.source import MODEL
+from dmlkit.loading.check import Survey, dataset_at, survey
+from dmlkit.metrics.statistics import Interval, bootstrap_intervals, paired_comparison
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.schema import Recipe
+from dmlkit.recipe.start import Photos, starting_recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.estimate import TrainingPlan, plan_training, time_model
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import pretrained_model
+
+MOST_CLASSES, MOST_IMAGES = 200, 1000  # on which models are measured; with 8 images a class R@1 varies by 0.02
+BUDGETS = {False: 600.0, True: 1800.0}  # seconds of training, without and with a GPU
+CHOSEN_BY = "map@r"
+
+
+class MeasuredModel(NamedTuple):
+    """A pretrained model on photos of training classes, before training."""
+
+    backbone: Pretrained
+    license: str
+    images_per_second: float  # read and embedded on this machine
+    intervals: dict[str, Interval]  # recall@1 and map@r, 95 % over classes
+    evaluation: Evaluation
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the license of the weights allows every use."""
+        return self.license in FREE
+
+    def is_better_than(self, other: "MeasuredModel") -> bool:
+        """Return whether the interval of the difference on the same images is above 0."""
+        ours, theirs = (one.evaluation for one in (self, other))
+        if ours.fingerprint() != theirs.fingerprint():  # an image was readable only once
+            return self.intervals[CHOSEN_BY].mean > other.intervals[CHOSEN_BY].mean
+        before, after = (one.scores.per_query[CHOSEN_BY] for one in (theirs, ours))
+        return paired_comparison(before, after, ours.labels).low > 0
+
+
+@dataclass(frozen=True)
+class Start:
+    """A first recipe, and what it was chosen by.
+
+    Args:
+        measured: the models in the order of the table, the fastest first.
+        better: a better model than the chosen one, whose license does not allow every use.
+        plan: how much is trained; None if no photo could be read to time it.
+        text: the recipe, YAML with comments.
+        notes: models that could not be measured, and why; and why there is no plan.
+    """
+
+    survey: Survey
+    measured: tuple[MeasuredModel, ...]
+    better: MeasuredModel | None
+    setting: Photos
+    plan: TrainingPlan | None
+    budget: float
+    text: str
+    recipe: Recipe
+    notes: tuple[str, ...]
+
+
+def start(
+    photos: str | Path,
+    *,
+    columns: dict[str, str] | None = None,
+    root: str | Path | None = None,
+    budget: float | None = None,
+    device: str = "auto",
+    download: bool = False,
+    bar: Bar = no_bar,
+) -> Start:
+    """Inspect photos, measure pretrained models on them, and return a first recipe, as ``dmlkit start`` writes it.
+
+    Args:
+        photos: folder with one subfolder per class, or a table of images and labels.
+        columns: columns of a table by what they are, e.g. ``{"label": "species"}``.
+        root: folder that the paths of a table are relative to.
+        budget: seconds that training may take. Default: 600, with a GPU 1800.
+        device: see `start_fabric`.
+        download: measure models too whose weights must be downloaded first.
+
+    Example:
+        >>> found = start("photos", budget=300)  # doctest: +SKIP
+        >>> found.measured[0].intervals["map@r"].mean  # doctest: +SKIP
+        0.374
+        >>> _ = Path("photos.yaml").write_text(found.text)  # doctest: +SKIP
+    """
+    config = dataset_at(Path(photos), columns=columns or {}, root=None if root is None else Path(root))
+    return start_with(config, budget=budget, device=device, download=download, bar=bar)
+
+
+def start_with(
+    config: DatasetConfig,
+    *,
+    budget: float | None = None,
+    device: str = "auto",
+    download: bool = False,
+    bar: Bar = no_bar,
+) -> Start:
+    """Return a first recipe for a dataset, see `start`."""
+    gpu = resolve_device(device)[0] != "cpu"
+    budget, found, notes = budget or BUDGETS[gpu], survey(config, bar), list[str]()
+    images, classes, own = found.images["train"], found.classes["train"], found.names_validation
+    setting = Photos(found.dataset, images, classes, found.trained, own, LITE0, is_at_hand(LITE0), gpu)
+    measured, faults = measure_all(setting, device, download=download, bar=bar)
+    notes += faults
+    left = list(measured)
+    while True:
+        chosen = choose(left)
+        if chosen is not None:
+            others = f"the best of {len(measured)} measured here for its time" if len(measured) > 1 else ""
+            setting = replace(setting, backbone=chosen.backbone, at_hand=True, reason=others)
+        try:
+            plan = plan_training(setting, budget, device)
+        except UserError as error:
+            plan, setting = None, replace(setting, tuning="none")
+            notes.append(f"training time is not known: {error}")
+            break
+        setting = plan.setting
+        if chosen is None or len(left) == 1 or plan.estimate.seconds <= budget:
+            break
+        left.remove(chosen)  # even a head on it takes longer than the budget
+        notes.append(f"{chosen.backbone.title}: not chosen, because even a head on it takes longer than the budget")
+    better = best([one for one in measured if not one.is_free])
+    if chosen is None or better is None or not chosen.is_free or not better.is_better_than(chosen):
+        better = None
+    text = starting_recipe(setting)
+    recipe = parse_recipe(text, "recipe")
+    return Start(found, measured, better, setting, plan, budget, text, recipe, tuple(notes))
+
+
+def choose(measured: Sequence[MeasuredModel]) -> MeasuredModel | None:
+    """Return the best model for its time, of those whose license allows every use where there are some."""
+    return best([one for one in measured if one.is_free] or measured)
+
+
+def best(measured: Sequence[MeasuredModel]) -> MeasuredModel | None:
+    """Return the best model for its time: a slower one only if the difference is above 0 beyond chance."""
+    chosen: MeasuredModel | None = None
+    for one in sorted(measured, key=lambda one: -one.images_per_second):
+        if chosen is None or one.is_better_than(chosen):
+            chosen = one
+    return chosen
+
+
+def measure_all(
+    setting: Photos, device: str, *, download: bool, bar: Bar = no_bar
+) -> tuple[tuple[MeasuredModel, ...], list[str]]:
+    """Measure the models whose weights are at hand, or all; also return why some could not be measured."""
+    faults, measured, fabric = list[str](), list[MeasuredModel](), start_fabric(device)
+    for backbone in CHOICES:
+        if download or is_at_hand(backbone):
+            try:
+                measured.append(measure(replace(setting, backbone=backbone, at_hand=True), fabric, bar))
+            except UserError as error:
+                faults.append(f"{backbone.title}: cannot be measured: {error}")
+    return tuple(sorted(measured, key=lambda one: -one.images_per_second)), faults
+
+
+def measure(setting: Photos, fabric: Fabric, bar: Bar = no_bar) -> MeasuredModel:
+    """Measure the pooled features of a pretrained model on photos of the training classes.
+
+    The points are kept with those of the model, where the baseline of a training finds them.
+
+    Raises:
+        UserError: the weights or the photos cannot be read, or no class has two photos.
+    """
+    recipe = parse_recipe(starting_recipe(setting), "recipe")
+    skipping = recipe.dataset.model_copy(update={"on_bad_image": "skip"})
+    recipe = recipe.model_copy(update={"dataset": skipping})
+    run = RunFolder(Path(f"{MODEL}{setting.backbone.model}"))
+    with suppress(OSError):  # where it cannot be written, a warning says so
+        run.vectors.mkdir(parents=True, exist_ok=True)
+    trained = replace(pretrained_model(recipe, None, fabric), run=run)
+    whole = skipping.model_copy(update={"validation_fraction": 0.0}).build("train")
+    photos = some_photos(whole)
+    speed = time_model(trained.model, whole, recipe, fabric)
+    embeddings = split_embeddings(run, trained, fabric, photos, "train", bar=bar)
+    evaluation = score_split(fabric, trained, embeddings, photos, split="train", bar=bar)
+    intervals = bootstrap_intervals(evaluation.scores.per_query, evaluation.labels)
+    license_name = recipe.backbone.license() or UNKNOWN
+    return MeasuredModel(setting.backbone, license_name, speed, intervals, evaluation)
+
+
+def some_photos(dataset: Dataset) -> Dataset:
+    """Return at most `MOST_IMAGES` evenly spaced photos of at most `MOST_CLASSES` classes, two of each at least."""
+    sizes = dataset.labels.bincount(minlength=len(dataset.class_names))
+    able = (sizes > 1).nonzero()[:, 0]
+    classes = able[evenly(len(able), MOST_CLASSES)]
+    each = max(2, MOST_IMAGES // max(1, len(classes)))
+    rows: list[Tensor] = []
+    for label in classes.tolist():
+        own = (dataset.labels == label).nonzero()[:, 0]
+        rows.append(own[evenly(len(own), each)])
+    picked = torch.cat([torch.zeros(0, dtype=torch.int64), *rows])
+    return PickedSamples(dataset, picked, dataset.labels[picked])
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """Return at most ``most`` evenly spaced numbers below ``count``.
+
+    Example:
+        >>> evenly(10, 4).tolist(), evenly(3, 4).tolist()
+        ([0, 3, 6, 9], [0, 1, 2])
+    """
+    return torch.linspace(0, max(0, count - 1), min(count, most)).round().long()

@@ -1,0 +1,140 @@
+"""Pretrained models measured for a first recipe: which is chosen, what a batch takes, and who reuses their points."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dmlkit as face
+from dmlkit.backbones.timm_models import LITE0, Pretrained
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.evaluation.evaluate import Evaluation
+from dmlkit.metrics.scoring import Scores
+from dmlkit.metrics.statistics import bootstrap_intervals
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.training import estimate, start
+from dmlkit.training.start import MeasuredModel, best, choose, some_photos
+from dmlkit.vectors import in_memory
+from tests.conftest import Result
+from tests.datasets import trees
+
+Cli = Callable[..., Result]
+timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: 16 classes of 3 photos, and two models with random weights, one of them not free."""
+    choices: list[Pretrained] = []
+    for seed, license_name in enumerate(("apache-2.0", "cc-by-nc-4.0")):
+        torch.manual_seed(seed)
+        timm.models.save_for_hf(timm.create_model("test_vit", num_classes=0), str(tmp_path / f"vit{seed}"))
+        config = tmp_path / f"vit{seed}" / "config.json"
+        data = json.loads(config.read_text())
+        data["pretrained_cfg"]["license"] = license_name
+        config.write_text(json.dumps(data))
+        choices.append(Pretrained(f"ViT {seed}", f"local-dir:{tmp_path / f'vit{seed}'}"))
+    for label in range(16):
+        for index in range(3):
+            trees.photo(tmp_path / "photos" / f"{label:02}" / f"{index}.jpg", 10 * label + index)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(start, "CHOICES", tuple(choices))
+    monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
+    return tmp_path
+
+
+def test_models_are_measured_on_the_training_half_of_the_classes(home: Path):
+    found = face.start("photos", device="cpu")
+    paths = [path for label in range(8) for path in sorted((home / "photos" / f"{label:02}").iterdir())]
+    labels = np.arange(8).repeat(3)
+    for one in found.measured:
+        points = face.load(f"timm:{one.backbone.model}", device="cpu").embed(paths)
+        similarities = points @ points.T
+        np.fill_diagonal(similarities, -1)
+        expected = (labels[similarities.argmax(axis=1)] == labels).mean()
+        assert one.intervals["recall@1"].mean == pytest.approx(expected)
+    assert {one.license for one in found.measured} == {"apache-2.0", "cc-by-nc-4.0"}
+    assert found.recipe.backbone.license() == "apache-2.0" and "the best of 2 measured here" in found.text
+    assert parse_recipe(found.text, "recipe") == found.recipe
+
+
+def measured(title: str, values: Sequence[float], speed: float, license_name: str = "mit") -> MeasuredModel:
+    """A model with a MAP@R for each of 12 classes of 4 queries."""
+    queries, labels = torch.tensor(values).double().repeat_interleave(4), torch.arange(12).repeat_interleave(4)
+    scores = Scores({}, {}, {"map@r": queries}, torch.arange(48), torch.arange(48), 0, ())
+    evaluation = Evaluation(scores, labels, labels, [str(c) for c in range(12)], [str(i) for i in range(48)], 12, [])
+    intervals = bootstrap_intervals(scores.per_query, labels)
+    return MeasuredModel(LITE0._replace(title=title), license_name, speed, intervals, evaluation)
+
+
+def test_a_slower_model_is_chosen_only_if_it_is_better_beyond_chance():
+    few = [0.3, 0.4, 0.5, 0.2, 0.6, 0.3, 0.4, 0.5, 0.2, 0.6, 0.5, 0.4]
+    fast, clear = measured("fast", few, 90.0), measured("clear", [value + 0.2 for value in few], 10.0)
+    mixed = measured("mixed", [value + (0.3 if place % 2 else -0.28) for place, value in enumerate(few)], 20.0)
+    assert best([fast, mixed]) is fast and best([clear, mixed, fast]) is clear
+    assert best([clear._replace(images_per_second=200.0), fast]).backbone.title == "clear"
+    paid = clear._replace(license="cc-by-nc-4.0")
+    assert choose([paid, fast]) is fast and choose([paid]) is paid and choose([]) is None
+
+
+def test_at_most_so_many_photos_and_classes(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(start, "MOST_CLASSES", 5)
+    monkeypatch.setattr(start, "MOST_IMAGES", 12)
+    trees.photo(home / "photos" / "alone" / "0.jpg", 999)
+    config: Any = DatasetConfig.variants["folder"](root="photos", split="all")
+    photos = some_photos(config.build("all"))
+    counts = photos.labels.bincount()
+    assert sorted(counts[counts > 0].tolist()) == [2] * 5  # 12 photos of 5 classes: two of each
+    assert "alone" not in photos.label_names(photos.labels)
+
+
+def test_the_baseline_of_the_training_takes_the_points(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    started = dmlkit("start", "photos", "--device", "cpu")
+    assert started.code == 0, started.err
+    embedded: list[set[str]] = []
+    own = in_memory.embed_dataset
+
+    def watched(fabric: Any, model: Any, dataset: Any, *args: Any, **options: Any) -> Any:
+        embedded.append({Path(dataset.paths[row]).parent.name for row in options["indices"]})
+        return own(fabric, model, dataset, *args, **options)
+
+    monkeypatch.setattr(in_memory, "embed_dataset", watched)
+    words = ("--set", "training.epochs=1", "--set", "training.workers=0", "--device", "cpu")
+    trained = dmlkit("train", "photos.yaml", "-o", "run", *words)
+    assert trained.code == 0, trained.err
+    baseline = json.loads(Path("run/summary.json").read_text())["pretrained"]
+    assert embedded and all(names <= {f"{label:02}" for label in range(8, 16)} for names in embedded)
+    figures = json.loads(dmlkit("eval", "run", "--checkpoint", "pretrained", "--json", "--device", "cpu").out)
+    assert figures["metrics"] == pytest.approx(baseline["test"])
+
+
+def test_a_batch_takes_at_most_a_share_of_the_free_memory(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(estimate, "free_memory", lambda _: 4e9)
+    monkeypatch.setattr(estimate, "kept_bytes", lambda *_: 1e8)
+    monkeypatch.setattr(start, "CHOICES", start.CHOICES[:1])
+    for label in range(16):
+        for index in range(3, 16):
+            trees.photo(home / "photos" / f"{label:02}" / f"{index}.jpg", 100 * label + index)
+    found = face.start("photos", device="cpu")
+    chunk = found.recipe.training.gradient_cache
+    batch = found.recipe.sampler.batch_size
+    assert chunk == 8 < batch and 2e9 + 1.2e8 * batch > 0.6 * 4e9  # (2.4e9 - 2e9) / 1.2e8 is 3, and 8 the least
+    monkeypatch.setattr(estimate, "free_memory", lambda _: 6e9)
+    assert face.start("photos", device="cpu").recipe.training.gradient_cache == 13  # (3.6e9 - 2e9) / 1.2e8
+    shown = dmlkit("start", "photos", "--device", "cpu")
+    assert "embedded in chunks of 13 images (training.gradient_cache)" in " ".join(shown.out.split())
+    monkeypatch.setattr(estimate, "free_memory", lambda _: 1e12)
+    assert face.start("photos", device="cpu").recipe.training.gradient_cache is None
+
+
+def test_a_model_that_cannot_be_opened_is_one_line(home: Path, dmlkit: Cli):
+    (home / "vit0" / "config.json").write_text("{")
+    shown = dmlkit("start", "photos", "--device", "cpu")
+    assert shown.code == 0, shown.err
+    assert "ViT 0: cannot be measured: " in " ".join(shown.out.split())
+    assert "local-dir" in Path("photos.yaml").read_text() and "vit1" in Path("photos.yaml").read_text()
