@@ -131,7 +131,7 @@ def main(photos_run: Path | None) -> None:
         add_row("inspect 60,000 x 512", seconds, peak, f"a page of {page.stat().st_size / 1e6:.1f} MB")
         add_row("time until that page is usable", usable(page), None)
         source = many(place / "copies", 500_000, 128, copies=True)
-        seconds, peak, _ = run("duplicates", source, "--threshold", "0.99999", "--csv", place / "found.csv")
+        seconds, peak, _ = run("duplicates", source, "--threshold", "0.99999", "-o", place / "found.csv")
         pairs = (place / "found.csv").read_text().splitlines()
         add_row("duplicates among 500,000 x 128", seconds, peak, f"{len(pairs) - 1:,} of 10,000 images with a copy")
     if photos_run:  # else a whole table would be replaced by one without its photos

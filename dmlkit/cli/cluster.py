@@ -1,6 +1,5 @@
 """``dmlkit cluster``."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -8,9 +7,8 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import USE, Html, SourcePath, Writes, examples, option, with_options
+from dmlkit.cli.options import PAGE, USE, Files, SourcePath, examples, option, with_options
 from dmlkit.cli.search import tell_page
-from dmlkit.files.outputs import check_file
 
 if TYPE_CHECKING:
     from dmlkit.identify.clusters import Clusters
@@ -22,9 +20,9 @@ MOST_SHOWN = 15  # clusters printed in the terminal
 @app.command(
     rich_help_panel=USE,
     epilog=examples(
-        "dmlkit cluster embeddings/photos -k 50 --html page.html",
+        "dmlkit cluster embeddings/photos -k 50 -o page.html",
         "dmlkit cluster runs/demo --threshold 0.7",
-        "dmlkit cluster runs/demo --method hdbscan --csv clusters.csv",
+        "dmlkit cluster runs/demo --method hdbscan -o clusters.csv",
     ),
 )
 @with_options
@@ -43,18 +41,14 @@ def cluster(
         Literal["kmeans", "agglomerative", "hdbscan"] | None,
         option("METHOD", "Method: kmeans, agglomerative or hdbscan. Default: kmeans with -k, else agglomerative."),
     ] = None,
-    csv: Annotated[
-        Path | None,
-        Writes(check_file),
-        option("FILE", "Write all images with their clusters to this CSV file."),
-    ] = None,
-    html: Html = None,
+    output: Files = None,
     *,
     points: SourceOptions,
 ) -> None:
     """Cluster images by their embeddings."""
     from dmlkit.identify.clusters import cluster as find_clusters
     from dmlkit.identify.clusters import clustering_method
+    from dmlkit.identify.page import write_page
     from dmlkit.vectors.points import in_memory
 
     console = Console()
@@ -64,15 +58,14 @@ def cluster(
         found = find_clusters(collection, clusters=k, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)
     say_skipped(console, collection.skipped)
-    if csv is not None:
-        found.write(csv)
-        say(console, f"wrote {csv}")
-    if html is not None:
-        from dmlkit.identify.page import write_page
-
-        title, notes = f"clusters of {source}", [summary_of(found), "The first picture of each row is the medoid."]
-        gone = write_page(html, title, notes, found.shelves(), rows="clusters")
-        tell_page(html, gone, len(found.members), console, [source], rows="clusters")
+    for path in output or []:
+        if path.suffix.lower() == PAGE:
+            title, notes = f"clusters of {source}", [summary_of(found), "The first picture of each row is the medoid."]
+            gone = write_page(path, title, notes, found.shelves(), rows="clusters")
+            tell_page(path, gone, len(found.members), console, [source], rows="clusters")
+        else:
+            found.write(path)
+            say(console, f"wrote {path}")
 
 
 def print_clusters(found: "Clusters", console: Console) -> None:
@@ -87,7 +80,7 @@ def print_clusters(found: "Clusters", console: Console) -> None:
         rows.append([str(number), str(len(members)), label, share, image])
     print_table(rows, console, f"clusters of {found.collection.source}, each with its medoid")
     if len(found.members) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE contain all")
+        say(console, f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
     say(console, summary_of(found))
 
 

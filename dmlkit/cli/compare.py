@@ -8,9 +8,10 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import counted, print_table, say, say_json
-from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, argument, each, examples, option, with_options
-from dmlkit.errors import UserError
+from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Writes, argument, each, examples, option, with_options
+from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_latex, as_markdown
+from dmlkit.files.outputs import check_file, writing
 from dmlkit.files.source import require_run
 
 if TYPE_CHECKING:
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit compare runs/proxy_anchor runs/triplet --markdown"))
+@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit compare runs/proxy_anchor runs/triplet -o table.md"))
 @with_options
 def compare(
     runs: Annotated[
         list[Path], argument("RUN", "Two or more run folders; the first is the baseline.", check=each(require_run))
     ],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
-    latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
+    output: Annotated[
+        Path | None,
+        Writes(check_file, (".md", ".tex")),
+        option("FILE", "Write one table of all: .md (Markdown) or .tex (LaTeX, booktabs).", "--output", "-o"),
+    ] = None,
     json: Json = False,
     by: Annotated[
         Literal["classes", "queries"],
@@ -43,9 +47,6 @@ def compare(
     device: Device = "auto",
 ) -> None:
     """Compare runs on the test classes, with intervals and paired tests against the first run."""
-    if markdown + latex + json > 1:
-        raise UserError("compare: expected at most one of --markdown, --latex and --json")
-
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of
 
@@ -53,18 +54,20 @@ def compare(
     results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, fabric=fabric)
     if not fabric.is_global_zero:
         return
-    console = Console(stderr=markdown or latex or json)
-    is_shown = not (markdown or latex or json)
-    lines = lines_of(results, differences, room_for_names(results, console.width) if is_shown else None)
+    console = Console(stderr=json)
+    lines = lines_of(results, differences, None if json else room_for_names(results, console.width))
     if json:
         say_json(as_plain(results, lines, by))
-    elif markdown or latex:
-        rows = comparison_rows(lines)
-        typer.echo(as_markdown(rows) if markdown else as_latex(rows))
     else:
         print_tables(console, results, lines)
     for note in notes_of(results, lines, differences, with_units=not json):
         say(console, note)
+    if output is not None:
+        rows = comparison_rows(lines_of(results, differences))
+        text = as_markdown(rows) if output.suffix.lower() == ".md" else as_latex(rows)
+        with writing(output), atomic_write(output) as written:
+            written.write_text(f"{text}\n", encoding="utf-8")
+        say(console, f"wrote {output}")
 
 
 def print_tables(console: Console, results: list["Result"], lines: list["Line"]) -> None:

@@ -9,10 +9,9 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import USE, Html, SourcePath, Writes, argument, examples, option, with_options
+from dmlkit.cli.options import PAGE, USE, Files, SourcePath, argument, examples, option, with_options
 from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_file
 from dmlkit.files.source import require_source
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ MOST_SHOWN = 10  # groups or pairs printed in the terminal
     rich_help_panel=USE,
     epilog=examples(
         "dmlkit duplicates embeddings/photos",
-        "dmlkit duplicates embeddings/photos --threshold 0.95 --html page.html",
+        "dmlkit duplicates embeddings/photos --threshold 0.95 -o page.html",
         "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95",
     ),
 )
@@ -40,12 +39,7 @@ def duplicates(
     threshold: Annotated[
         float | None, option("SIMILARITY", "Minimum similarity of near-duplicates: a cosine, or a negative distance.")
     ] = None,
-    csv: Annotated[
-        Path | None,
-        Writes(check_file),
-        option("FILE", "Write all groups or pairs to this CSV file."),
-    ] = None,
-    html: Html = None,
+    output: Files = None,
     *,
     points: SourceOptions,
 ) -> None:
@@ -54,13 +48,13 @@ def duplicates(
     Without --threshold, print the most similar pairs and propose a threshold.
     """
     from dmlkit.identify.duplicates import duplicate_groups, matches
+    from dmlkit.identify.page import write_page
     from dmlkit.vectors.points import in_memory
 
-    for name, path in (("--csv", csv), ("--html", html)):
-        if threshold is None and path is not None:
-            raise UserError(
-                f"duplicates: {name} {path} needs --threshold; run the command without {name} for a proposal"
-            )
+    if threshold is None and output:
+        raise UserError(
+            f"duplicates: --output {output[0]} needs --threshold; run the command without it for a proposal"
+        )
     console = Console()
     ours = in_memory(points.open(source, bars(console)))
     theirs = None if other is None else in_memory(replace(points, labels=None).open(other, bars(console)))
@@ -74,16 +68,15 @@ def duplicates(
         found = matches(ours, theirs, threshold, bar=bars(console))
         print_matches(found, console)
     say_skipped(console, ours.skipped)
-    if csv is not None:
-        found.write(csv)
-        say(console, f"wrote {csv}")
-    if html is not None:
-        from dmlkit.identify.page import write_page
-
-        title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
-        notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
-        gone, read = write_page(html, title, notes, found.shelves()), [source, *([] if other is None else [other])]
-        tell_page(html, gone, found.shelf_count, console, read, rows="rows")
+    title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
+    notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
+    for path in output or []:
+        if path.suffix.lower() == PAGE:
+            gone, read = write_page(path, title, notes, found.shelves()), [source, *([] if other is None else [other])]
+            tell_page(path, gone, found.shelf_count, console, read, rows="rows")
+        else:
+            found.write(path)
+            say(console, f"wrote {path}")
 
 
 def print_groups(found: "DuplicateGroups", console: Console) -> None:
@@ -103,7 +96,7 @@ def print_groups(found: "DuplicateGroups", console: Console) -> None:
         console, f"{counted(len(collection), 'image', 'images')}: {found.images} of them in {groups} of near-duplicates"
     )
     if len(found.groups) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE contain all")
+        say(console, f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
     if found.mixed:
         say(console, f"note: {counted(found.mixed, 'group has', 'groups have')} several labels")
     if found.loose:
@@ -158,4 +151,4 @@ def print_matches(found: "Matches", console: Console) -> None:
         f"{pairs} of near-duplicates: {one} of {len(found.one)} images in a, {other} of {len(found.other)} in b",
     )
     if len(found.pairs.first) > MOST_SHOWN:
-        say(console, f"the {MOST_SHOWN} most similar are shown; --csv FILE and --html FILE contain all")
+        say(console, f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")

@@ -11,8 +11,8 @@ from rich.console import Console
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, PlacedModelOptions
 from dmlkit.cli.options import (
+    PAGE,
     USE,
-    Html,
     QueryPath,
     SourcePath,
     Writes,
@@ -69,20 +69,19 @@ def identify(
     source: SourcePath,
     images: QueryPath,
     output: Annotated[
-        Path | None,
-        Writes(check_file, (".csv", ".json", ".txt")),
+        list[Path] | None,
+        Writes(check_file, (".csv", ".json", ".txt", PAGE)),
         option(
             "FILE",
-            "Write all answers to this .csv or .json file. For images of Camtrap DP, observations.csv has its "
-            "observations with the labels; for boxes of MegaDetector, .json has its boxes with the labels; for tracks, "
-            ".txt is MOT text.",
+            "Write all answers: a .csv table, a .json file or an .html page with pictures. Repeatable. For images of "
+            "Camtrap DP, observations.csv has its observations with the labels; for boxes of MegaDetector, .json has "
+            "its boxes with the labels; for tracks, .txt is MOT text.",
             "--output",
             "-o",
         ),
     ] = None,
     *,
     rule: RuleOptions,
-    html: Html = None,
     boxes: BoxOptions,
     chosen: PlacedModelOptions,
     array: ArrayOptions,
@@ -97,7 +96,7 @@ def identify(
     from dmlkit.identify.identify import identify as identify_images
 
     read = boxes.read()
-    write = None if output is None else writer_of(output, images, read)
+    writers = {path: None if path.suffix.lower() == PAGE else writer_of(path, images, read) for path in output or []}
     asked = LabelRule(rule.method, rule.k, rule.threshold, rule.by)
     asked.check()  # before images are embedded to choose a weight
     model, place = chosen.choose_with_place(source, images, bar=bars(console))
@@ -112,19 +111,20 @@ def identify(
         manifold=array.manifold,
         bar=bars(console),
     )
-    print_answers(found, images, console, is_kept=output is not None or html is not None)
+    print_answers(found, images, console, is_kept=bool(output))
     if added is not None:
         say(console, fusion_line(added.model_dump()))
     size = len(found.neighbors.searched)
     if rule.k is not None and rule.k > size:
         say(console, f"note: -k {rule.k} is reduced to {size}, the number of images in {source}")
-    if output is not None:
-        if write is None:
-            found.write(output)
-        written = "" if write is None else f": {write_exchange(found, output, images, read, write)}"
-        say_prose(console, f"wrote {output}{written}")
-    if html is not None:
-        write_answers_page(found, html, (images, source), console)
+    for path, write in writers.items():
+        if path.suffix.lower() == PAGE:
+            write_answers_page(found, path, (images, source), console)
+        elif write is None:
+            found.write(path)
+            say(console, f"wrote {path}")
+        else:
+            say_prose(console, f"wrote {path}: {write_exchange(found, path, images, read, write)}")
 
 
 def print_answers(found: "Identified", images: Path, console: Console, *, is_kept: bool) -> None:
@@ -162,7 +162,7 @@ def print_answers(found: "Identified", images: Path, console: Console, *, is_kep
         themselves = counted(own, f"of these {many} is", f"of these {many} are")
         say_prose(console, f"note: {themselves} in the source, and found there; identify others for an accuracy")
     if count > MOST_SHOWN and not is_kept:
-        say(console, f"-o FILE and --html FILE contain all {count}")
+        say(console, f"-o FILE.csv and -o FILE.html contain all {count}")
     if found.note:
         say_prose(console, f"note: {found.note}")
     if any(answer.probability is None for answer in found.answers):

@@ -70,8 +70,8 @@ class Writes:
     """Mark of an option whose path a command writes; `with_options` checks it before torch is imported.
 
     Args:
-        check: raises an error unless a path may be written; it gets ``args``, the paths that the command reads as
-            ``sources``, and the name of the option.
+        check: raises an error unless a path may be written; it gets ``args``, and the paths that the command reads as
+            ``sources``.
     """
 
     def __init__(self, check: Callable[..., object], *args: Any) -> None:
@@ -91,8 +91,8 @@ def check_written(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> 
     paths = [path for value in read for path in (value if isinstance(value, list) else [value])]
     sources = [path for path in paths if isinstance(path, Path)]
     for name, mark in marks.items():
-        if values[name] is not None:
-            mark.check(values[name], *mark.args, sources=sources, option=f"--{name.replace('_', '-')}")
+        for path in values[name] if isinstance(values[name], list) else filter(None, [values[name]]):
+            mark.check(path, *mark.args, sources=sources)
 
 
 def plain_device(device: str) -> None:
@@ -243,7 +243,12 @@ def by_option(prints: str) -> Any:
 
 
 MovedRun = Annotated[Path | None, option("RUN", "The gallery's run, if it has moved.", check=require_run)]
-Html = Annotated[Path | None, Writes(check_file), option("FILE", "Write an HTML page with pictures.")]
+PAGE = ".html"
+Files = Annotated[
+    list[Path] | None,
+    Writes(check_file, (".csv", PAGE)),
+    option("FILE", "Write all of it: a .csv table, or an .html page with pictures. Repeatable.", "--output", "-o"),
+]
 RerankMethod = Annotated[
     str | None,
     option(

@@ -17,13 +17,16 @@ from dmlkit.cli.console import cells, say, show_table
 from dmlkit.cli.options import (
     MORE,
     Set,
+    Writes,
     argument,
     examples,
     option,
     with_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import printable
+from dmlkit.files.outputs import check_file, writing
 
 if TYPE_CHECKING:
     from dmlkit.recipe.overrides import RecipeHeader
@@ -49,17 +52,23 @@ def list_members(
     root: Annotated[
         Path | None, option("FOLDER", "List the recipes in this folder. Default: those installed with dmlkit.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys of all families as Markdown.")] = False,
+    output: Annotated[
+        Path | None,
+        Writes(check_file, (".md",)),
+        option("FILE", "Write all keys of all families as Markdown (.md).", "--output", "-o"),
+    ] = None,
 ) -> None:
     """List the families of components, the members of one family with their keys, or the recipes."""
     if root is not None and family != "recipes":
         raise UserError(f"list: --root {root} applies only to recipes; use dmlkit list recipes --root {root}")
-    if markdown:
+    if output is not None:
         if family is not None:
-            raise UserError(f"list: --markdown prints all families; remove {family}")
+            raise UserError(f"list: --output {output}: has all families; remove {family}")
         from dmlkit.recipe.reference import as_markdown
 
-        typer.echo(as_markdown(find_reference()), nl=False)
+        with writing(output), atomic_write(output) as written:
+            written.write_text(as_markdown(find_reference()), encoding="utf-8")
+        say(Console(), f"wrote {output}")
     elif family == "recipes":
         print_recipes(root, name, Console())
     elif family is None:

@@ -11,20 +11,19 @@ from rich.console import Console
 from dmlkit.cli.console import bars, counted, fusion_line, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import BoxOptions, PlacedModelOptions
 from dmlkit.cli.options import (
+    PAGE,
     USE,
     ArrayManifold,
-    Html,
+    Files,
     Json,
     QueryPath,
     RerankMethod,
     SourcePath,
-    Writes,
     examples,
     option,
     with_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ MOST_SHOWN = 10  # queries printed in the terminal
     rich_help_panel=USE,
     epilog=examples(
         "dmlkit search embeddings/photos new.jpg",
-        "dmlkit search embeddings/photos embeddings/new -k 5 --html page.html",
+        "dmlkit search embeddings/photos embeddings/new -k 5 -o page.html",
         "dmlkit search embeddings/photos new.jpg --rerank expansion",
     ),
 )
@@ -56,12 +55,7 @@ def search(
     *,
     boxes: BoxOptions,
     chosen: PlacedModelOptions,
-    csv: Annotated[
-        Path | None,
-        Writes(check_file),
-        option("FILE", "Write all neighbors to this CSV file."),
-    ] = None,
-    html: Html = None,
+    output: Files = None,
     manifold: ArrayManifold = None,
     json: Json = False,
 ) -> None:
@@ -97,11 +91,12 @@ def search(
     if added is not None:
         say(console, fusion_line(added.model_dump()))
     print_notes(answers, k, source, console)
-    if csv is not None:
-        write_neighbors(answers, csv)
-        say(console, f"wrote {csv}")
-    if html is not None:
-        write_neighbors_page(answers, html, (queries, source), console)
+    for path in output or []:
+        if path.suffix.lower() == PAGE:
+            write_neighbors_page(answers, path, (queries, source), console)
+        else:
+            write_neighbors(answers, path)
+            say(console, f"wrote {path}")
 
 
 def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> None:
@@ -134,7 +129,7 @@ def print_neighbors(answers: "Answers", console: Console) -> None:
         print_table([["rank", "similarity", "label", "path"], *rows], console, title)
     more = len(answers.queries) - MOST_SHOWN
     if more > 0:
-        say(console, f"and {more} more queries; --csv FILE, --html FILE and --json contain all")
+        say(console, f"and {more} more queries; -o FILE.csv, -o FILE.html and --json contain all")
 
 
 def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path], console: Console) -> None:

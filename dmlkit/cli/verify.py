@@ -46,7 +46,7 @@ def require_compared(paths: list[Path]) -> None:
 
 @app.command(
     rich_help_panel=USE,
-    epilog=examples("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo pairs.csv --csv out.csv"),
+    epilog=examples("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo pairs.csv -o out.csv"),
 )
 @with_options
 def verify(
@@ -75,7 +75,9 @@ def verify(
             "verdicts do not depend on it.",
         ),
     ] = 0.5,
-    csv: Annotated[Path | None, Writes(check_file), option("FILE", "Write all pairs to this CSV file.")] = None,
+    output: Annotated[
+        Path | None, Writes(check_file, (".csv",)), option("FILE", "Write all pairs as .csv.", "--output", "-o")
+    ] = None,
     checkpoint: Checkpoint = None,
     second: Annotated[
         Path | None,
@@ -104,14 +106,14 @@ def verify(
     )
     if not fabric.is_global_zero:
         return
-    if csv is not None:
-        found.save(csv)
+    if output is not None:
+        found.save(output)
     if json:
         say_json(found.stamped())
         return
     print_found(found, console, is_single=len(compared) == 2)
-    if csv is not None:
-        say(console, f"written to {csv}")
+    if output is not None:
+        say(console, f"written to {output}")
 
 
 def print_found(found: "Verification", console: Console, *, is_single: bool) -> None:
@@ -152,7 +154,7 @@ def print_verdicts(found: "Verification", console: Console) -> None:
         rows.append([pair.verdict, *([known] if is_known else []), chance, score, pair.a, pair.b])
     print_table(rows, console, f"same class: {found.similarity} >= {threshold_text(found)}")
     if len(found.pairs) > SHOWN:
-        say(console, f"and {len(found.pairs) - SHOWN:,} more; --csv FILE or --json writes all")
+        say(console, f"and {len(found.pairs) - SHOWN:,} more; -o FILE or --json writes all")
     say(console, f"probability: of the same class, at a prior of {found.prior:g}")
     if found.correctness is not None:
         right = found.correctness

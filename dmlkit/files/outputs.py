@@ -23,9 +23,7 @@ OTHER_BOX = tuple(f"other_{side}" for side in BOX)
 """Columns of the box of the second image of a row."""
 
 
-def check_file(
-    path: Path, suffixes: Sequence[str] = (), *, sources: Iterable[Path] = (), option: str = "--output"
-) -> None:
+def check_file(path: Path, suffixes: Sequence[str] = (), *, sources: Iterable[Path] = ()) -> None:
     """Check that a file may be written; one that exists is replaced.
 
     Args:
@@ -38,16 +36,16 @@ def check_file(
     """
     if suffixes and path.suffix.lower() not in suffixes:
         names = " or ".join(", ".join(suffixes).rsplit(", ", 1))
-        raise UserError(f"{option} {path}: expected a name that ends in {names}")
+        raise UserError(f"--output {path}: expected a name that ends in {names}")
     if path.is_dir():
-        raise UserError(f"{option} {path}: this is a folder; expected the name of a file")
+        raise UserError(f"--output {path}: this is a folder; expected the name of a file")
     sources = [source for source in sources if source.exists()]
     if path.exists() and any(path.samefile(source) for source in sources):
-        raise UserError(f"{option} {path}: this command reads this file; choose another {option}")
-    check_place(path, filter(is_plain_folder, sources), option=option)
+        raise UserError(f"--output {path}: this command reads this file; choose another --output")
+    check_place(path, filter(is_plain_folder, sources))
 
 
-def check_folder(path: Path, what: str, *marks: str, sources: Iterable[Path] = (), option: str = "--output") -> None:
+def check_folder(path: Path, what: str, *marks: str, sources: Iterable[Path] = ()) -> None:
     """Check that a folder may be written: it is new or empty, or has what dmlkit wrote there.
 
     Args:
@@ -59,11 +57,11 @@ def check_folder(path: Path, what: str, *marks: str, sources: Iterable[Path] = (
         UserError: it is a file, has other files, or see `check_place`.
     """
     if path.exists() and not path.is_dir():
-        raise UserError(f"{option} {path}: this is a file; expected the name of a folder")
-    check_place(path, filter(is_plain_folder, sources), option=option)
+        raise UserError(f"--output {path}: this is a file; expected the name of a folder")
+    check_place(path, filter(is_plain_folder, sources))
     others = sorted(one.name for one in _visible(path) if not one.is_dir() or _visible(one)) if path.is_dir() else []
     if others and not any(True for mark in marks for _ in path.glob(mark)):
-        raise UserError(f"{option} {path}: has {others[0]} but not {what}; choose another {option}")
+        raise UserError(f"--output {path}: has {others[0]} but not {what}; choose another --output")
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -67,7 +67,7 @@ def as_markdown(reference: Reference) -> str:
     lines = [
         "# The keys of a recipe",
         "",
-        "Written by `dmlkit list --markdown > docs/recipe_keys.md`. Parentheses contain the default. Keys that several "
+        "Written by `dmlkit list -o docs/recipe_keys.md`. Parentheses contain the default. Keys that several "
         "members of a family have are explained once, below the heading of the family.",
         "",
         "## recipe",

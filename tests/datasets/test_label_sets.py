@@ -140,7 +140,7 @@ def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
     assert json.loads(reported.out)["metrics"] == pytest.approx(expected, abs=1e-6)
     assert dmlkit("embed", run.path, "--split", "test", "-o", tmp_path / "e", "--device", "cpu").code == 0
     for source in (run.path, tmp_path / "e"):
-        shown = dmlkit("cluster", source, "-k", "3", "--csv", tmp_path / "c.csv").out
+        shown = dmlkit("cluster", source, "-k", "3", "-o", tmp_path / "c.csv").out
         rows = [row.split(",") for row in (tmp_path / "c.csv").read_text().splitlines()[1:]]
         (tmp_path / "c.csv").unlink()
         sets = [[row[2].split("|") for row in rows if row[0] == number] for number in "123"]

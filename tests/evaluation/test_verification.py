@@ -34,7 +34,7 @@ def photos(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path):
-    result = dmlkit("verify", photos / "run", photos / "pairs.csv", "--json", "--csv", tmp_path / "o.csv")
+    result = dmlkit("verify", photos / "run", photos / "pairs.csv", "--json", "-o", tmp_path / "o.csv")
     assert result.code == 0
     found = json.loads(result.out)
     images = tmp_path / "images"
@@ -59,7 +59,7 @@ def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path
     rows = list(csv.DictReader((tmp_path / "o.csv").open()))
     assert [row["verdict"] for row in rows][2] == "not read" and rows[0]["known"] == "same"
     assert rows[2]["probability"] == "" and float(rows[0]["probability"]) == found["pairs"][0]["probability"]
-    again = dmlkit("verify", photos / "run", photos / "pairs.csv", "--csv", tmp_path / "o.csv")
+    again = dmlkit("verify", photos / "run", photos / "pairs.csv", "-o", tmp_path / "o.csv")
     assert again.code == 0 and "1 image could not be read; 1 pair without a verdict" in again.out
     assert "over 3 same-class and 1 different-class pairs" in again.out
 
@@ -94,8 +94,8 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
         (["a1.png", "a2.png", "--prior", "1"], "--prior 1: expected a share between 0 and 1"),
         (["a1.png", "broken.png"], "broken.png"),
         (["a1.png", "missing.png"], "missing.png"),
-        (["pairs.csv", "--csv", "pairs.csv"], "this command reads this file"),
-        (["a1.png", "a2.png", "--csv", "a1.png"], "this command reads this file"),
+        (["pairs.csv", "-o", "pairs.csv"], "this command reads this file"),
+        (["a1.png", "a2.png", "-o", "a1.png"], "a1.png: expected a name that ends in .csv"),
         (["a1.png", "a2.png", "--checkpoint", "last"], ""),
     ],
 )

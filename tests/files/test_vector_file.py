@@ -184,7 +184,7 @@ def test_commands_take_vectors_of_any_file_as_those_of_npy(
     for name in ("x.npz", "x.csv", "x.parquet"):
         found = json.loads(dmlkit("eval", name, "--json").out)
         assert [found[key] for key in ("metrics", "intervals")] == [expected[key] for key in ("metrics", "intervals")]
-        assert dmlkit("search", name, "x.npy", "-k", 2, "--csv", "near.csv").code == 0
+        assert dmlkit("search", name, "x.npy", "-k", 2, "-o", "near.csv").code == 0
         with Path("near.csv").open() as file:
             second = [row["path"] for row in csv.DictReader(file)][1::2]
         assert [path.removeprefix("row ").removesuffix(".jpg") for path in second] == [str(row) for row in nearest]

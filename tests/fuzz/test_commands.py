@@ -126,13 +126,15 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "check": (("base.yaml", "overrides"), ("study/runs/small/seed-0/recipe.yaml", "overrides")),
     "cluster": (
-        ("run -k 2", "split=test,all device csv html overrides=dataset.seed=3"),
-        ("run/embeddings/test -k 3", "method=kmeans,agglomerative csv html"),
-        ("run/embeddings/test --threshold 0.9", "method=agglomerative,hdbscan csv html"),
-        ("gallery -k 2", "method=kmeans,agglomerative csv html"),
-        ("x.npy -k 3", "labels=y.npy manifold method=kmeans csv html"),
+        ("run -k 2", "split=test,all device output=new.csv,new.html overrides=dataset.seed=3"),
+        ("run/embeddings/test -k 3", "method=kmeans,agglomerative output=new.csv,new.html"),
+        ("run/embeddings/test --threshold 0.9", "method=agglomerative,hdbscan output=new.csv,new.html"),
+        ("gallery -k 2", "method=kmeans,agglomerative output=new.csv,new.html"),
+        ("x.npy -k 3", "labels=y.npy manifold method=kmeans output=new.csv,new.html"),
     ),
-    "compare": (("run study/runs/small/seed-0", "markdown|latex|json by checkpoint device overrides=dataset.seed=3"),),
+    "compare": (
+        ("run study/runs/small/seed-0", "output=new.md,new.tex json by checkpoint device overrides=dataset.seed=3"),
+    ),
     "copy": (("glyphs/proxy_anchor new.yaml", ""), ("glyphs/mpa", "")),
     "curvature": (
         ("run/embeddings/test", ""),
@@ -146,10 +148,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("table.csv", ""),
     ),
     "duplicates": (
-        ("run --threshold 0.9", "split=test,all device csv html overrides=dataset.seed=3"),
-        ("run/embeddings/test --threshold 0.5", "csv html other"),
+        ("run --threshold 0.9", "split=test,all device output=new.csv,new.html overrides=dataset.seed=3"),
+        ("run/embeddings/test --threshold 0.5", "output=new.csv,new.html other"),
         ("run/embeddings/test", "threshold other"),
-        ("x.npy z.npy --threshold -0.5", "labels=y.npy manifold csv html"),
+        ("x.npy z.npy --threshold -0.5", "labels=y.npy manifold output=new.csv,new.html"),
     ),
     "embed": (
         ("run photos", "output checkpoint skip_bad_images device labels=folder dims=3,99"),
@@ -194,10 +196,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "gallery rename": (("gallery ant bee", ""), ("gallery ant wasp", "")),
     "gallery restore": (("gallery 1", ""),),
     "identify": (
-        ("gallery photos/ant/0.png", "output=new.csv,new.json method html run device threshold"),
-        ("gallery photos -o new.csv", "by=folder html run threshold"),
-        ("gallery photos -o new.csv --method vote", "k html run threshold"),
-        ("x.npy z.npy -o new.csv --labels y.npy", "method html manifold threshold"),
+        ("gallery photos/ant/0.png", "output=new.csv,new.json,new.html method run device threshold"),
+        ("gallery photos -o new.html", "by=folder run threshold"),
+        ("gallery photos -o new.csv --method vote", "k run threshold"),
+        ("x.npy z.npy -o new.csv --labels y.npy", "method manifold threshold"),
     ),
     "inspect": (
         ("run -o new.html", "split device overrides=dataset.seed=3"),
@@ -205,7 +207,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run/embeddings/test -o new.html", ""),
         ("x.npy -o new.html", "labels=y.npy manifold"),
     ),
-    "list": (("", ""), ("losses", ""), ("recipes", "root"), ("metrics", ""), ("--markdown", "")),
+    "list": (("", ""), ("losses", ""), ("recipes", "root"), ("metrics", ""), ("-o new.md", "")),
     "plot disk": (("run", "thumbnails split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot epochs": (("run study/runs/small/seed-0 -o new.png", "metric=map@r"),),
     "plot heatmap": (("run", "split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
@@ -218,12 +220,12 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "review": (("gallery photos -o new", "number wrong=0.01,0.5 add run device"),),
     "schema": (("", ""),),
     "search": (
-        ("run/embeddings/test run/embeddings/test", "k csv html json"),
-        ("gallery photos/bee", "k exact run csv html json device"),
-        ("run/embeddings/test photos/ant/0.png", "k csv json run"),
-        ("run gallery", "k csv html json device"),
-        ("x.npy z.npy", "k manifold csv json"),
-        ("gallery photos", "rerank=expansion:n=1,k_reciprocal k csv html json"),
+        ("run/embeddings/test run/embeddings/test", "k output=new.csv,new.html json"),
+        ("gallery photos/bee", "k exact run output=new.csv,new.html json device"),
+        ("run/embeddings/test photos/ant/0.png", "k output=new.csv json run"),
+        ("run gallery", "k output=new.csv,new.html json device"),
+        ("x.npy z.npy", "k manifold output=new.html json"),
+        ("gallery photos", "rerank=expansion:n=1,k_reciprocal k output=new.csv,new.html json"),
     ),
     "select": (
         ("gallery photos", "number output=new.csv method threshold run json device"),
@@ -247,7 +249,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "verify": (
         ("tuned photos/ant/0.png photos/bee/0.png", "json device checkpoint prior=0.1,0.9"),
-        ("tuned pairs.csv", "json csv root"),
+        ("tuned pairs.csv", "json output=new.csv root"),
     ),
     "why": (("tuned photos/ant/0.png photos/bee/0.png", "output=new.png number=1,30 json checkpoint device"),),
 }
@@ -412,7 +414,7 @@ def test_a_command_that_works_keeps_to_its_output_and_most_get_past_errors_of_us
 def outputs(words: list[str]) -> tuple[str, ...]:
     """Where a command may change what was there: in a run that it works on, and the files that its options name."""
     reading = ("report", "list", "check", "schema", "curvature", "search", "identify")
-    options = ("-o", "--output", "--csv", "--html")
+    options = ("-o", "--output")
     named = [
         f"inner/{place}" for option, place in pairwise(words) if option in options and place not in ("", ".", "..")
     ]

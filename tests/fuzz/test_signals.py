@@ -28,7 +28,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "list": ("list", "losses"),
     "start": ("start", "photos", "-o", "new.yaml"),
     "gallery create": ("gallery", "create", "run", "photos", "-o", "new"),
-    "search": ("search", "gallery", "photos/ant", "--csv", "new.csv"),
+    "search": ("search", "gallery", "photos/ant", "-o", "new.csv"),
 }
 RANDOM = ("new/versions/", "new/vectors/", "new/gallery.json")  # names and times
 COMMANDS = {**WRITERS, **READERS}

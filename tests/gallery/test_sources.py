@@ -193,7 +193,7 @@ def test_other_commands_find_the_same_by_every_door(kind: str, home: Home, tmp_p
         tables = []
         for number, words in enumerate((home.words(kind), [x, "--labels", y])):
             words = words[:1] if name == "duplicates" else words
-            result = dmlkit(name, *words, *options, "--csv", tmp_path / f"{name}{number}.csv")
+            result = dmlkit(name, *words, *options, "-o", tmp_path / f"{name}{number}.csv")
             assert result.code == 0, result.err
             with (tmp_path / f"{name}{number}.csv").open() as file:
                 tables.append([{**row, "path": "", "label": ""} for row in csv.DictReader(file)])

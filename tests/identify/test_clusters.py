@@ -143,7 +143,7 @@ def test_images_in_no_cluster_are_counted_and_written(collection: PointsInMemory
 
 
 def test_the_screen_the_table_and_the_page(source: Path, dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("cluster", source, "-k", 4, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html")
+    result = dmlkit("cluster", source, "-k", 4, "-o", tmp_path / "x.csv", "-o", tmp_path / "x.html")
     assert result.code == 0, result.err
     assert "70 images in 4 clusters: purity 1.0000, nmi 1.0000" in result.out
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
@@ -170,7 +170,7 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
         (["--threshold", 2], "expected at most 1"),
         (["--method", "hdbscan"], "has 3 images; expected at least 6"),
         (["-k", 2, "--split", "test"], "applies to a run"),
-        (["-k", 2, "--csv", "."], "is a folder; expected the name of a file"),
+        (["-k", 2, "-o", "."], "expected a name that ends in .csv or .html"),
     ],
     ids=str,
 )

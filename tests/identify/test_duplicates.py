@@ -42,7 +42,7 @@ def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp
     # 0, 1 and 2 are alike, 4 and 5 too; 6 is a link from 5 to 7, which is not like 5
     source = labelled(embeddings_at(tmp_path / "e", turned(0, 1, 2, 40, 80, 81, 89, 97)), ["a", "a", "b", *"cdefg"])
     table, page = tmp_path / "groups.csv", tmp_path / "page.html"
-    result = dmlkit("duplicates", source, "--threshold", np.cos(np.deg2rad(8.5)), "--csv", table, "--html", page)
+    result = dmlkit("duplicates", source, "--threshold", np.cos(np.deg2rad(8.5)), "-o", table, "-o", page)
     assert result.code == 0, result.err
     assert "8 images: 7 of them in 3 groups of near-duplicates" in result.out
     assert "note: 3 groups have several labels" in result.out
@@ -63,9 +63,7 @@ def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp
 def test_pairs_of_two_folders(dmlkit: Cli, tmp_path: Path):
     one = embeddings_at(tmp_path / "one", turned(0, 1, 50, 90))
     other = embeddings_at(tmp_path / "other", turned(1.5, 120, 91))
-    result = dmlkit(
-        "duplicates", one, other, "--threshold", 0.999, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html"
-    )
+    result = dmlkit("duplicates", one, other, "--threshold", 0.999, "-o", tmp_path / "x.csv", "-o", tmp_path / "x.html")
     assert result.code == 0, result.err
     assert "3 pairs of near-duplicates: 3 of 4 images in a, 2 of 3 in b" in result.out
     found = [(row["path"], row["other_path"], round(float(row["similarity"]), 6)) for row in read(tmp_path / "x.csv")]
@@ -81,11 +79,11 @@ def test_labels_of_an_array(dmlkit: Cli, tmp_path: Path):
     np.save(tmp_path / "x.npy", turned(0, 1, 90))
     np.save(tmp_path / "y.npy", np.array(["a", "b", "c"]))
     own = ("duplicates", tmp_path / "x.npy", "--threshold", 0.9, "--labels", tmp_path / "y.npy")
-    result = dmlkit(*own, "--csv", tmp_path / "groups.csv")
+    result = dmlkit(*own, "-o", tmp_path / "groups.csv")
     assert result.code == 0 and "note: 1 group has several labels" in result.out
     assert [row["label"] for row in read(tmp_path / "groups.csv")] == ["a", "b"]
     np.save(tmp_path / "other.npy", turned(89))
-    result = dmlkit(*own[:2], tmp_path / "other.npy", *own[2:], "--csv", tmp_path / "pairs.csv")
+    result = dmlkit(*own[:2], tmp_path / "other.npy", *own[2:], "-o", tmp_path / "pairs.csv")
     assert result.code == 0, result.err
     assert [(row["label"], row["other_label"]) for row in read(tmp_path / "pairs.csv")] == [("c", "")]
 
@@ -122,9 +120,8 @@ def test_without_a_threshold_the_most_similar_pairs_and_a_proposal(
     proposal = re.search(r"proposal: --threshold (\S+); (\d+) of 20 images reach it", across)
     assert proposal and float(proposal[1]) == pytest.approx(threshold, abs=1e-5) and int(proposal[2]) == place + 1
     assert "no threshold is proposed: half" in dmlkit("duplicates", other, one).out
-    for option in ("--csv", "--html"):
-        result = dmlkit("duplicates", one, option, tmp_path / "x")
-        assert result.code == 2 and f"{option} {tmp_path / 'x'} needs --threshold" in result.err
+    result = dmlkit("duplicates", one, "-o", tmp_path / "x.csv")
+    assert result.code == 2 and f"--output {tmp_path / 'x.csv'} needs --threshold" in result.err
     single = embeddings_at(tmp_path / "single", points[:1], **({"manifold": space} if space else {}))
     assert "has a single image; expected at least two" in dmlkit("duplicates", single).err
 
@@ -137,9 +134,7 @@ def test_many_equal_images_are_the_most_similar_pairs(tmp_path: Path, dmlkit: Cl
 
 def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
     source = embeddings_at(tmp_path / "e", turned(0, 90))
-    result = dmlkit(
-        "duplicates", source, "--threshold", 0.9, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html"
-    )
+    result = dmlkit("duplicates", source, "--threshold", 0.9, "-o", tmp_path / "x.csv", "-o", tmp_path / "x.html")
     assert result.code == 0 and "0 of them in 0 groups of near-duplicates" in result.out
     assert read(tmp_path / "x.csv") == []
 
@@ -151,7 +146,7 @@ def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
         (["{e}", "--threshold", "nan"], "--threshold nan: expected at most 1, since the similarity is cosine"),
         (["{e}", "--threshold", "0.9", "--split", "test"], "applies to a run"),
         (["{e}", "--threshold", "0.9", "--device", "cpu"], "applies to a run"),
-        (["{e}", "--threshold", "0.9", "--csv", "{folder}"], "is a folder; expected the name of a file"),
+        (["{e}", "--threshold", "0.9", "-o", "{folder}"], "expected a name that ends in .csv or .html"),
         (["{e}", "{model}", "--threshold", "0.9"], "embeddings of another model"),
         (["{nan}", "--threshold", "0.9"], "its embedding has nan or inf"),
         (["{empty}", "--threshold", "0.9"], "is empty"),
@@ -179,7 +174,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Pa
 
 
 def test_a_run_embeds_its_split_and_shows_what_it_renders(run: Path, dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("duplicates", run, "--threshold", 0.9, "--html", tmp_path / "x.html", "--device", "cpu")
+    result = dmlkit("duplicates", run, "--threshold", 0.9, "-o", tmp_path / "x.html", "--device", "cpu")
     assert result.code == 0, result.err
     assert "placeholder" not in result.out and "data:image/jpeg" in (tmp_path / "x.html").read_text()
 

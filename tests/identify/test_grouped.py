@@ -130,7 +130,7 @@ def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
         assert sigmoid is not None and answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score))
     words = ("identify", gallery / "birds", gallery / "asked", "--by", "folder", "--device", "cpu")
     page, table, file = (gallery / name for name in ("page.html", "answers.csv", "answers.json"))
-    result = dmlkit(*words, "-o", table, "--html", page)
+    result = dmlkit(*words, "-o", table, "-o", page)
     assert result.code == 0 and "3 groups, 0 unknown" in result.out and "9 images" in result.out
     rows = {Path(row["path"]).name: row for row in csv.DictReader(table.open())}
     assert {name: row["images"] for name, row in rows.items()} == {"a": "3", "b": "1", "c": "9"}

@@ -102,7 +102,7 @@ def test_the_table_says_unknown_below_the_threshold(place: Path, tmp_path: Path,
     table, page = tmp_path / "answers.csv", tmp_path / "page.html"
     (place / "asked" / "broken.jpg").write_bytes(b"none")
     asked = ("identify", place / "gallery", place / "asked", "-o", table, "--device", "cpu")
-    result = dmlkit(*asked, "--threshold", "-1e-5", "--html", page)
+    result = dmlkit(*asked, "--threshold", "-1e-5", "-o", page)
     (place / "asked" / "broken.jpg").unlink()
     assert result.code == 0, result.err
     assert "13 images, 12 unknown (score below -1e-05)" in result.out and f"wrote {table}" in result.out
@@ -139,7 +139,7 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
     table, page = tmp_path / "answers.json", tmp_path / "page.html"
     scores = sorted(answer.score for answer in identify(place / "gallery", tmp_path / "asked", model=ON_CPU).answers)
     words = ("identify", place / "gallery", tmp_path / "asked", "--device", "cpu", "--threshold", scores[6])
-    result = dmlkit(*words, "-o", table, "--html", page)
+    result = dmlkit(*words, "-o", table, "-o", page)
     assert result.code == 0, result.err
     answers = json.loads(table.read_text())["images"]
     for answer in answers:
@@ -223,8 +223,8 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
         ((tmp_path, place / "asked"), "expected a run, a folder of embeddings, a gallery"),
         (
-            (place / "gallery", place / "asked", "-o", tmp_path / "a.odt"),
-            "a.odt: expected a name that ends in .csv, .json or",
+            (place / "gallery", place / "asked", "-o", tmp_path / "a.md"),
+            "a.md: expected a name that ends in",
         ),
     ):
         result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))
@@ -243,7 +243,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.5 1\n0 0.25 0.5 0.5 1\n")
     asked, boxes = tmp_path / "asked", ("--boxes", tmp_path / "labels", "--device", "cpu")
     table, page = tmp_path / "answers.csv", tmp_path / "page.html"
-    result = dmlkit("identify", place / "gallery", asked, *boxes, "-o", table, "--html", page)
+    result = dmlkit("identify", place / "gallery", asked, *boxes, "-o", table, "-o", page)
     assert result.code == 0, result.err
     assert "2 boxes, " in result.out and "box 40 0 80 30" in result.out
     rows = list(csv.DictReader(table.open()))
@@ -271,7 +271,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     assert "2 images skipped" in dmlkit("gallery", "add", gallery, asked, *boxes).out
     near_table = tmp_path / "near.csv"
     near_table.write_text("query,rank,similarity,id,label,path,x1,y1,x2,y2\n")  # as earlier versions wrote it
-    found_here = dmlkit("search", gallery, asked, *boxes, "-k", 1, "--json", "--csv", near_table)
+    found_here = dmlkit("search", gallery, asked, *boxes, "-k", 1, "--json", "-o", near_table)
     with near_table.open(newline="") as file:
         sides = [[*map(float, list(row.values())[-8:])] for row in csv.DictReader(file)]
     for query, row in zip(json.loads(found_here.out)["queries"], sides, strict=True):
@@ -304,12 +304,12 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
         ("cluster", tmp_path / "e", "-k", "2"),
     ):
         for _ in range(2):  # also over the table of the first time
-            assert dmlkit(*words, "--csv", listed).code == 0
+            assert dmlkit(*words, "-o", listed).code == 0
         rows = [[float(row[side]) for side in ("x1", "y1", "x2", "y2")] for row in csv.DictReader(listed.open())]
         assert sorted(rows) == [[0, 0, 40, 30], [40, 0, 80, 30]]
         listed.unlink()
     for _ in range(2):
-        assert dmlkit("duplicates", tmp_path / "e", place / "gallery", "--threshold", "-100", "--csv", listed).code == 0
+        assert dmlkit("duplicates", tmp_path / "e", place / "gallery", "--threshold", "-100", "-o", listed).code == 0
     pairs = list(csv.DictReader(listed.open()))
     assert {(row["x1"], row["other_x1"]) for row in pairs} == {("0.0", ""), ("40.0", "")}
     labels = tmp_path / "labels"

@@ -48,7 +48,7 @@ def test_search_by_expansion_is_a_naive_one(arrays: Path, dmlkit: Cli, tmp_path:
     gallery = np.array([expanded(x[row], np.delete(x, row, 0)) for row in range(32)])
     expected = np.array([expanded(one, x) for one in z]) @ gallery.T
     words = ("search", arrays / "x.npy", arrays / "z.npy", "-k", "32", "--rerank", "expansion:n=3,alpha=2")
-    found = json.loads(dmlkit(*words, "--json", "--csv", tmp_path / "near.csv").out)
+    found = json.loads(dmlkit(*words, "--json", "-o", tmp_path / "near.csv").out)
     assert found["rerank"] == {"method": "expansion", "n": 3, "alpha": 2.0} and found["similarity"] == "cosine"
     for query, scores in zip(found["queries"], expected, strict=True):
         near = query["neighbors"]

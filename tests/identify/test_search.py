@@ -61,7 +61,7 @@ def test_an_image_a_folder_and_embeddings_find_the_same(place: Path, dmlkit: Cli
         assert [one["similarity"] for one in query["neighbors"]] == pytest.approx(exact[row][order].tolist(), abs=1e-6)
         assert [one["path"] for one in query["neighbors"]] == [gallery.items["path"][int(one)].as_py() for one in order]
         assert query["neighbors"][0]["path"] == str(place / "photos" / f"{3 * row}.jpg")
-    single = dmlkit("search", source, place / "new" / "1.jpg", "-k", 5, "--json", "--csv", tmp_path / "x.csv")
+    single = dmlkit("search", source, place / "new" / "1.jpg", "-k", 5, "--json", "-o", tmp_path / "x.csv")
     told = by_image["queries"][1]["neighbors"]  # a batch of another size rounds otherwise: the order is what agrees
     (alone,) = json.loads(single.out)["queries"]
     assert [one["id"] for one in alone["neighbors"]] == [one["id"] for one in told]
@@ -78,7 +78,7 @@ def test_the_screen_tells_what_is_cut_and_what_was_broken(place: Path, dmlkit: C
     moved = tmp_path / "moved"
     shutil.copytree(place / "run" / "embeddings" / "photos", moved)
     page = tmp_path / "page.html"
-    result = dmlkit("search", moved, tmp_path / "new", "-k", 99, "--run", place / "run", "--html", page)
+    result = dmlkit("search", moved, tmp_path / "new", "-k", 99, "--run", place / "run", "-o", page)
     assert result.code == 0, result.err
     assert f"note: -k 99 is reduced to 12, the number of images in {moved}" in result.out
     assert "1 image could not be read" in result.out and "bad<b>.jpg: cannot read this image" in result.out

@@ -51,7 +51,7 @@ HEAVY = ("torch", "numpy", "geoopt")
 
 @pytest.mark.usefixtures("warm")
 def test_what_only_lists_imports_no_torch(tmp_path: Path):
-    listing = ["--help", "list", "list losses", "list --markdown", "list recipes", "schema"]
+    listing = ["--help", "list", "list losses", "list -o keys.md", "list recipes", "schema"]
     commands = [*listing, "copy glyphs/proxy_anchor mine.yaml"]
     results = dict(zip(commands, without_torch(tmp_path, commands, *HEAVY), strict=True))
     assert {words: result.code for words, result in results.items()} == dict.fromkeys(commands, 0), results

@@ -145,7 +145,7 @@ def test_a_label_cannot_act_on_the_terminal(home: Path, tmp_path: Path, dmlkit: 
     assert dmlkit("embed", home / "run", tmp_path / "photos", "-o", tmp_path / "e", "--device", "cpu").code == 0
     assert open_points(tmp_path / "e").labels == [HOSTILE] * 2
     for words in (
-        ("search", tmp_path / "e", tmp_path / "photos", "--csv", tmp_path / "s.csv"),
+        ("search", tmp_path / "e", tmp_path / "photos", "-o", tmp_path / "s.csv"),
         ("cluster", tmp_path / "e", "-k", 1),
         ("duplicates", tmp_path / "e", "--threshold", "0.1"),
         ("eval", tmp_path / "e", "--metric", "recall@1"),
