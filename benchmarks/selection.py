@@ -26,8 +26,7 @@ from report import write_report
 
 from dmlkit.gallery.sources import open_points
 from dmlkit.metrics.statistics import Comparison
-from dmlkit.review.learning_curve import measure
-from dmlkit.review.select import Rule
+from dmlkit.review.select import Rule, measure
 from dmlkit.vectors.points import in_memory
 
 COUNT = 50

@@ -25,8 +25,7 @@ from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
 
 if TYPE_CHECKING:
-    from dmlkit.review.learning_curve import LearningCurve
-    from dmlkit.review.select import ChosenImages
+    from dmlkit.review.select import ChosenImages, LearningCurve
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
@@ -104,7 +103,7 @@ def select(
 
     from dmlkit.gallery.sources import open_queries
     from dmlkit.identify.search import open_searched
-    from dmlkit.review.learning_curve import measure as measure_selection
+    from dmlkit.review.select import measure as measure_selection
     from dmlkit.review.select import select as select_images
     from dmlkit.run_folder.folder import RunFolder
     from dmlkit.vectors.fusion import ModelChoice

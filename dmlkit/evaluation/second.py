@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -19,8 +20,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.by_value import column_table, read_column
-from dmlkit.evaluation.calibration import threshold_of_pairs
-from dmlkit.evaluation.pair_probability import fit_scores, sampled_pairs
+from dmlkit.evaluation.calibration import fit_scores, sampled_pairs, threshold_of_pairs
 from dmlkit.files.document import Document
 from dmlkit.files.image_table import LIMITS, days_of, degrees_of
 from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT, check_options, kind_of, place_of_run, require_run
@@ -141,6 +141,11 @@ def map_at_r(
     second = None if rescorer is None else rescorer.between(rows[asked], rows)
     found = score_retrieval(queries, Labeled(points, labels, rows), manifold, ["map@r"], rerank=second)
     return found.per_query["map@r"]
+
+
+def rescored_map(found: Embeddings, manifold: Manifold, rescorer: Rescorer, share: float, asked: Tensor) -> Tensor:
+    """Return the `map_at_r` of images with a share of the second similarity."""
+    return map_at_r(found.points, found.labels, manifold, asked, replace(rescorer, share=share))
 
 
 def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: Tensor) -> np.ndarray:
@@ -290,13 +295,13 @@ def weigh_place(found: Embeddings, manifold: Manifold, sightings: Sightings) -> 
     sides = sightings.chosen(pairs[0]), sightings.chosen(pairs[1])
     similarity = similarities_of(manifold, found.points, *pairs)
     span = fit_range(similarity, (found.labels[pairs[0]] == found.labels[pairs[1]]).numpy(), sides)
-    rescorer = Rescorer(evidence_of(sightings, span), 0.0)
-
-    def placed_map(share: float, asked: Tensor) -> Tensor:
-        return map_at_r(found.points, found.labels, manifold, asked, replace(rescorer, share=share))
-
-    scores = [similarity, span.evidence(*sides).numpy()]
-    return span, Weighing(found.labels, pairs, scores, placed_map).choice()
+    weighing = Weighing(
+        found.labels,
+        pairs,
+        [similarity, span.evidence(*sides).numpy()],
+        partial(rescored_map, found, manifold, Rescorer(evidence_of(sightings, span), 0.0)),
+    )
+    return span, weighing.choice()
 
 
 def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, Sightings]) -> Range:
@@ -405,10 +410,9 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
     pairs = first[others], second[others]
     both = [similarities_of(manifold, points, *pairs), scores[others].numpy()]
 
-    def scored_map(share: float, asked: Tensor) -> Tensor:
-        return map_at_r(points, labels, manifold, asked, replace(rescorer, score=known, share=share))
-
-    return Weighing(labels, pairs, both, scored_map).choice()
+    return Weighing(
+        labels, pairs, both, partial(rescored_map, found, manifold, replace(rescorer, score=known))
+    ).choice()
 
 
 def by_features(features: Tensor, fusion: Fusion) -> Rescorer:

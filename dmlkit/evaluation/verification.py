@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
-from dmlkit.evaluation.calibration import points_of_split, threshold_on
-from dmlkit.evaluation.pair_probability import probability_at
+from dmlkit.evaluation.calibration import points_of_split, probability_at, threshold_on
 from dmlkit.evaluation.second import choose_fusion, local_threshold, matched_pairs
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document

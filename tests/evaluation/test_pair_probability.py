@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from dmlkit.evaluation import pair_probability
-from dmlkit.evaluation.pair_probability import (
+from dmlkit.evaluation import calibration
+from dmlkit.evaluation.calibration import (
     fit_pair_probability,
     probability_at,
     sampled_pairs,
@@ -54,7 +54,7 @@ def test_pairs_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch):
     first, second = sampled_pairs(labels)
     found = {tuple(sorted(pair)) for pair in zip(first.tolist(), second.tolist(), strict=True)}
     assert found == {*kinds[True], *kinds[False]} and len(first) == len(found)
-    monkeypatch.setattr(pair_probability, "MOST", 300)
+    monkeypatch.setattr(calibration, "MOST", 300)
     first, second = sampled_pairs(labels)
     found = {tuple(sorted(pair)) for pair in zip(first.tolist(), second.tolist(), strict=True)}
     same = labels[first] == labels[second]

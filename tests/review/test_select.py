@@ -14,8 +14,7 @@ from torch import Tensor
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.review import select as selecting
-from dmlkit.review.learning_curve import ROUNDS, measure
-from dmlkit.review.select import Rule, select
+from dmlkit.review.select import ROUNDS, Rule, measure, select
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import Result
 from tests.datasets import trees
