@@ -1,7 +1,7 @@
 """Evaluation of a model on a split: embed its images, search, compute metrics; and its result, also per class."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -252,6 +252,8 @@ def score_dataset(
 
     plain = Points(embeddings.points, labels, manifold)
     scores, alternative = score(plain, metrics, advance=advance), None
+    if dataset.groups is not None and dataset.members is None:
+        scores = replace(scores, notes=(*scores.notes, *_junk_notes(scores, labels, query, searched)))
     if second.rescorer is not None:
         rows = (side.nonzero()[:, 0] for side in (query, searched))
         alternative = score(plain, searching(metrics), advance=advance, rerank=second.rescorer.between(*rows))
@@ -271,6 +273,23 @@ def score_dataset(
         alternative=alternative,
         rescoring=Rescoring(embeddings.points, manifold, score_form, lambda: embeddings.points),
     )
+
+
+def _junk_notes(scores: Scores, labels: Tensor, query: Tensor, searched: Tensor) -> Iterator[str]:
+    """Yield how many queries are not scored although the gallery has other images of their class: those of their group.
+
+    Args:
+        labels, query, searched: (N,), of each image, and whether it is a query and in the gallery.
+    """
+    rows = query.nonzero()[:, 0]
+    is_scored = torch.zeros(len(rows), dtype=torch.bool)
+    is_scored[scores.queries] = True
+    alone = rows[~is_scored]
+    sizes = labels[searched].bincount(minlength=int(labels.max()) + 1)
+    count = int((sizes[labels[alone]] > searched[alone].long()).sum())
+    if count:
+        of = f"{count} of them" if count < len(alone) else "all of them"
+        yield f"{of} have images of their class in their own group alone, so they are not scored"
 
 
 def at_levels(dataset: Dataset, labels: Tensor) -> Labels:

@@ -119,6 +119,20 @@ class MapAtRConfig(MetricConfig, frozen=True):
         return {"map@r": ranking.precision_sum(ranking.positives) / ranking.positives}
 
 
+class MapConfig(MetricConfig, frozen=True):
+    r"""mAP, the mean average precision over the whole gallery, as in re-identification (Market-1501).
+
+    .. math:: \frac{1}{R} \sum_{i} P(i) \, \mathrm{rel}_i
+    """
+
+    name: Literal["map"] = "map"
+    definition: ClassVar[str] = "map: (1/R) sum over the whole gallery of precision(i) * hit(i)"
+    to_end: ClassVar[bool] = True
+
+    def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
+        return {"map": ranking.precision_sum(ranking.gallery) / ranking.positives}
+
+
 class MrrConfig(MetricConfig, frozen=True):
     """MRR, the mean of 1 / rank of the first hit, over the whole gallery."""
 

@@ -26,6 +26,7 @@ CASES = [
     ("map@r", "map@r", 1),
     ("map@3", "map", 3),
     ("map@50", "map", 50),
+    ("map", "map", 1000),
     ("mrr", "mrr", 1),
     ("ndcg@2", "ndcg", 2),
     ("ndcg@50", "ndcg", 50),
