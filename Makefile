@@ -14,7 +14,7 @@ setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv
-	$(INSTALL) '.[transport,torchcodec,timm,hf,lite,sift,video,onnx,tensorboard,ray,lancedb,serve,qdrant,pgvector,docs,dev]'
+	$(INSTALL) '.[transport,torchcodec,timm,hf,excel,lite,sift,video,onnx,tensorboard,ray,lancedb,serve,qdrant,pgvector,docs,dev]'
 	@touch $@
 
 .venv/.installed-for-demo: pyproject.toml constraints.txt

@@ -13,6 +13,7 @@ from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import (
     TRAIN,
     Set,
+    Writes,
     argument,
     examples,
     option,
@@ -21,12 +22,15 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
-from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
+from dmlkit.files.outputs import check_file
+from dmlkit.files.source import EXPECTED_DATA, require_addable, require_dataset, require_run
 
 if TYPE_CHECKING:
     from dmlkit.loading.check import Findings
 
-app = typer.Typer(name="data", no_args_is_help=True, rich_help_panel=TRAIN, help="Check a dataset on disk.")
+app = typer.Typer(
+    name="data", no_args_is_help=True, rich_help_panel=TRAIN, help="Check a dataset on disk, or convert it to a table."
+)
 DATA_ERROR = 1  # exit code of check if it finds errors in the data
 
 
@@ -100,6 +104,35 @@ def check(
     print_findings(findings, f"{config.name}: {target}", console, every=every)
     if findings.errors:
         raise typer.Exit(DATA_ERROR)
+
+
+@app.command(
+    epilog=examples("dmlkit data convert annotations.json -o table.csv", "dmlkit data convert photos.xlsx -o t.csv")
+)
+@with_options
+def convert(
+    source: Annotated[
+        Path, argument("TABLE|FOLDER", "Table or annotations, or folder of labeled images.", check=require_addable)
+    ],
+    columns: TableOptions,
+    output: Annotated[Path, Writes(check_file, (".csv",)), option("FILE", "Table to write (.csv).", "--output", "-o")],
+) -> None:
+    """Write the one table that any list of images is read into: path, label, group, box, time, place and others."""
+    from dmlkit.files.image_table import lists_images, read_images, write_images
+
+    console, named = Console(), columns.columns()
+    if lists_images(source, named):
+        found = read_images(source, columns.root, named, ("path",))
+    else:
+        from dmlkit.vectors.images import folder_table
+
+        found = folder_table(source)
+    root = write_images(found, output)
+    for line in merged([*found.notes, *(f"left out: {fault}" for fault in found.faults)]):
+        say(console, f"note: {line}")
+    say(console, f"wrote {output}: {counted(len(found), 'row', 'rows')} of {', '.join(found.table.column_names)}")
+    if root == found.root and root != output.parent:
+        say(console, f"its paths are relative to {root}: read it with --root {root}")
 
 
 def print_findings(findings: "Findings", title: str, console: Console, *, every: bool = False) -> None:

@@ -4,8 +4,10 @@ Nothing is downloaded and no script of a dataset is run: ``load_from_disk`` read
 the name of one of the library's own readers, never that of a script.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +22,8 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import decode_image
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import OptionError, first_line
+from dmlkit.errors import OptionError, UserError, first_line
+from dmlkit.files.csv_table import own_column
 from dmlkit.files.image_file import BadImageError, decoding
 from dmlkit.files.paths import inside
 from dmlkit.files.readers.base import ImageTable
@@ -41,7 +44,7 @@ class HfConfig(DatasetConfig, frozen=True):
     titled_by: ClassVar = "root"
     name: Literal["hf"] = "hf"
     root: str = Field(min_length=1)
-    """Folder of the dataset, relative to the working directory."""
+    """Folder of the dataset, or a Parquet file, relative to the working directory."""
     image: str = Field(default="image", min_length=1)
     """Column of the images."""
     label: str = Field(default="label", min_length=1)
@@ -124,7 +127,8 @@ def open_parts(root: Path) -> dict[str, Any]:
     Raises:
         OptionError: the folder is missing, the library is not installed, or the folder has no dataset.
     """
-    if not root.is_dir():
+    is_file = root.suffix.lower() == ".parquet" and root.is_file()
+    if not root.is_dir() and not is_file:
         raise OptionError("dataset.root", f"{root}: no such folder; {MOVED}root=PATH")
     if find_spec("datasets") is None:
         raise OptionError("dataset.name", "datasets is not installed; install it with: pip install 'dmlkit[hf]'")
@@ -134,7 +138,9 @@ def open_parts(root: Path) -> dict[str, Any]:
     suffixes = {path.suffix.lower() for path in root.rglob("*") if path.is_file()}
     kind = "parquet" if ".parquet" in suffixes else "imagefolder" if suffixes & set(EXTENSIONS) else None
     try:
-        if any((root / name).is_file() for name in SAVED):
+        if is_file:
+            found = library.load_dataset("parquet", data_files=str(root))
+        elif any((root / name).is_file() for name in SAVED):
             found = library.load_from_disk(str(root))
         elif kind is not None:
             found = library.load_dataset(kind, data_dir=str(root))
@@ -148,6 +154,42 @@ def open_parts(root: Path) -> dict[str, Any]:
         reason = first_line(error)
         raise OptionError("dataset.root", f"{root}: cannot read this dataset: {reason}") from error
     return dict(found) if isinstance(found, Mapping) else {"train": found}
+
+
+def stored_dataset(path: Path, columns: Mapping[str, str]) -> HfConfig | None:
+    """Return the dataset at a path whose images are stored in Parquet or Arrow; None for another path.
+
+    Args:
+        columns: names of the columns ``path``, that of the images, and ``label``. Default: the usual ones.
+    """
+    if not (features := _stored_features(path)):
+        return None
+    images = [name for name, is_image in features.items() if is_image]
+    image = columns.get("path") or images[0]
+    if len(images) > 1 and "path" not in columns:
+        raise UserError(f"{path}: {' and '.join(images)} hold images; name one of them with --column path=NAME")
+    names = list(features)
+    label = names[own_column(names, columns.get("label") or "label", str(path), "label")]
+    return HfConfig(root=str(path), image=image, label=label, validation_fraction=0.0)
+
+
+def _stored_features(path: Path) -> dict[str, bool]:
+    """Return whether each column of a stored dataset holds images; none if no column does, or for another path."""
+    from pyarrow import parquet, types
+
+    files = [path] if path.suffix.lower() == ".parquet" else [*path.glob("*.parquet"), *path.glob("data/*.parquet")]
+    found = dict[str, bool]()
+    for file in (one for one in sorted(files)[:1] if one.is_file()):
+        with suppress(OSError, ValueError):  # reported by the reader of tables
+            found = {
+                one.name: types.is_struct(one.type) and one.type.get_field_index("bytes") >= 0
+                for one in parquet.read_schema(file)
+            }
+    if any((path / name).is_file() for name in SAVED):
+        for file in sorted([*path.glob("dataset_info.json"), *path.glob("*/dataset_info.json")])[:1]:
+            features: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")).get("features") or {}
+            found = {name: kind.get("_type") == "Image" for name, kind in features.items()}
+    return found if any(found.values()) else {}
 
 
 def check_columns(part: Any, split: str, root: Path, image: str, label: str) -> None:

@@ -20,7 +20,7 @@ from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
 from dmlkit.files.csv_table import column_called, key_of, own_column
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import BadImageError, decoding, some_image_files, upright_size
-from dmlkit.files.outputs import BOX
+from dmlkit.files.outputs import BOX, write_table
 from dmlkit.files.paths import SUSPICIOUS, are_of_windows, inside, raise_faults
 from dmlkit.files.readers.base import ImageTable, Reader, reader_of
 from dmlkit.files.regular import EXTENSIONS
@@ -109,6 +109,27 @@ def _read(source: Path, columns: Mapping[str, str], images: Path | None) -> Imag
         return ImageTable(pa.table({"path": pa.array(names, pa.string())}), source, source)
     missing = "" if source.exists() else "no such file or folder; "
     raise UserError(f"{source}: {missing}{EXPECTED}")
+
+
+def write_images(found: ImageTable, output: Path) -> Path:
+    """Write the rows as CSV, dmlkit's columns first; return the folder that the paths in it are relative to.
+
+    It is that of the table if the images are below it.
+    """
+    columns = found.table.column_names
+    names = [one for one in (*TEXTS[:2], "group", *BOX, *SIGHTING, *TEXTS[2:-1]) if one in columns]
+    names += [one for one in columns if one not in names]
+    own = Path(os.path.abspath(output.parent))  # noqa: PTH100 - links are not followed
+    root = Path(os.path.abspath(found.root))  # noqa: PTH100
+    below = root.relative_to(own).as_posix() if root.is_relative_to(own) else "."
+    cells = dict[str, Sequence[str]]()
+    for name in names:
+        values = found.table[name].to_pylist()
+        cells[name] = [f"{one:.10g}" if isinstance(one, float) else "" if one is None else str(one) for one in values]
+    if below != ".":
+        cells["path"] = [path and f"{below}/{path}" for path in cells["path"]]
+    write_table(output, names, zip(*cells.values(), strict=True), is_data=True)
+    return own if root.is_relative_to(own) else found.root
 
 
 def with_sure_boxes(found: ImageTable, least: float) -> ImageTable:
@@ -605,6 +626,11 @@ def text_column(table: Any, where: str, name: str) -> Any:
     import pyarrow as pa
 
     column, compute = table[name], arrow_compute()
+    if pa.types.is_struct(column.type):
+        raise UserError(
+            f"{where}: column {name!r} holds images instead of their paths; start, data check and recipes (dataset hf) "
+            "read them, for other commands save them as files"
+        )
     if pa.types.is_floating(column.type):  # pandas writes an empty cell as nan
         column = compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
     try:

@@ -278,7 +278,7 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
 
     if reader_of(path) is not None:
         return
-    if path.is_dir() and not any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
+    if path.is_dir() and all(one.name.startswith(".") for one in path.iterdir()):
         raise OptionError("dataset.root", f"{path}: {NO_CLASSES}")
 
 

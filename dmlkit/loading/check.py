@@ -23,6 +23,7 @@ from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.datasets.files.image import Turns, frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.folder import FolderConfig
+from dmlkit.datasets.hf import stored_dataset
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.image_file import BadImageError, decoding, opened
@@ -138,9 +139,11 @@ def _measure(listing: Listing, bar: Bar) -> tuple[tuple[int, float, int], int, l
         for index in sample:
             path = images.paths[index]
             try:
-                with decoding(path), opened(path) as image:
-                    box = images.box(index)
-                    sides_of = image.size if box is None else (box.right - box.left, box.bottom - box.top)
+                if (box := images.box(index)) is None and images.file(index) is None:  # stored in a table
+                    sides_of = images.sample(index).shape[1:]
+                else:
+                    with decoding(path), opened(path) as image:
+                        sides_of = image.size if box is None else (box.right - box.left, box.bottom - box.top)
                 sides.append(round(min(sides_of)))
             except BadImageError as error:
                 fault = error
@@ -167,8 +170,9 @@ def dataset_at(
     published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
     sign = next((name for sign, name in signs.items() if (target / sign).exists()), None)
-    is_table = dataset is None and sign is None and target.exists() and lists_images(target, columns)
-    if (columns or root) and not is_table:
+    stored = stored_dataset(target, columns or {}) if dataset is None and target.exists() else None
+    is_table = stored is None and dataset is None and sign is None and target.exists() and lists_images(target, columns)
+    if (columns or root) and not is_table and (stored is None or root):
         raise UserError(f"--column, --root: apply to a table, got {target}; remove them, or write them into the recipe")
     if is_recipe(target) and not is_table:
         if dataset is not None:
@@ -182,6 +186,8 @@ def dataset_at(
             raise UserError(f"--dataset: got {dataset!r}, expected {', '.join(known)}")
         return DatasetConfig.variants[dataset](root=str(target), validation_fraction=0.0)
     require_path(target, EXPECTED_DATA)
+    if stored is not None:
+        return stored
     if is_table:
         own = None if root is None else str(root)
         return TableConfig(file=str(target), root=own, columns=dict(columns or {}), validation_fraction=0.0)

@@ -97,7 +97,9 @@ def trained_classes(setting: Photos) -> int:
 
 def _dataset(setting: Photos) -> list[str]:
     dataset = setting.dataset
-    place = {key: value for key in ("root", "file", "columns") if (value := getattr(dataset, key, None))}
+    place = {
+        key: value for key in ("root", "file", "columns", "image", "label") if (value := getattr(dataset, key, None))
+    }
     lines = ["dataset:", f"  name: {dataset.name}"]
     lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in place.items()]
     if dataset.split != "official":

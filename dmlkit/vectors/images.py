@@ -1,5 +1,6 @@
 """Images to embed, with their labels: files, folders, tables, vectors, or a split of a recipe's dataset."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -211,6 +212,16 @@ def _with_folder_labels(found: ImageTable, source: Path, labels: str | None, dep
     if LABEL in table.column_names:
         table = table.drop_columns([LABEL])
     return replace(found, table=table.append_column(LABEL, pa.array(own, pa.string())))
+
+
+def folder_table(folder: Path) -> ImageTable:
+    """Return the images of a folder, with the names of their folders as labels, see `images_at`."""
+    import pyarrow as pa
+
+    images = images_at(folder)
+    paths = [os.path.relpath(path, folder) for path in images.paths]
+    labels = images.label_names(images.labels)
+    return ImageTable(pa.table({"path": paths, "label": pa.array(labels, pa.string())}), folder, folder)
 
 
 def _files_below(folder: Path, depth: int) -> ImageList:

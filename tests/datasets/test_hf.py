@@ -1,5 +1,6 @@
 """Folders of the library ``datasets``: the images and labels of the files they were made from, and what is refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,11 @@ import torch
 from dmlkit.datasets import FolderConfig, HfConfig
 from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import UserError
+from dmlkit.files.image_table import read_images
+from dmlkit.loading.check import dataset_at, survey
+from dmlkit.recipe.file import read_recipe
+from dmlkit.training import estimate
+from tests.conftest import Result
 from tests.datasets import trees
 
 library: Any = pytest.importorskip("datasets", reason="the extra dmlkit[hf] is not installed")
@@ -116,3 +122,38 @@ def test_what_is_wrong_with_a_folder_is_one_line(
     monkeypatch.setattr("dmlkit.datasets.hf.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"datasets is not installed; install it with: pip install 'dmlkit\[hf\]'"):
         HfConfig(root=str(tmp_path / "rows")).build("train")
+
+
+@pytest.mark.parametrize("kind", ["saved", "parquet", "file"])
+def test_stored_images_are_recognized_with_their_columns(kind: str, rows: Any, photos: Path, tmp_path: Path):
+    renamed = rows.rename_columns({"image": "photo", "label": "species"})
+    root = saved("saved" if kind == "saved" else "parquet", rows, photos, tmp_path)
+    if kind == "file":
+        root = next(root.rglob("*.parquet"))
+    config = dataset_at(root)
+    assert isinstance(config, HfConfig) and (config.image, config.label) == ("image", "label")
+    expected = FolderConfig(root=str(photos), validation_fraction=0).build("test")
+    found = config.build("test")
+    assert found.class_names == expected.class_names
+    assert torch.equal(found.sample(4), expected.sample(4))
+    assert survey(config).sides == (18, 18, 18)
+    renamed.save_to_disk(str(tmp_path / "renamed"))
+    with pytest.raises(UserError, match=r"renamed: has no column 'label'.*it has photo, species.*--column label=NAME"):
+        dataset_at(tmp_path / "renamed")
+    config = dataset_at(tmp_path / "renamed", columns={"label": "species"})
+    assert isinstance(config, HfConfig) and (config.image, config.label) == ("photo", "species")
+    if kind == "file":
+        with pytest.raises(UserError, match="column 'path' holds images instead of their paths"):
+            read_images(root).table.to_pylist()
+
+
+def test_start_names_the_columns(
+    rows: Any, tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
+    rows.rename_columns({"image": "photo", "label": "species"}).save_to_disk(str(tmp_path / "birds"))
+    recipe = tmp_path / "birds.yaml"
+    result = dmlkit("start", tmp_path / "birds", "--column", "label=species", "-o", recipe, "--device", "cpu")
+    assert result.code == 0 and "training time is not known" not in result.out
+    config = read_recipe(recipe).dataset
+    assert isinstance(config, HfConfig) and (config.image, config.label) == ("photo", "species")

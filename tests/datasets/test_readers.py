@@ -1,6 +1,8 @@
 """Formats that list images, each compared with rows written by hand."""
 
 import json
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.image_table import read_images
 from dmlkit.files.readers.base import ImageTable, Reader, reader_of, table_of
 from dmlkit.vectors.images import images_at
+from tests.conftest import Result
 from tests.datasets import trees
 
 SIDES = ("x1", "y1", "x2", "y2")
@@ -480,3 +483,98 @@ def test_other_columns_are_named_once(home: Path, caplog: pytest.LogCaptureFixtu
         images_at(file)
     line = f"{file}: reads path from 'image', label from 'identity'; other columns: side, note"
     assert caplog.text.count(line) == 1 and caplog.text.count("reads") == 1
+
+
+def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
+    """Write a workbook as Excel does: numbers, dates by their style, texts, and the value of a formula."""
+    kinds = {str: 't="inlineStr"><is><t>{}</t></is>', float: "><v>{}</v>", tuple: 's="1"><v>{0[0]}</v>'}
+    kinds |= {list: "><f>{0[0]}</f><v>{0[1]}</v>", bool: 't="b"><v>{:d}</v>'}
+    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    links = 'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+    package = "http://schemas.openxmlformats.org/package/2006"
+    office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    names, related = "", f'<Relationship Id="rId0" Type="{office}/styles" Target="styles.xml"/>'
+    with zipfile.ZipFile(path, "w") as file:
+        for number, (name, rows) in enumerate(sheets, start=1):
+            lines = ""
+            for down, row in enumerate(rows, start=1):
+                cells = [
+                    f'<c r="{chr(65 + across)}{down}" {kinds[type(cell)].format(cell)}</c>'
+                    for across, cell in enumerate(row)
+                    if cell is not None
+                ]
+                lines += f'<row r="{down}">{"".join(cells)}</row>'
+            file.writestr(
+                f"xl/worksheets/sheet{number}.xml", f"<worksheet {space}><sheetData>{lines}</sheetData></worksheet>"
+            )
+            state = ' state="hidden"' if name.startswith("_") else ""
+            names += f'<sheet name="{name}" sheetId="{number}"{state} r:id="rId{number}"/>'
+            related += (
+                f'<Relationship Id="rId{number}" Type="{office}/worksheet" Target="worksheets/sheet{number}.xml"/>'
+            )
+        file.writestr("xl/workbook.xml", f"<workbook {space} {links}><sheets>{names}</sheets></workbook>")
+        file.writestr(
+            "xl/_rels/workbook.xml.rels", f'<Relationships xmlns="{package}/relationships">{related}</Relationships>'
+        )
+        styles = '<cellXfs><xf numFmtId="0"/><xf numFmtId="22" applyNumberFormat="1"/></cellXfs>'
+        file.writestr("xl/styles.xml", f"<styleSheet {space}>{styles}</styleSheet>")
+        kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet.main+xml"
+        types = f'<Override PartName="/xl/workbook.xml" ContentType="{kind}"/>'
+        file.writestr("[Content_Types].xml", f'<Types xmlns="{package}/content-types">{types}</Types>')
+        first = f'<Relationship Id="rId1" Type="{office}/officeDocument" Target="xl/workbook.xml"/>'
+        file.writestr("_rels/.rels", f'<Relationships xmlns="{package}/relationships">{first}</Relationships>')
+    return path
+
+
+def test_workbooks_of_excel(home: Path):
+    """Whole numbers have no decimals, dates are ISO, and a formula is its stored value, whatever it says."""
+    cells: list[list[object]] = [
+        ["File", "Identity", "Date", "note", "x"],
+        ["cam1/a.jpg", 7.0, (43981.5,), ["1+1", 3], 0.25],
+        [],
+        ["cam1/b.jpg", "fox", None, "y", True],
+    ]
+    file = workbook(
+        home / "t.xlsx", ("_secret", [["File"], ["no.jpg"]]), ("empty", []), ("photos", cells), ("more", cells)
+    )
+    assert rows(file, "path", "label", "time", "note", "x") == [
+        ["cam1/a.jpg", "7", "2020-05-30T12:00:00", "3", "0.25"],
+        ["cam1/b.jpg", "fox", None, "y", "True"],
+    ]
+    found = read_images(file)
+    assert found.place(1) == f"{file}: row 4"
+    assert found.notes == [f"{file}: reads the sheet 'photos'; left out: more"]
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04 cut", b"", b"path,label\n"])
+def test_a_file_that_is_no_workbook_is_named(home: Path, content: bytes):
+    (home / "t.xlsx").write_bytes(content)
+    with pytest.raises(UserError, match=r"t.xlsx: cannot read this workbook: ") as raised:
+        read_images(home / "t.xlsx")
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match="this workbook has no cells"):
+        read_images(workbook(home / "e.xlsx", ("a", [])))
+
+
+def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Callable[..., Result], tmp_path: Path):
+    """The table is read as the annotations are, and says where its paths lead."""
+    annotation = {"image_id": 1, "category_id": 1, "bbox": [2, 3, 10, 12.5], "side": "=left"}
+    data = {"images": [{"id": 1, "file_name": "cam1/a.jpg"}], "annotations": [annotation, annotation | {"image_id": 2}]}
+    file = write(home / "c.json", data | {"categories": [{"id": 1, "name": "fox"}]})
+    (tmp_path / "other").mkdir()
+    for output, way in ((home / "t.csv", ()), (tmp_path / "other" / "t.csv", ("--root", home))):
+        result = dmlkit("data", "convert", file, "-o", output)
+        assert result.code == 0 and "left out: " in result.out and "image_id 2 is not one of the images" in result.out
+        assert ("read it with --root" in result.out) == bool(way)
+        assert output.read_text().splitlines()[0] == "path,label,x1,y1,x2,y2,side"
+        names = ("path", "label", *SIDES, "side")
+        expected = [["cam1/a.jpg", "fox", 2, 3, 12, 15.5, "=left"]]
+        assert rows(output, *names, root=home) == rows(file, *names) == expected
+        assert dmlkit("data", "check", output, *way).code in (0, 1)
+    write(home / "deep" / "c.json", json.dumps(data).replace("cam1/a", "b"))
+    trees.photo(home / "deep" / "b.jpg", 0)
+    assert dmlkit("data", "convert", home / "deep" / "c.json", "-o", home / "t.csv").code == 0
+    assert (home / "t.csv").read_text().splitlines()[1] == "deep/b.jpg,,2,3,12,15.5,=left"
+    trees.photo(home / "classes" / "fox" / "1.jpg", 1)
+    assert dmlkit("data", "convert", home / "classes", "-o", home / "u.csv").code == 0
+    assert (home / "u.csv").read_text().splitlines() == ["path,label", "classes/fox/1.jpg,fox"]

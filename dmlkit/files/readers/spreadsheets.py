@@ -1,10 +1,12 @@
-"""Tables: CSV, TSV, Parquet, Arrow and JSON lines."""
+"""Tables: CSV, TSV, Excel, Parquet, Arrow and JSON lines."""
 
 import json
+from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dmlkit.errors import UserError, first_line
+from dmlkit.errors import UserError, first_line, some_of
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.readers.base import ImageTable, Reader, as_text
 from dmlkit.files.regular import check_regular, read_text, what_instead
@@ -21,6 +23,49 @@ class CsvReader(Reader):
     def read(self, path: Path) -> ImageTable:
         found = read_csv(path)
         return ImageTable(found.table(), path, path.parent, first=found.first)
+
+
+class ExcelReader(Reader):
+    """Reader of the first visible sheet with cells of a workbook: its stored values, formulas are not computed."""
+
+    title = "Excel"
+
+    def recognizes(self, path: Path) -> bool:
+        return path.suffix.lower() in (".xlsx", ".xlsm", ".xls", ".ods") and not path.is_dir()
+
+    def read(self, path: Path) -> ImageTable:
+        import pyarrow as pa
+
+        if find_spec("python_calamine") is None:
+            raise UserError(f"{path}: needs python-calamine: pip install 'dmlkit[excel]'; or save the sheet as CSV")
+        from python_calamine import CalamineError, SheetVisibleEnum, load_workbook
+
+        try:
+            check_regular(path)
+            book = load_workbook(str(path))
+            visible = [one.name for one in book.sheets_metadata if one.visible == SheetVisibleEnum.Visible]
+            sheets = {name: book.get_sheet_by_name(name).to_python(skip_empty_area=False) for name in visible}
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file") from None
+        except (OSError, CalamineError) as error:
+            raise UserError(f"{path}: cannot read this workbook: {what_instead(path, first_line(error))}") from error
+        sheet, *others = [name for name, rows in sheets.items() if any(map(any, rows))] or [""]
+        if not sheet:
+            raise UserError(f"{path}: this workbook has no cells; expected a line with the columns' names")
+        filled = [(number, row) for number, row in enumerate(sheets[sheet], start=1) if any(cell != "" for cell in row)]
+        columns = [pa.array(map(_cell, cells), pa.string()) for cells in zip(*(row for _, row in filled), strict=True)]
+        table = pa.Table.from_arrays(
+            [column[1:] for column in columns], [str(column[0].as_py() or "").strip() for column in columns]
+        )
+        notes = [f"{path}: reads the sheet {sheet!r}; left out: {some_of(others)}"] if others else []
+        return ImageTable(table, path, path.parent, [f"{path}: row {number}" for number, _ in filled[1:]], notes=notes)
+
+
+def _cell(value: object) -> str | None:
+    """Return a cell as text: whole numbers without decimals, dates as in ISO 8601; None for an empty one."""
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return (value.isoformat() if isinstance(value, date) else str(value).strip()) or None
 
 
 class ParquetReader(Reader):
