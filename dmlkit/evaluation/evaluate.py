@@ -6,7 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -14,7 +13,6 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import write_table
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
@@ -131,13 +129,6 @@ class Evaluation:
         labels = [self.class_names[label] for label in self.labels.tolist()]
         lines = (f"{image}\0{label}\n" for image, label in zip(self.images, labels, strict=True))
         return sha256("".join(lines).encode()).hexdigest()
-
-    def save_per_query(self, path: Path) -> None:
-        """Write the values of every query, one array per metric, and its class as `CLASS`."""
-        with atomic_write(path) as partial, partial.open("wb") as file:
-            columns = {**self.scores.per_query, CLASS: self.labels}
-            arrays: dict[str, Any] = {name: value.numpy() for name, value in columns.items()}
-            np.savez_compressed(file, **arrays)
 
     def save_classes(self, path: Path) -> None:
         """Write a CSV table of every class, worst first."""

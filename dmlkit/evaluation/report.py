@@ -19,6 +19,7 @@ from dmlkit.evaluation.augmented import Copies
 from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column
 from dmlkit.evaluation.evaluate import CLASS, ClassFigures, ConfusedClasses, Evaluation
 from dmlkit.files.arrays import read_arrays
+from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.loading.image_changes import hash_files
 from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Stored
@@ -280,7 +281,10 @@ def stored_answer(path: Path, question: Question) -> Figures | None:
 def store(report: Report, evaluation: Evaluation, path: Path) -> None:
     """Write the values of the queries and then the report, so that a report exists only if its values are complete."""
     path.parent.mkdir(exist_ok=True)
-    evaluation.save_per_query(path.with_suffix(".npz"))
+    columns = {**evaluation.scores.per_query, CLASS: evaluation.labels}
+    arrays: dict[str, Any] = {name: value.numpy() for name, value in columns.items()}
+    with atomic_write(path.with_suffix(".npz")) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)
     report.write(path)
 
 

@@ -135,18 +135,16 @@ class Pairing:
                 start, end = int(self.start[first]), int(self.end[first])
                 step = max(1, DISTANCE_ENTRIES // max(1, end - start))
                 for low in range(first, last, step):
-                    yield self._same(slice(low, min(low + step, last)), start, end)
-
-    def _same(self, rows: slice, start: int, end: int) -> Tensor:
-        scores = self.scores(self.rows[rows], self.columns[start:end])
-        kept = torch.ones_like(scores, dtype=torch.bool)
-        if self.unordered:
-            kept = kept.triu(rows.start - start + 1)
-        elif self.own is not None:
-            columns, present = self.own.columns(torch.arange(rows.start, rows.stop, device=scores.device))
-            present &= (columns >= start) & (columns < end)
-            kept[present.nonzero()[:, 0], columns[present] - start] = False
-        return scores[kept]
+                    rows = torch.arange(low, min(low + step, last), device=self.rows.device)
+                    scores = self.scores(self.rows[low : low + len(rows)], self.columns[start:end])
+                    kept = torch.ones_like(scores, dtype=torch.bool)
+                    if self.unordered:
+                        kept = kept.triu(low - start + 1)
+                    elif self.own is not None:
+                        columns, present = self.own.columns(rows)
+                        present &= (columns >= start) & (columns < end)
+                        kept[present.nonzero()[:, 0], columns[present] - start] = False
+                    yield scores[kept]
 
     def each_block(self, use: Use) -> None:
         """Call ``use`` with all scores of pairs of different classes, on a CPU in as many threads as torch uses."""

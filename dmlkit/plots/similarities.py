@@ -39,7 +39,20 @@ def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int =
     output = output or embedded.run.plots / f"{embedded.split}-heatmap.png"
     shown = embedded.of_classes(classes)
     maps = heat_maps(shown)
-    draw_maps(shown, maps, output)
+    measure = embedded.manifold.similarity_name.replace("_", " ")
+    names = shortened_apart([shown.class_names[label] for label in maps.classes.tolist()], LONGEST_NAME)
+    above = maps.to_proxies is not None
+    with picture(output, (1 + above) * (COLUMN - 4)) as figure:  # one above the other, each with its own scale
+        panels = figure.subplots(1 + above, 1, squeeze=False)[:, 0]
+        title = f"{embedded.split} split, ordered by class"
+        if above:
+            assert maps.proxy_labels is not None
+            places = class_places(maps.sample_labels), class_places(maps.proxy_labels)
+            draw_map(figure, panels[0], maps.to_proxies, names, places, measure)
+            panels[0].set(title=f"Samples to proxies, {title}", xlabel="proxy", ylabel="sample")
+        places = list(range(len(names))), list(range(len(names)))
+        draw_map(figure, panels[-1], maps.between, names, places, f"mean {measure}")
+        panels[-1].set(title=f"Two samples by their classes, {title}", xlabel="class", ylabel="class")
     return output, maps
 
 
@@ -66,24 +79,6 @@ def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Te
         similarities[torch.arange(len(own)), own] = 0  # similarity of a sample to itself
         sums[one].index_add_(0, codes, similarities.sum(0))
     return sums / (counts[:, None] * counts - torch.diag(counts))
-
-
-def draw_maps(embedded: EmbeddedSplit, maps: HeatMaps, output: Path) -> None:
-    """Draw the maps one above the other, each with its own color scale."""
-    measure = embedded.manifold.similarity_name.replace("_", " ")
-    names = shortened_apart([embedded.class_names[label] for label in maps.classes.tolist()], LONGEST_NAME)
-    above = maps.to_proxies is not None
-    with picture(output, (1 + above) * (COLUMN - 4)) as figure:
-        panels = figure.subplots(1 + above, 1, squeeze=False)[:, 0]
-        title = f"{embedded.split} split, ordered by class"
-        if above:
-            assert maps.proxy_labels is not None
-            places = class_places(maps.sample_labels), class_places(maps.proxy_labels)
-            draw_map(figure, panels[0], maps.to_proxies, names, places, measure)
-            panels[0].set(title=f"Samples to proxies, {title}", xlabel="proxy", ylabel="sample")
-        places = list(range(len(names))), list(range(len(names)))
-        draw_map(figure, panels[-1], maps.between, names, places, f"mean {measure}")
-        panels[-1].set(title=f"Two samples by their classes, {title}", xlabel="class", ylabel="class")
 
 
 def draw_map(figure: Any, axes: Any, values: Any, names: list[str], places: Any, measure: str) -> None:

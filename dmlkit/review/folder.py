@@ -13,7 +13,6 @@ import numpy as np
 from dmlkit.errors import UserError
 from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
-from dmlkit.files.outputs import writing
 from dmlkit.files.source import REVIEW_MARK
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.metrics.audit import LabelAudit, draws_until_together, most_wrong_together
@@ -222,13 +221,6 @@ class ReviewFolder:
             unknown=sum(len(group) for group in self.ask_unknown() if self.label(group[0]) is None),
             disagreements=len(self.disagreements()),
         )
-
-    def set_shares(self, wrong: float, audit: float) -> None:
-        """Change the share of wrong labels to reach, and that of draws; the caller is the only writer."""
-        if (self.review.wrong, self.review.audit) != (wrong, audit):
-            with writing(self.folder / REVIEW_MARK):
-                self.review.model_copy(update={"wrong": wrong, "audit": audit}).write(self.folder / REVIEW_MARK)
-            self.refresh()
 
     def _begins_audit(self, copied: list[int]) -> bool:
         """Return whether copied labels are too many to count as wrong."""

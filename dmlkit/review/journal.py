@@ -134,14 +134,12 @@ def next_question(
     rows = np.flatnonzero(left)
     doubtful = rows if repeated is None else rows[~repeated[rows]]
     is_draw = random.random() < audit or not len(doubtful)
-    if is_draw or best_doubtful(state, state.probabilities[rows], int(wrong * len(left))) == 0:
+    if not is_draw:  # after how many of the most doubtful labels only draws should follow, for the fewest answers
+        doubts = np.sort(state.optimism * (1 - state.probabilities[rows]))[::-1].clip(max=1)
+        checked = np.arange(len(doubts))
+        expected = doubts.sum() - np.concatenate([[0.0], doubts.cumsum()[:-1]])
+        draws = state.draws_until(int(wrong * len(left)), expected, doubts.size - checked.astype(np.float64))
+        is_draw = int((checked + draws).argmin()) == 0
+    if is_draw:
         return LabelQuestion(row=int(random.choice(rows)), is_draw=True)
     return LabelQuestion(row=int(doubtful[state.probabilities[doubtful].argmin()]), is_draw=False)
-
-
-def best_doubtful(state: LabelAudit, probabilities: np.ndarray, most: int) -> int:
-    """Return after how many of the most doubtful labels only draws should follow, for the fewest answers in all."""
-    doubts = np.sort(state.optimism * (1 - probabilities))[::-1].clip(max=1)
-    checked = np.arange(len(doubts))
-    expected = doubts.sum() - np.concatenate([[0.0], doubts.cumsum()[:-1]])
-    return int((checked + state.draws_until(most, expected, doubts.size - checked.astype(np.float64))).argmin())

@@ -6,7 +6,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.escape import excerpt
 from dmlkit.files.lock import sole_writer
-from dmlkit.files.outputs import check_folder, write_table
+from dmlkit.files.outputs import check_folder, write_table, writing
 from dmlkit.files.source import REVIEW_MARK
 from dmlkit.review.folder import ReviewFolder
 from dmlkit.review.proposals import propose
@@ -56,7 +56,11 @@ def review(
                 f"--output {folder}: this is a review of {opened.review.images} in {opened.review.gallery}; choose "
                 "another folder"
             )
-        opened.set_shares(wrong, audit)
+        shares = {"wrong": wrong, "audit": audit}
+        if opened.review.model_copy(update=shares) != opened.review:
+            with writing(state):
+                opened.review.model_copy(update=shares).write(state)
+            opened.refresh()
     before = opened.new_labels()
     opened.reply(_answers(folder / QUESTIONS, opened), REVIEWER)
     opened.ask(ask)
