@@ -270,12 +270,17 @@ LITE0 = Pretrained("EfficientNet-Lite0 (ImageNet)", "tf_efficientnet_lite0", wei
 CHOICES = (
     Pretrained("DINOv3 ViT-S/16", "vit_small_patch16_dinov3.lvd1689m", pooling="cls", image_size=224, megabytes=86),
     Pretrained("DINOv2 ViT-S/14", "vit_small_patch14_dinov2.lvd142m", image_size=224, megabytes=88),
+    Pretrained("DINOv2 ViT-B/14, registers", "vit_base_patch14_reg4_dinov2.lvd142m", image_size=224, megabytes=346),
+    Pretrained("EVA-02 ViT-L/14", "eva02_large_patch14_448.mim_m38m_ft_in22k_in1k", megabytes=1218),
+    Pretrained("PE-Core ViT-B/16", "vit_pe_core_base_patch16_224.fb", megabytes=375),
+    Pretrained("TIPS v2 ViT-B/14", "vit_base_patch14_reg1_tipsv2.webli", image_size=224, megabytes=346),
+    Pretrained("SigLIP 2 ViT-B/16", "vit_base_patch16_siglip_224.v2_webli", megabytes=372),
     Pretrained("SigLIP ViT-B/16", "vit_base_patch16_siglip_224.webli", megabytes=372),
     Pretrained("ConvNeXt-T (ImageNet)", "convnext_tiny.fb_in22k_ft_in1k", megabytes=114),
     Pretrained("MegaDescriptor-T (animals)", "hf-hub:BVRA/MegaDescriptor-T-224", megabytes=110),
     LITE0,
 )
-"""Backbones that ``dmlkit start`` can choose, the best for photos first."""
+"""Backbones that ``dmlkit start`` measures."""
 
 
 def takes_any_size(choice: Pretrained) -> bool:

@@ -219,9 +219,12 @@ def check(
         try:
             read_tree(recipe)
 
+            from dmlkit.backbones.weights import license_words
             from dmlkit.recipe.file import dump_recipe, read_recipe
 
-            texts.append(dump_recipe(read_recipe(recipe, overrides or [])))
+            checked = read_recipe(recipe, overrides or [])
+            name = checked.backbone.license()
+            texts.append(dump_recipe(checked) + (f"# pretrained weights: {license_words(name)}\n" if name else ""))
         except UserError as error:
             faults.append(str(error))
     if faults:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from dmlkit.backbones.tuning import LoRAConfig
+from dmlkit.backbones.weights import license_words
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.export.databases import Destination, is_address, write_lancedb, write_pgvector, write_qdrant
@@ -76,7 +77,7 @@ class Exported:
 
     written: list[Path | Destination]  # the export and the files that belong to it
     agreement: str = ""  # of an exported model with that of the run
-    notes: Sequence[str] = ()  # on a table in a store, or on what is missing in a folder for the Hub
+    notes: Sequence[str] = ()  # on a table in a store, what is missing in a folder for the Hub, or a license
 
 
 def export(
@@ -108,7 +109,9 @@ def export(
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
     path = None if output is None or is_address(str(output)) else Path(output)
     if format in MODEL_FORMATS:
-        return _export_run(source, format, path, model)
+        exported, name = _export_run(source, format, path, model), RunFolder(source).recipe().backbone.license()
+        weights = [f"pretrained weights: {license_words(name)}"] if name else []
+        return replace(exported, notes=[*exported.notes, *weights])
     folder = EmbeddingFolder(source)
     if is_store:
         if path is not None:

@@ -144,8 +144,8 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
     for tuning in stronger:
         chosen, estimate = trial(tuning, least)
         memory = OVERHEAD + MARGIN * estimate.kept * batch
-        if memory > free:
-            chunk = max(LEAST_CHUNK, min(batch, int((free - OVERHEAD) / (MARGIN * estimate.kept))))
+        if memory > free and batch > LEAST_CHUNK:
+            chunk = max(LEAST_CHUNK, int((free - OVERHEAD) / (memory - OVERHEAD) * batch))
             chosen, estimate = replace(chosen, chunk=chunk), estimate._replace(seconds=RECOMPUTED * estimate.seconds)
         if estimate.seconds <= budget:
             epochs = min(max(least, MOST_TUNING_EPOCHS), int(least * budget / estimate.seconds))

@@ -20,6 +20,7 @@ PLAIN = "transform={name: hyp_vit, size: 16, resize: 20}"
 def is_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up speed of the network, whose measurement took 2 s a test; tests/cli/test_screens.py has a real one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(estimate, "free_memory", lambda _: 1e12)
     monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
 
 

@@ -77,7 +77,7 @@ def test_the_list_has_a_line_per_recipe_and_opens_with_the_recipes_to_start_with
     cut = [line.removesuffix("...") for line in lines if line.endswith(" ...")]  # between words
     assert cut and not [line for line in cut if line not in dmlkit("list", "recipes").out]
     names = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert sorted(names) == sorted(names_of_recipes()) and names[0] == "start/frozen_convnext_t"
+    assert sorted(names) == sorted(names_of_recipes()) and names[0] == "start/convnext_t"
 
 
 def test_a_group_is_listed_with_published_results(dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):

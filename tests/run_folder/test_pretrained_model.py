@@ -129,3 +129,8 @@ def test_a_file_of_that_name_comes_first(home: Path):
     assert model_name(Path("timm:resnet18")) == "timm:resnet18"
     (home / "timm:resnet18").mkdir()
     assert model_name(Path("timm:resnet18")) is None
+
+
+def test_an_export_says_the_license_of_the_weights(home: Path, dmlkit: Cli):
+    words = ("--format", "torch-export", "-o", "model.pt2", "--set", "dataset.root=photos")
+    assert "note: pretrained weights: license apache-2.0" in dmlkit("export", "vit", *words).out
