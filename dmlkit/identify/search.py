@@ -82,7 +82,7 @@ def search(
     numbers = second.ask(asked, path_of(queries), model, bar=bar)
     base, own = searcher_of(searched, exact=exact), torch.arange(len(searched))
     rescored = RescoredSearch(base, searched, second.rescorer, own)
-    return nearest(searched, asked, k, rescored=rescored, numbers=numbers, bar=bar)
+    return nearest(searched, asked, k, exact=exact, rescored=rescored, numbers=numbers, bar=bar)
 
 
 def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) -> PointSet:
@@ -130,7 +130,7 @@ def nearest(
             found.append(base.search(block, k) if rescored is None or own is None else rescored.search(block, k, own))
             start += len(block)
             advance(len(block))
-    neighbors = Neighbors.joined(found, k)
+    neighbors, gallery = Neighbors.joined(found, k), gallery_of(searched)
     return Answers(
         searched,
         asked.paths,
@@ -140,7 +140,7 @@ def nearest(
         asked.paths,
         asked.boxes,
         (reranked or rescored or searched.manifold).similarity_name,
-        base.index if isinstance(base, ApproximateGallery) else None,
+        None if gallery is None or exact or reranked is not None else gallery.approximate,
         None if reranked is None else reranked.options,
     )
 

@@ -17,7 +17,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.source import NAMES, require_source
-from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.folder import gallery_of
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.sources import open_points
 from dmlkit.heads import Linear
@@ -146,12 +146,12 @@ def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor]:
     its file, with links resolved. One that has several points, such as one with several boxes there, is left out.
     """
     names: Sequence[str | None]
-    if isinstance(older, GalleryFolder):
+    if (gallery := gallery_of(older)) is not None:
         ids: list[str | None] = [None] * len(dataset)
         for index in range(len(dataset)):
             with suppress(BadImageError):
                 ids[index] = LabelledImage(dataset.paths[index], None, dataset.box(index)).id()
-        places, names = older.ids, ids
+        places, names = gallery.ids, ids
     else:
         places, names = ([os.path.realpath(path) for path in paths] for paths in (older.paths, dataset.paths))
     counts = Counter[str | None](places), Counter(names)
