@@ -1,7 +1,7 @@
 """Features of a frozen backbone, computed once, like embeddings, into a store that runs may share."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import counted
 from dmlkit.files.arrays import Values
 from dmlkit.files.paths import PickedPaths
-from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
+from dmlkit.loading.inputs import Draw, Inputs, Item
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.transforms.base import TransformConfig
 from dmlkit.vectors.computation import accelerate
 from dmlkit.vectors.fill import FillJob, fill
 from dmlkit.vectors.progress_bar import Bar
@@ -40,23 +39,8 @@ class Views(Dataset):
         self.dataset, self.views = dataset, views
         self.in_memory = dataset.in_memory
 
-    def key(self, index: int) -> str:
-        return f"{self.dataset.key(index // self.views)} view {index % self.views}"
-
     def sample(self, index: int) -> Tensor:
         return self.dataset.sample(index // self.views)
-
-
-class AugmentedViews(Inputs):
-    """Views, each augmented by its own number, so that they are the same in every process."""
-
-    def __init__(self, views: Views, transform: TransformConfig) -> None:
-        super().__init__(views)
-        self.images = TransformedImages(views, transform, training=True)
-
-    def __getitem__(self, draw: Draw) -> Item:
-        index, _ = draw
-        return self.images[index, int(np.random.default_rng(index).integers(2**62))]
 
 
 class CachedFeatures(ReplacedSamples):
@@ -115,17 +99,6 @@ class DrawnViews(Inputs):
 ENGINE = "backbone.tuning.engine"
 
 
-@dataclass(frozen=True)
-class FeatureJob(FillJob):
-    """Job that computes features: its images are views, if there are any."""
-
-    def inputs(self, trained: TrainedModel) -> Inputs:
-        transform = trained.recipe.transform
-        if isinstance(self.dataset, Views) and transform is not None:
-            return AugmentedViews(self.dataset, transform)
-        return super().inputs(trained)
-
-
 def cached_features(
     dataset: Dataset,
     recipe: Recipe,
@@ -159,7 +132,7 @@ def cached_features(
         keys = keys_of([hashlib.sha256(text).digest()[:ID] for text in ids])
     again = "rerun the command with --resume"
     options: dict[str, Any] = {"skip_bad_images": False, "again": again, "way_on": f"repair or remove it, and {again}"}
-    job = FeatureJob(images, keys, folder, stored_model(trained), **options)
+    job = FillJob(images, keys, folder, stored_model(trained), **options, augments=views > 0)
     times = f", {counted(views, 'view', 'views')} each" if views else ""
     title = f"features of {split} images{times}"
     with torch.random.fork_rng(devices=[]):

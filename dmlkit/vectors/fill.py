@@ -49,6 +49,7 @@ class FillJob:
         exact: take only points that were computed in the same batches, see `VectorStore.find`.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
         missing: places (M,) in the list of the images to embed, ascending.
+        augments: augment each image by its place, so that it is the same in every process.
     """
 
     dataset: Dataset
@@ -58,6 +59,7 @@ class FillJob:
     exact: bool = True
     skip_bad_images: bool = True
     missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))
+    augments: bool = False
     again: str = "rerun the same command"
     way_on: str = (
         "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
@@ -71,7 +73,7 @@ class FillJob:
     def inputs(self, trained: TrainedModel) -> Inputs:
         """Return the samples as a model takes them."""
         self.dataset.limit(trained.recipe.dataset.max_pixels)
-        return inputs_of(self.dataset, trained.recipe.transform, training=False)
+        return inputs_of(self.dataset, trained.recipe.transform, training=self.augments)
 
     @property
     def part_images(self) -> int:
@@ -90,7 +92,10 @@ class FillJob:
         """Return the batches in which a part is computed, without the images that the store has."""
         rows = self.rows(number)
         starts = np.flatnonzero(np.diff(rows // BATCH_IMAGES)) + 1
-        return [[(row, 0) for row in batch.tolist()] for batch in np.split(rows, starts) if len(batch)]
+        return [[(row, self._seed(row)) for row in batch.tolist()] for batch in np.split(rows, starts) if len(batch)]
+
+    def _seed(self, row: int) -> int:
+        return int(np.random.default_rng(row).integers(2**62)) if self.augments else 0
 
     def check_reachable(self) -> None:
         """Raise a `UserError` unless this process sees the folder that the first one has created for its points."""

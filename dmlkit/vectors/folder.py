@@ -17,7 +17,7 @@ from dmlkit.files.regular import file_checksum, require_regular_file
 from dmlkit.files.source import place_of_run
 from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.nearest.search import BLOCK_ROWS
-from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder, find_run
 from dmlkit.vectors.items import PointItem
 from dmlkit.vectors.manifest import Manifest
 from dmlkit.vectors.points import PointsOnDisk
@@ -46,10 +46,11 @@ class EmbeddingFolder(PointsOnDisk):
 
     @property
     def run(self) -> Path | None:
-        """Run that made the embeddings, by its place in the manifest or around this folder, if it is still there."""
-        above = self.path.resolve().parent
-        places = self.manifest.run.candidates(self.path) if self.manifest.run else []
-        places += [above.parent] if above.name == "embeddings" else []
+        """Run that made the embeddings, around this folder or as recorded, if it is there or moved with the folder."""
+        above, recorded = self.path.resolve().parent, self.manifest.run
+        places = [above.parent] if above.name == "embeddings" else []
+        if recorded is not None and (place := find_run(Path(recorded), self.path)):
+            places.append(place)
         return next((place_of_run(place) for place in places if RunFolder(place).holds_run()), None)
 
     @property

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
@@ -12,8 +9,6 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 from dmlkit.component import one_of
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document, differences
-from dmlkit.files.paths import readable_name
-from dmlkit.files.source import model_name, place_of_run
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.run_folder.folder import CheckpointName
 from dmlkit.run_folder.threshold import Threshold
@@ -224,28 +219,6 @@ class StoredModel(Document, frozen=True, strict=True):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class RunPlace(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Place of the run that made embeddings, so that its model is found again after one of the folders has moved."""
-
-    relative: str | None
-    """Path of the run from the folder of the embeddings, for folders that moved together; null on another drive."""
-    absolute: str
-    """Absolute path of the run, for embeddings that moved alone."""
-
-    @classmethod
-    def of(cls, run: Path, output: Path) -> "RunPlace | None":
-        """Return the place of a run for embeddings in a folder; None if the path is not UTF-8."""
-        place, relative = place_of_run(run), None
-        with suppress(ValueError):
-            relative = None if model_name(run) else Path(os.path.relpath(place, output.resolve())).as_posix()
-        return cls(relative=relative, absolute=str(place)) if readable_name(str(place)) else None
-
-    def candidates(self, folder: Path) -> list[Path]:
-        """Return where the run may be, given where the embeddings are now."""
-        places = [folder.resolve() / self.relative] if self.relative is not None else []
-        return [*places, Path(self.absolute)]
-
-
 class Manifest(Description, frozen=True, strict=True):
     """``manifest.json`` of a folder of embeddings."""
 
@@ -259,7 +232,7 @@ class Manifest(Description, frozen=True, strict=True):
     """One message per image that could not be read and was left out."""
     threshold: Threshold | None = None
     """Similarity from which two images count as the same class, if ``dmlkit calibrate`` was run before."""
-    run: RunPlace | None = None
+    run: str | None = None
     """Run whose model made the embeddings; null where its path is not UTF-8."""
     checksums: Checksums | None = None
     """Checksums of the files next to it; null in folders of earlier versions."""

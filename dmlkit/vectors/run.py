@@ -27,14 +27,16 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.image_table import BOX
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder, check_place, check_writable, writing
+from dmlkit.files.paths import readable_name
 from dmlkit.files.regular import file_checksum
+from dmlkit.files.source import place_of_run
 from dmlkit.loading.inputs import refuse_nothing_read
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fill import Filled, FillJob, PartEmbedder, fill
 from dmlkit.vectors.images import dataset_of
-from dmlkit.vectors.manifest import Checksums, Manifest, RunPlace
+from dmlkit.vectors.manifest import Checksums, Manifest
 from dmlkit.vectors.progress_bar import Advance, Bar, no_bar
 from dmlkit.vectors.store import PART_IMAGES, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel, describe, load_model, shortened
@@ -177,7 +179,7 @@ def write_embeddings(
     Returns:
         The manifest.
     """
-    path, description = output / "manifest.json", describe(trained)
+    path, description, home = output / "manifest.json", describe(trained), str(place_of_run(run.path))
     path.unlink(missing_ok=True)  # a kill leaves no manifest of other embeddings
     store, rows, faults, _ = filled
     kept, checksum = np.flatnonzero(rows >= 0), 0
@@ -197,7 +199,7 @@ def write_embeddings(
         count=len(kept),
         skipped=tuple(faults),
         threshold=threshold_of(run, trained.fingerprint),
-        run=RunPlace.of(run.path, output),
+        run=home if readable_name(home) else None,
         checksums=Checksums(points=checksum, items=file_checksum(output / "items.parquet")),
     )
     manifest.write(path)

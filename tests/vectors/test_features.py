@@ -21,7 +21,8 @@ from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.transforms.presets import ImageNetConfig
 from dmlkit.vectors import fill, store
-from dmlkit.vectors.features import AugmentedViews, Views
+from dmlkit.vectors.features import Views
+from dmlkit.vectors.fill import FillJob
 from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import load_model
@@ -76,10 +77,13 @@ def test_training_on_cached_features_equals_training_on_live_ones(photos: Path, 
 def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path, dmlkit: Callable[..., Result]) -> None:
     transform = ImageNetConfig(size=16, resize=18)
     dataset = FolderConfig(root="photos", validation_fraction=0).build("train")
-    views = AugmentedViews(Views(dataset, 3), transform)
+    every = Views(dataset, 3)
+    job: Any = FillJob(every, np.zeros((len(every), 24)), Path(), Any, missing=np.arange(len(every)), augments=True)
+    draws = [draw for number in job.numbers() for batch in job.batches(number) for draw in batch]
+    views = TransformedImages(every, transform, training=True)
     plain = TransformedImages(dataset, transform, training=True)
     for index in (0, 7):
-        shown = [views[3 * index + view, 0] for view in range(3)]
+        shown = [views[draws[3 * index + view]] for view in range(3)]
         seeds = [int(np.random.default_rng(3 * index + view).integers(2**62)) for view in range(3)]
         for item, seed in zip(shown, seeds, strict=True):
             assert torch.equal(item.input, plain[index, seed].input)  # pyright: ignore[reportArgumentType]
