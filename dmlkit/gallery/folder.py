@@ -17,8 +17,7 @@ from dmlkit.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, 
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import check_points
 from dmlkit.run_folder.folder import find_run
-from dmlkit.vectors.items import PointItem
-from dmlkit.vectors.points import PointSet, PointsOnDisk
+from dmlkit.vectors.points import PointItem, PointSet, PointsOnDisk
 from dmlkit.vectors.store import DTYPES, open_part
 
 KEPT = 2**26  # bytes of points that stay in memory: to gather scattered rows from files takes milliseconds each time

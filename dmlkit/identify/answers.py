@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from dmlkit.files.image_file import Box
     from dmlkit.metrics.ranking.rerank import Rerank
-    from dmlkit.vectors.items import PointItem
-    from dmlkit.vectors.points import PointSet
+    from dmlkit.vectors.points import PointItem, PointSet
 
 NEAREST = 3  # images listed per answer
 ANSWER_COLUMNS = (

@@ -14,8 +14,7 @@ from dmlkit.identify.second import Second
 from dmlkit.nearest.near_pairs import components_of, near_pairs
 from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import Neighbors, PointSearch
-from dmlkit.vectors.items import PointItem
-from dmlkit.vectors.points import PointSet, PointsInMemory, in_memory, require_one_label
+from dmlkit.vectors.points import PointItem, PointSet, PointsInMemory, in_memory, require_one_label
 
 VOTERS = 5  # by default
 BLOCK_ROWS = 2048  # points and pictures whose similarities are computed at once: 32 MB

@@ -28,8 +28,7 @@ from dmlkit.metrics.ranking.rerank import (
 from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import QUERY_ROWS, Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
-from dmlkit.vectors.items import PointItem
-from dmlkit.vectors.points import PointSet, PointsInMemory, in_memory
+from dmlkit.vectors.points import PointItem, PointSet, PointsInMemory, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 LEAST_HALF = 10_000  # points; fewer are searched in 2 ms

@@ -18,9 +18,8 @@ from dmlkit.files.source import place_of_run
 from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.nearest.search import BLOCK_ROWS
 from dmlkit.run_folder.folder import RunFolder, find_run
-from dmlkit.vectors.items import PointItem
 from dmlkit.vectors.manifest import Manifest
-from dmlkit.vectors.points import PointsOnDisk
+from dmlkit.vectors.points import PointItem, PointsOnDisk
 
 
 class EmbeddingFolder(PointsOnDisk):

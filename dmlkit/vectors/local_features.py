@@ -19,7 +19,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.model import EmbeddingModel
 from dmlkit.pooling import Pooling
-from dmlkit.vectors.in_memory import Embeddings, embed_dataset, embed_images
+from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.manifest import LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.trained import TrainedModel
@@ -100,16 +100,6 @@ def features_of(
         require_one_process(SIFT, fabric)
         return keypoints_of(dataset, rows, bar).packed
     return centered(maps_of(trained, fabric, dataset, rows, bar), torch.tensor(local.mean))
-
-
-def embed_with_patches(
-    trained: TrainedModel, local: LocalFusion, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar
-) -> Embeddings:
-    """Embed images, and keep their patches, in one pass through the network."""
-    require_one_process(LOCAL, fabric)
-    with kept_maps(trained.model) as maps:
-        found = embed_images(trained, fabric, dataset, source, bar)
-    return found._replace(local=centered(torch.cat(maps), torch.tensor(local.mean)))
 
 
 @contextmanager

@@ -22,9 +22,18 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest.search import BLOCK_ROWS, StoredPoints
 from dmlkit.run_folder.folder import RunFolder, find_run
 from dmlkit.vectors.fusion import ModelChoice
-from dmlkit.vectors.items import PointItem
 from dmlkit.vectors.manifest import Description, check_same_description
 from dmlkit.vectors.trained import TrainedModel, describe, shortened
+
+
+class PointItem(NamedTuple):
+    """What is known of the image of one point."""
+
+    id: int | str
+    label: str | None
+    path: str
+    thumbnail: bytes | None = None  # a JPEG, of the box if there is one
+    box: Box | None = None  # in the image file; None for the full image
 
 
 class EmbeddedImages(NamedTuple):

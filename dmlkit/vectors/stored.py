@@ -17,7 +17,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.features import stored_features
 from dmlkit.vectors.fill import FillJob, PartEmbedder, UnwritableError, fill
 from dmlkit.vectors.in_memory import Embeddings, embed_images, fused
-from dmlkit.vectors.local_features import embed_with_patches
+from dmlkit.vectors.local_features import centered, kept_maps, require_one_process
 from dmlkit.vectors.progress_bar import Advance, Bar, no_bar
 from dmlkit.vectors.store import VectorStore, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel
@@ -72,7 +72,10 @@ def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: 
     model that computes them are computed with the points, so that no image passes the network twice.
     """
     if trained.local is not None and trained.local.run == LOCAL:
-        return embed_with_patches(trained, trained.local, fabric, dataset, source, bar)
+        require_one_process(LOCAL, fabric)
+        with kept_maps(trained.model) as maps:
+            found = embed_images(trained, fabric, dataset, source, bar)
+        return found._replace(local=centered(torch.cat(maps), torch.tensor(trained.local.mean)))
     if trained.fusion is not None:
         return fused(trained, [embed_files(one, fabric, dataset, source, bar) for one in trained.members])
     known = known_points(trained, dataset) if fabric.is_global_zero else None
