@@ -34,12 +34,10 @@ class GalleryFolder(PointsOnDisk):
         newest = self.manifest.versions[-1]
         self.version, self.table = newest.number, read_rows(path, newest)
         self.manifold = self.manifest.build_manifold()
-        self.parts: list[str] = self.table["part"].unique().to_pylist()
-        codes = {name: code for code, name in enumerate(self.parts)}
-        part = self.table["part"].combine_chunks().dictionary_encode()
-        names = np.array([codes[name] for name in part.dictionary.to_pylist()], np.int64)
-        self.part_codes: Values = names[part.indices.to_numpy()] if self.parts else np.zeros(0, np.int64)
-        self.part_rows: Values = self.table["row"].to_numpy()
+        encoded = self.table["part"].combine_chunks().dictionary_encode()
+        self.parts: list[str] = encoded.dictionary.to_pylist()
+        self._part_codes: Values = encoded.indices.to_numpy()
+        self._part_rows: Values = self.table["row"].to_numpy()
         local = self.manifest.local
         self._shapes: dict[str, tuple[int, ...]] = {"points": (self.manifest.dim,)}
         self._shapes |= {"local": local.shape} if local else {}
@@ -142,7 +140,7 @@ class GalleryFolder(PointsOnDisk):
         return self._read[part]
 
     def _gather(self, rows: Values, what: str) -> Tensor:
-        codes, places = self.part_codes[rows], self.part_rows[rows]
+        codes, places = self._part_codes[rows], self._part_rows[rows]
         found = torch.empty(len(rows), *self._shapes[what], dtype=DTYPES[what])
         for code in np.unique(codes):
             own = codes == code
