@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -12,55 +11,18 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dmlkit.cli.console import bars, say
-from dmlkit.cli.options import USE, Checkpoint, SetDataset, argument, examples, option, with_options
+from dmlkit.cli.options import USE, argument, examples, option, with_options
 from dmlkit.export.wanted import (
     MODEL_FORMATS,
     PROGRAMS,
     EmbeddingFormat,
-    IndexPrecision,
     ModelFormat,
-    ModelInput,
     StoreFormat,
     WantedModel,
 )
 from dmlkit.files.source import kind_of
 
 app = typer.Typer()
-
-
-@dataclass(frozen=True)
-class ExportedModelOptions:
-    """Options on the model of a run that is exported, and its form; see `WantedModel`."""
-
-    takes: Annotated[
-        ModelInput | None,
-        option(
-            "INPUT",
-            "What the exported model takes: images of any size, or squares, already resized and cropped, in "
-            "batches. Default: images.",
-            "--input",
-        ),
-    ] = None
-    dims: Annotated[
-        int | None,
-        option(
-            "N", "Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka.", min=1
-        ),
-    ] = None
-    precision: Annotated[
-        IndexPrecision | None,
-        option(
-            "PRECISION",
-            "Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Of a faiss "
-            "index on the sphere: fp32, fp16, int8 or binary. Default: fp32.",
-        ),
-    ] = None
-    license_name: Annotated[
-        str | None,
-        option("NAME", "License in the model card of --format hub, e.g. apache-2.0. Default: unknown.", "--license"),
-    ] = None
-    checkpoint: Checkpoint = None
-    overrides: SetDataset = None
 
 
 @app.command(
@@ -100,19 +62,16 @@ def export(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table, if dmlkit wrote it.")] = False,
     *,
-    model: ExportedModelOptions,
+    model: WantedModel,
 ) -> None:
     """Export the model of a run, or embeddings, for other programs."""
     from dmlkit.export.export import export as export_source
 
-    wanted = WantedModel(
-        model.checkpoint, model.overrides or [], model.takes, model.dims, model.license_name, model.precision
-    )
     console = Console()
     errors = Console(file=sys.stderr)  # PyTorch's exporters get another stream meanwhile
     with _tracing(errors) if format in PROGRAMS else nullcontext():
         exported = export_source(
-            source, format, output=output, table=table, overwrite=overwrite, model=wanted, bar=bars(console)
+            source, format, output=output, table=table, overwrite=overwrite, model=model, bar=bars(console)
         )
     if exported.agreement:
         say(console, f"{exported.written[0]}: {exported.agreement}")

@@ -1,9 +1,9 @@
 """``dmlkit identify``."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -22,38 +22,13 @@ from dmlkit.cli.options import (
 )
 from dmlkit.cli.search import pictures_of, tell_page
 from dmlkit.files.outputs import check_file
+from dmlkit.identify.rule import LabelRule
 
 if TYPE_CHECKING:
     from dmlkit.identify.answers import Answer, Identified
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
-
-
-@dataclass(frozen=True)
-class RuleOptions:
-    """Options on how labeled images decide on a label, see `LabelRule`."""
-
-    method: Annotated[
-        Literal["nearest", "vote"],
-        option("METHOD", "Take the label by: nearest (image) or vote (of the -k nearest images)."),
-    ] = "nearest"
-    k: Annotated[int | None, option("COUNT", "Number of images that vote (--method vote). Default: 5.", "-k")] = None
-    threshold: Annotated[
-        float | None,
-        option(
-            "SIMILARITY",
-            "Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
-        ),
-    ] = None
-    by: Annotated[
-        str | None,
-        option(
-            "folder|COLUMN",
-            "Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
-            "a column of the table of images.",
-        ),
-    ] = None
 
 
 @app.command(
@@ -81,7 +56,7 @@ def identify(
         ),
     ] = None,
     *,
-    rule: RuleOptions,
+    rule: LabelRule,
     boxes: BoxOptions,
     chosen: PlacedModelOptions,
     array: ArrayOptions,
@@ -92,19 +67,17 @@ def identify(
     """
     console = Console()
     from dmlkit.identify.exchange import write_exchange, writer_of
-    from dmlkit.identify.identify import LabelRule
     from dmlkit.identify.identify import identify as identify_images
 
     read = boxes.read()
     writers = {path: None if path.suffix.lower() == PAGE else writer_of(path, images, read) for path in output or []}
-    asked = LabelRule(rule.method, rule.k, rule.threshold, rule.by)
-    asked.check()  # before images are embedded to choose a weight
+    rule.check()  # before images are embedded to choose a weight
     model, place = chosen.choose_with_place(source, images, bar=bars(console))
     added = model.fusion or place
     found = identify_images(
         source,
         images,
-        rule=replace(asked, place=place),
+        rule=replace(rule, place=place),
         boxes=read,
         model=model,
         labels=array.labels,

@@ -5,7 +5,7 @@ from dataclasses import is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -28,6 +28,8 @@ from dmlkit.files.source import (
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
 SplitName = Literal["train", "validation", "test", "all"]
+NAMES = {"k": "-k", "takes": "--input"}
+"""Options whose name is not that of their field."""
 LAST = ("json", "device")
 """Options that end the screen of every command that has them, in this order."""
 
@@ -151,14 +153,31 @@ def examples(*commands: str) -> str:
     return "\n  ".join(["Example:" if len(commands) == 1 else "Examples:", *commands])
 
 
+def declared(field: Parameter) -> Parameter | None:
+    """Return a field of a dataclass as the parameter of a command; None for one that is no option.
+
+    The library declares a field as ``Annotated[int | None, "COUNT", "Number of images that vote."]``, a flag with its
+    meaning alone, and one that many commands share, see `SHARED`, without any.
+    """
+    kind, *said = get_args(field.annotation) if get_origin(field.annotation) is Annotated else (field.annotation,)
+    if not said:
+        return field.replace(annotation=SHARED[field.name], default=None) if field.name in SHARED else None
+    if isinstance(said[-1], str):
+        name = NAMES.get(field.name, f"--{field.name.replace('_', '-')}")
+        value = None if len(said) == 1 else said[0]
+        return field.replace(annotation=Annotated[kind, typer.Option(name, metavar=value, help=said[-1])])
+    return field
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that has the fields of parameters that are dataclasses as its options, with `LAST` at the end.
 
-    What it writes is checked by `check_written`.
+    What it writes is checked by `check_written`, how a field becomes an option is said by `declared`.
     """
     own = signature(command).parameters
     kinds = {name: one.annotation for name, one in own.items() if isinstance(one.annotation, type)}
-    groups = {name: signature(kind).parameters for name, kind in kinds.items() if is_dataclass(kind)}
+    fields_of = {name: signature(kind).parameters.values() for name, kind in kinds.items() if is_dataclass(kind)}
+    groups = {name: {one.name: one for one in map(declared, fields) if one} for name, fields in fields_of.items()}
     fields = {field.name: field for name, one in own.items() for field in groups.get(name, {name: one}).values()}
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in fields.values()]
     parameters.sort(key=lambda one: LAST.index(one.name) if one.name in LAST else -1)
@@ -169,7 +188,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         check_written(annotations, options)
         values = {name: options[name] for name in own if name not in groups}
         for name, group in groups.items():
-            values[name] = kinds[name](**{field: options[field] for field in group})
+            values[name] = kinds[name](**{field: options[field] for field in group if options[field] is not None})
         try:
             command(**values)
         except UserError as error:
@@ -280,3 +299,5 @@ Checkpoint = Annotated[
         "best if there is one, otherwise last.",
     ),
 ]
+SHARED = {"checkpoint": Checkpoint, "overrides": SetDataset}
+"""Fields that are the same option in every dataclass of the library."""

@@ -1,7 +1,7 @@
 """``dmlkit serve``."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,40 +13,9 @@ from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import USE, argument, examples, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
+from dmlkit.serve.access import Access
 
 app = typer.Typer()
-
-
-@dataclass(frozen=True)
-class AccessOptions:
-    """Options on who reaches the server, and what requests may do."""
-
-    host: Annotated[
-        str,
-        option(
-            "ADDRESS",
-            "Address to listen on; other than localhost needs a token that requests must have, in DMLKIT_TOKEN.",
-        ),
-    ] = "127.0.0.1"
-    allow_writes: Annotated[
-        bool,
-        typer.Option(
-            "--allow-writes", help="Let requests add and remove images of a gallery, and answer questions of a review."
-        ),
-    ] = False
-    root: Annotated[
-        Path | None,
-        option("FOLDER", "Let requests name images in this folder by their paths.", exists=True, file_okay=False),
-    ] = None
-    review: Annotated[
-        Path | None,
-        option(
-            "FOLDER",
-            "Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None
 
 
 @app.command(
@@ -64,7 +33,7 @@ def serve(
     source: Annotated[Path, argument("SOURCE", "Gallery, run or embeddings folder.", check=require_source)],
     port: Annotated[int, option("PORT", "Port; 0 takes a free one.", min=0, max=65535)] = 8765,
     *,
-    access: AccessOptions,
+    access: Access,
     workers: Annotated[
         int, option("COUNT", "Number of processes that answer; each has the model and the points in memory.", min=1)
     ] = 1,
@@ -76,12 +45,13 @@ def serve(
     Ctrl-C, after the requests that are running.
     """
     try:
-        from dmlkit.serve.server import Access, run_server
+        from dmlkit.serve.server import run_server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("dmlkit"):
             raise
         raise UserError(f"this needs {error.name}; install it with: pip install 'dmlkit[serve]'") from None
 
+    access = replace(access, token=os.environ.get("DMLKIT_TOKEN") or None)
     console = Console()
     model = chosen.choose(source)
     if model.fusion is not None:
@@ -94,7 +64,7 @@ def serve(
 
     run_server(
         source,
-        Access(**vars(access), token=os.environ.get("DMLKIT_TOKEN") or None),
+        access,
         model,
         port=port,
         workers=workers,

@@ -12,10 +12,11 @@ from dmlkit.gallery.files import holds_gallery
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.incoming import Incoming
 from dmlkit.gallery.migrate import Migrated, migrate_gallery
-from dmlkit.identify.answers import Answers, Identified, Rule
+from dmlkit.identify.answers import Answers, Identified
 from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import calibrate_gallery
-from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.identify import identify
+from dmlkit.identify.rule import LabelRule, Rule
 from dmlkit.identify.search import search
 from dmlkit.vectors.fusion import ModelChoice
 

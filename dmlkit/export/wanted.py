@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
@@ -24,23 +24,32 @@ PROGRAMS: tuple[ModelFormat, ...] = ("onnx", "torch-export")
 
 @dataclass(frozen=True)
 class WantedModel:
-    """Which model of a run is exported, and in what form.
+    """Which model of a run is exported, and in what form: the options of ``dmlkit export``.
 
     Args:
         overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
-        takes: input of a model of images. Default: ``images`` for ``onnx`` and ``torch-export``.
-        dims: number of first coordinates that the exported model returns. Default: all.
-        license: identifier of the license, for the model card of ``hub``.
-        precision: precision of an ``onnx`` model, or of the vectors of a ``faiss`` index, which alone may be
-            ``binary``. Default: ``fp32``.
     """
 
+    takes: Annotated[
+        ModelInput | None,
+        "INPUT",
+        "What the exported model takes: images of any size, or squares, already resized and cropped, in batches. "
+        "Default: images.",
+    ] = None
+    dims: Annotated[
+        int | None, "N", "Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka."
+    ] = None
+    precision: Annotated[
+        IndexPrecision | None,
+        "PRECISION",
+        "Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Of a faiss index on "
+        "the sphere: fp32, fp16, int8 or binary. Default: fp32.",
+    ] = None
+    license: Annotated[
+        str | None, "NAME", "License in the model card of --format hub, e.g. apache-2.0. Default: unknown."
+    ] = None
     checkpoint: Literal["last", "best", "pretrained"] | None = None
     overrides: Sequence[str] = ()
-    takes: ModelInput | None = None
-    dims: int | None = None
-    license: str | None = None
-    precision: IndexPrecision | None = None
 
     def options(self) -> dict[str, object]:
         """Return the values by the names that they have on the command line."""

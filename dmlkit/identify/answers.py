@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
@@ -118,9 +118,6 @@ def write_neighbors(answers: Answers, path: Path) -> None:
         for rank, similarity, item in neighbors
     )
     write_table(path, ("query", "rank", "similarity", "id", "label", "path", *BOX, *OTHER_BOX), rows)
-
-
-Rule = Literal["nearest", "vote"]
 
 
 class Decision(NamedTuple):

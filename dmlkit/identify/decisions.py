@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.identify.answers import Decision, Rule, vote
+from dmlkit.identify.answers import Decision, vote
+from dmlkit.identify.rule import Rule
 from dmlkit.identify.search import searcher_of
 from dmlkit.identify.second import Second
 from dmlkit.nearest.near_pairs import components_of, near_pairs

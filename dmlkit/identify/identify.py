@@ -1,7 +1,7 @@
 """Labels of images among labeled images, or none of them: ``dmlkit identify``."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,10 +9,9 @@ from torch import Tensor
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.image import is_video
-from dmlkit.errors import UserError, counted
+from dmlkit.errors import counted
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import PLACE
-from dmlkit.gallery.files import check_threshold
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.sources import open_queries, path_of
 from dmlkit.identify.answers import (
@@ -21,7 +20,6 @@ from dmlkit.identify.answers import (
     Answers,
     Decision,
     Identified,
-    Rule,
     Sigmoid,
     answer_of,
     are_nearest,
@@ -32,8 +30,9 @@ from dmlkit.identify.calibration import MORE_IMAGES, SECOND_IMAGE, lacks_absent
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.groups import decide_groups, group_rows, neighbors_of_groups
 from dmlkit.identify.probability import estimate_probability
+from dmlkit.identify.rule import NEAREST_IMAGE, LabelRule
 from dmlkit.identify.search import nearest, open_searched
-from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
+from dmlkit.identify.second import LocalMatches, Places, Second
 from dmlkit.nearest.search import QUERY_ROWS, Neighbors
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
@@ -43,38 +42,6 @@ from dmlkit.vectors.points import PointSet, in_memory, of_other_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 STALE = 0.1  # share of the images that may change before a calibration is called old
-
-
-@dataclass(frozen=True)
-class LabelRule:
-    """How labeled images decide on the label of another image, or of a group of images."""
-
-    method: Rule = "nearest"
-    """``nearest`` takes the label of the nearest image; ``vote`` the most frequent one of the k nearest, if tied that
-    of the nearest."""
-    k: int | None = None
-    """Number of images that vote. Default: 5."""
-    threshold: float | None = None
-    """A lower score makes an image `UNKNOWN`. Default: the one given for the gallery, else the probability of its
-    calibration, else the threshold of its calibrated run."""
-    by: str | None = None
-    """``folder``, or a column of a table of images: images with the same one get one answer. The score of a label is
-    the mean over the images; its probability is fitted to groups of 1, 2 or 4 images of one label."""
-    place: PlaceFusion | None = None
-    """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.second.place_in`."""
-
-    def check(self) -> None:
-        """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""
-        if self.by is not None and self.method == "vote":
-            raise UserError(f"--by {self.by}: applies to --method nearest, got --method vote")
-        check_threshold(self.threshold)
-        if self.k is not None and self.method != "vote":
-            raise UserError(f"-k {self.k}: applies to --method vote, got --method {self.method}; add it, or remove -k")
-        if self.k is not None and self.k < 1:
-            raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --method vote")
-
-
-NEAREST_IMAGE = LabelRule()
 
 
 def identify(

@@ -37,7 +37,8 @@ from dmlkit.gallery.change import remove_images, restore_version
 from dmlkit.gallery.files import read_summary
 from dmlkit.identify.why import explain_images
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.serve.requests import BODY, Access, Guard, first_message, read_files
+from dmlkit.serve.access import Access
+from dmlkit.serve.requests import BODY, Guard, first_message, read_files
 from dmlkit.serve.reviewing import AnswerRequest, QuestionRequest, ServedReview
 from dmlkit.serve.service import Pixels, Service, Snapshot
 from dmlkit.vectors.embedder import GivenImages

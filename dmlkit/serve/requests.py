@@ -7,7 +7,6 @@ import asyncio
 import base64
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dmlkit.files.escape import excerpt
+from dmlkit.serve.access import Access
 
 PUBLIC = ("/", "/docs", "/openapi.json", "/healthz")
 """Paths that need no token, like the files of the page: the page asks for the token."""
@@ -39,23 +39,6 @@ MOST_BYTES_AT_ONCE = 8 * MOST_BYTES  # of the bodies of all requests that were n
 def busy() -> HTTPException:
     """Return the refusal of a request that would take more memory than is left."""
     return HTTPException(503, "too many images are waiting; send the request again later", {"retry-after": "1"})
-
-
-@dataclass(frozen=True)
-class Access:
-    """Who reaches a server, and what requests may do."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on. On a local one without a token, requests for other hosts are refused, since a page of
-    another site may have a name that leads here."""
-    token: str | None = None
-    """What ``Authorization: Bearer TOKEN`` must have; None for no token."""
-    allow_writes: bool = False
-    """Let requests change the gallery and answer questions of the review."""
-    root: Path | None = None
-    """Folder whose images requests may name by their paths; None for no paths."""
-    review: Path | None = None
-    """Folder of a review of the gallery's labels; None for none."""
 
 
 class Guard:

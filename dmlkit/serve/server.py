@@ -18,9 +18,10 @@ from uvicorn.supervisors import Multiprocess
 
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.errors import UserError
-from dmlkit.files.source import kind_of
+from dmlkit.files.source import kind_of, require_folder, require_review
+from dmlkit.serve.access import Access
 from dmlkit.serve.app import METRICS, make_app
-from dmlkit.serve.requests import Access, is_loopback
+from dmlkit.serve.requests import is_loopback
 from dmlkit.serve.service import Service
 from dmlkit.vectors.fusion import ModelChoice
 
@@ -53,6 +54,10 @@ def run_server(
             f"--workers {workers}: one process divides the questions of a review among reviewers; leave out --workers "
             "or --review"
         )
+    if access.root is not None:
+        require_folder(access.root)
+    if access.review is not None:
+        require_review(access.review)
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

@@ -172,7 +172,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "export": (
         ("run/embeddings/test --format faiss", "output=new.faiss precision=fp32,fp16,int8,binary"),
-        ("run --format hub", "license_name=mit,apache-2.0 output=new checkpoint"),
+        ("run --format hub", "license=mit,apache-2.0 output=new checkpoint"),
         ("run/embeddings/test --format npz", "output=new.npz"),
         ("run/embeddings/test --format parquet", "output=new.parquet"),
         ("run/embeddings/test --format tensorboard", "output=new"),
@@ -255,7 +255,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
 }
 """Of every command words that make it work, and options that go with them: with values of their own where the usual
 ones do not fit, or one of several where they exclude each other."""
-KEPT_OUT = {"engine", "paper", "workers"}
+KEPT_OUT = {"download", "engine", "paper", "workers"}
 KEPT_OUT |= {"box_source", "box_margin", "box_confidence", "by", "column", "root", "second"}
 """Options that start processes, or want what is not in the files here."""
 VALUES: dict[str, tuple[str, ...]] = {

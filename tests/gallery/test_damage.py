@@ -24,7 +24,8 @@ from dmlkit.gallery.change import (
 from dmlkit.gallery.files import read_summary
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.index import index_gallery
-from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.identify import identify
+from dmlkit.identify.rule import LabelRule
 from dmlkit.identify.search import search
 from tests.conftest import Result
 from tests.datasets import trees

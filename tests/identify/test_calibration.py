@@ -17,8 +17,9 @@ from dmlkit.gallery.sources import open_points
 from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import best_fit, calibrate_gallery, rate_of, threshold_for
 from dmlkit.identify.decisions import Decider, labeled_decider
-from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.identify import identify
 from dmlkit.identify.probability import Trials, are_repeated, fit_sigmoid
+from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.points import PointsInMemory

@@ -22,8 +22,9 @@ from dmlkit.identify import decisions
 from dmlkit.identify.calibrated import SIZES
 from dmlkit.identify.calibration import calibrate_gallery
 from dmlkit.identify.decisions import Decider, labeled_decider
-from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.identify import identify
 from dmlkit.identify.probability import NO_STRANGERS, Strangers, estimate_probability, together, trials_of
+from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import Result

@@ -21,8 +21,9 @@ from dmlkit.gallery.change import GallerySettings, add_images, create_gallery
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_queries
 from dmlkit.identify import decisions
-from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.identify import identify
 from dmlkit.identify.page import drawn_picture
+from dmlkit.identify.rule import LabelRule
 from dmlkit.vectors.points import in_memory
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees

@@ -13,7 +13,8 @@ from dmlkit.files.labels import UNKNOWN
 from dmlkit.gallery.change import create_gallery
 from dmlkit.gallery.manifest import GalleryManifest
 from dmlkit.identify import decisions
-from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.identify import identify
+from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.lorentz import Lorentz

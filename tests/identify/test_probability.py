@@ -11,8 +11,9 @@ from dmlkit.gallery.sources import open_points
 from dmlkit.identify import decisions
 from dmlkit.identify.answers import Sigmoid
 from dmlkit.identify.decisions import Decider
-from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.identify import identify
 from dmlkit.identify.probability import LEAST, estimate_probability, fit_sigmoid
+from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.points import PointsInMemory
 from tests.gallery.conftest import place  # noqa: F401 - a fixture

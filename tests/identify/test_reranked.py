@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dmlkit.errors import UserError
-from dmlkit.identify.identify import Identifier, LabelRule
+from dmlkit.identify.identify import Identifier
+from dmlkit.identify.rule import LabelRule
 from dmlkit.identify.search import reranked_gallery
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, ReciprocalGallery

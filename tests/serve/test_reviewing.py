@@ -24,8 +24,8 @@ from dmlkit.review import journal
 from dmlkit.review.folder import ReviewFolder
 from dmlkit.review.table import review
 from dmlkit.serve import service as serving
+from dmlkit.serve.access import Access
 from dmlkit.serve.app import make_app
-from dmlkit.serve.requests import Access
 from dmlkit.serve.service import Service
 from tests.conftest import END
 from tests.datasets import trees

@@ -33,9 +33,10 @@ from dmlkit.identify.identify import identify
 from dmlkit.identify.search import search
 from dmlkit.nearest.search import HalfGallery, StoredGallery
 from dmlkit.serve import service as serving
+from dmlkit.serve.access import Access
 from dmlkit.serve.app import make_app
 from dmlkit.serve.client import Client
-from dmlkit.serve.requests import Access, Guard
+from dmlkit.serve.requests import Guard
 from dmlkit.serve.service import Service
 from dmlkit.transforms.presets import ImageNetConfig
 from dmlkit.vectors.embedder import load

@@ -1,0 +1,33 @@
+"""Who reaches a server, and what requests may do: options of ``dmlkit serve``, read without its packages."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who reaches a server, and what requests may do.
+
+    On a local host without a token, requests for other hosts are refused, since a page of another site may have a name
+    that leads here.
+
+    Args:
+        token: what ``Authorization: Bearer TOKEN`` must have; None for no token.
+    """
+
+    host: Annotated[
+        str,
+        "ADDRESS",
+        "Address to listen on; other than localhost needs a token that requests must have, in DMLKIT_TOKEN.",
+    ] = "127.0.0.1"
+    token: str | None = None
+    allow_writes: Annotated[
+        bool, "Let requests add and remove images of a gallery, and answer questions of a review."
+    ] = False
+    root: Annotated[Path | None, "FOLDER", "Let requests name images in this folder by their paths."] = None
+    review: Annotated[
+        Path | None,
+        "FOLDER",
+        "Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
+    ] = None
