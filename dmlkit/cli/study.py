@@ -32,8 +32,8 @@ from dmlkit.files.source import STUDY_MARK, require_study, require_study_file
 
 if TYPE_CHECKING:
     from dmlkit.study.definition.config import Study
-    from dmlkit.study.findings.results import StudyResults
     from dmlkit.study.status import RunStatus, StudyStatus
+    from dmlkit.study.verdicts import StudyResults
 
 BUDGET_USED = 75  # EX_TEMPFAIL of sysexits.h: try again
 

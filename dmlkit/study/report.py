@@ -19,8 +19,6 @@ from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import writing
 from dmlkit.files.pictures import COLUMN, LOOK, MM
 from dmlkit.study.definition.config import Axis
-from dmlkit.study.findings.results import StudyResults, VariantResults
-from dmlkit.study.findings.verdicts import JudgedStatement
 from dmlkit.study.record import StudyFailures, StudyRecord
 from dmlkit.study.status import format_duration
 from dmlkit.study.tables import (
@@ -33,6 +31,7 @@ from dmlkit.study.tables import (
     verdict_rows,
     write_tables,
 )
+from dmlkit.study.verdicts import JudgedStatement, StudyResults, VariantResults
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:

@@ -12,8 +12,7 @@ from dmlkit.files.outputs import writing
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.file import is_error_rate
-from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import JudgedStatement, MeanInterval, VariantResults, end_text
+from dmlkit.study.verdicts import JudgedStatement, MeanInterval, StudyResults, VariantResults, end_text
 
 
 def verdict_rows(results: StudyResults) -> Rows:

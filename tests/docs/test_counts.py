@@ -9,9 +9,9 @@ import pytest
 from dmlkit.losses.base import LossConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.recipe.schema import FAMILIES
-from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.report import BEGINNING, END, read_results
 from dmlkit.study.tables import disagreements
+from dmlkit.study.verdicts import StudyResults
 from tests.conftest import ROOT
 
 WORDS = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.report import BEGINNING, END, read_results, report
+from dmlkit.study.verdicts import StudyResults
 from tests.conftest import ROOT
 
 FIRST = f"{BEGINNING} docs/"  # of a block whose studies lie here

@@ -9,7 +9,7 @@ import pytest
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.study.definition.config import Candidate
 from dmlkit.study.definition.methods import beyond_edge, next_value, with_values
-from dmlkit.study.findings.verdicts import edges_of
+from dmlkit.study.verdicts import edges_of
 from tests.conftest import TINY_RECIPE
 
 RECIPE = parse_recipe(TINY_RECIPE, "tiny.yaml")

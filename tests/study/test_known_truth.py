@@ -10,7 +10,7 @@ import torch
 
 from dmlkit.metrics.statistics import holm, paired_differences
 from dmlkit.study.definition.config import Expectation
-from dmlkit.study.findings.verdicts import JudgedStatement, VariantResults, judge
+from dmlkit.study.verdicts import JudgedStatement, VariantResults, judge
 
 CLASSES, QUERIES = 41, 20  # a class
 SHUFFLED = 0.1  # of the labels

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.study.findings.results import Cost, StudyResults
-from dmlkit.study.findings.verdicts import Tuned, VariantResults
 from dmlkit.study.report import read_results
 from dmlkit.study.tables import MARK, best_cells, study_tables, write_tables
+from dmlkit.study.verdicts import Cost, StudyResults, Tuned, VariantResults
 from tests.conftest import ROOT
 
 STUDIES = ROOT / "docs" / "studies"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dmlkit.study.findings.verdicts import compare_at_looks, is_decided, is_within, least_p_values
+from dmlkit.study.verdicts import compare_at_looks, is_decided, is_within, least_p_values
 
 
 @pytest.mark.heavy

@@ -11,8 +11,8 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.recipe.schema import Recipe
-from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.report import END, read_results
+from dmlkit.study.verdicts import StudyResults
 from tests.conftest import ROOT
 from tests.study.fakes import STUDY, margin_of, train_by, write_study
 

@@ -8,8 +8,8 @@ import pytest
 
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.findings.verdicts import edges_of
 from dmlkit.study.runs.plan import Plan
+from dmlkit.study.verdicts import edges_of
 from tests.study.fakes import STUDY, Told, margin_of, rate_of, scale_of, write_study
 
 TUNED = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-3, 2e-3, 4e-3]}\nvariants:")

@@ -27,13 +27,12 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Axis, StudyConfig
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.findings.results import Cost, StudyResults
-from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import RealityCheckFigures
 from dmlkit.study.report import plot_study
 from dmlkit.study.runs import run_study as study_run
 from dmlkit.study.runs import workers
 from dmlkit.study.runs.workers import _begin as begin_worker
+from dmlkit.study.verdicts import Cost, StudyResults, VariantResults
 from tests.conftest import ROOT, TINY_RECIPE, draw_pictures
 from tests.processes import WARM, Forked, command_line, held_command_line, hold_at_step, wait_until
 

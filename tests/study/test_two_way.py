@@ -11,9 +11,10 @@ from scipy import stats
 from dmlkit.run_folder.documents import ClassMetrics, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Expectation
-from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
-from dmlkit.study.findings.verdicts import (
+from dmlkit.study.tables import verdict_text
+from dmlkit.study.two_way import PairedClasses, VariantClasses
+from dmlkit.study.verdicts import (
+    StudyResults,
     VariantResults,
     compare_at_looks,
     differences,
@@ -21,7 +22,6 @@ from dmlkit.study.findings.verdicts import (
     judge,
     least_p_values,
 )
-from dmlkit.study.tables import verdict_text
 from tests.study.fakes import STUDY, write_study
 
 Array = np.ndarray

@@ -10,7 +10,8 @@ from scipy import stats
 
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.definition.file import read_study
-from dmlkit.study.findings.verdicts import (
+from dmlkit.study.tables import verdict_text
+from dmlkit.study.verdicts import (
     End,
     JudgedStatement,
     MeanInterval,
@@ -22,7 +23,6 @@ from dmlkit.study.findings.verdicts import (
     edges_of,
     judge,
 )
-from dmlkit.study.tables import verdict_text
 from tests.conftest import TINY_RECIPE
 
 

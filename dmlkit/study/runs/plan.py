@@ -14,11 +14,11 @@ from dmlkit.run_folder.documents import ClassMetrics, Metrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Candidate, Study, Variant
 from dmlkit.study.definition.methods import beyond_edge, with_values
-from dmlkit.study.findings.two_way import VariantClasses
-from dmlkit.study.findings.verdicts import PairedFigures, Tuned, VariantResults, edges_of, end_text, is_decided
 from dmlkit.study.protocol import fold_recipe
 from dmlkit.study.record import ProtocolName
 from dmlkit.study.runs.workers import Run
+from dmlkit.study.two_way import VariantClasses
+from dmlkit.study.verdicts import PairedFigures, Tuned, VariantResults, edges_of, end_text, is_decided
 from dmlkit.training.experiment import Experiment, assemble
 
 

@@ -17,12 +17,11 @@ from dmlkit.files.outputs import check_place
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
 from dmlkit.study.definition.file import study_notes
-from dmlkit.study.findings.results import Cost, StudyResults, summarize_study
-from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import RealityCheckFigures, is_complete, run_once
 from dmlkit.study.record import FAILURES, ProtocolName, StudyFailures, open_study
 from dmlkit.study.runs.plan import Plan, check_components
 from dmlkit.study.runs.workers import Happening, Run, train_at_once
+from dmlkit.study.verdicts import Cost, StudyResults, VariantResults, summarize_study
 from dmlkit.training.progress import Progress
 
 

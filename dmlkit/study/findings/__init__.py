@@ -1,1 +1,0 @@
-"""Findings of a study: figures, intervals and verdicts of its runs."""
