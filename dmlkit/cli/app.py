@@ -2,12 +2,11 @@
 
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import wraps
 from io import TextIOWrapper
@@ -98,31 +97,12 @@ for kind in (TyperArgument, TyperOption):
     setattr(kind, "display_type_rich", value_name)  # noqa: B010 (of Typer 0.24 and later)
 
 
-def is_path(word: str) -> bool:
-    """Return whether a word names a file or folder; a word may be too long for one."""
-    return os.path.exists(word)  # noqa: PTH110 (Path.exists fails at a long name)
-
-
-def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Return ``TyperCommand.parse_args`` with errors for an option that is given twice, and for values too many.
-
-    Typer keeps the last value without a message, and calls the second file of ``*.jpg`` an unexpected argument.
-    """
+def refuse_second_values(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Return ``TyperCommand.parse_args`` with an error for an option that is given twice; Typer keeps the last one."""
 
     @wraps(parse)
     def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
-        values, extra, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
-        paths = [one for one in given if isinstance(one, TyperArgument) and values.get(one.name)]
-        for one in given:
-            if isinstance(one, TyperOption) and one.multiple:
-                refuse_second_value(command, one, args, has_others=bool(extra or len(paths) > 1))
-        if extra and all(map(is_path, extra)):
-            takes_images = any(isinstance(one, TyperArgument) and "mage" in (one.help or "") for one in command.params)
-            advice = "for several images, give their folder or a table of their paths"
-            raise UserError(
-                f"{extra[0]}: {ctx.command_path} takes no more paths than those before it; "
-                f"{advice if takes_images else 'remove it, or run the command for each'}"
-            )
+        _, _, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
         for one in given:
             if isinstance(one, TyperOption) and not one.multiple and not one.is_flag and given.count(one) > 1:
                 name = max(one.opts, key=len)
@@ -132,30 +112,7 @@ def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[st
     return parse_args
 
 
-def refuse_second_value(command: Any, option: TyperOption, args: Sequence[str], *, has_others: bool) -> None:
-    """Raise an error if a second value follows a value of an option that may be repeated, or a comma.
-
-    A number is a value also in place of a path, such as 128 in ``--dims 512 128``; any other word only if there are
-    others too.
-
-    Raises:
-        UserError: it does; the message shows how to write them.
-    """
-    are_numbers = "list[int]" in str(command.callback.__annotations__[option.name])
-    words = [part for word in args for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    for name, value, word in zip(words, words[1:], [*words[2:], "-"], strict=False):
-        if name not in option.opts:
-            continue
-        values, given = value.split(",") if are_numbers else [value], [name, value]
-        is_value = word.isdecimal() if are_numbers else has_others
-        if is_value and not word.startswith("-") and ("=" in value) == ("=" in word) and not is_path(word):
-            values, given = [*values, word], [*given, word]
-        if len(values) > 1:
-            right = [part for one in values for part in (name, one)]
-            raise UserError(f"{shlex.join(given)}: {name} takes one value at a time; use {shlex.join(right)}")
-
-
-TyperCommand.parse_args = refuse_extra_words(TyperCommand.parse_args)
+TyperCommand.parse_args = refuse_second_values(TyperCommand.parse_args)
 
 
 @contextmanager

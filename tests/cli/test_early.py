@@ -184,33 +184,8 @@ READ = [  # what is missing inside a path that a command reads
     ),
     ("verify run kept.csv --root no", "no: no such file or folder; expected the folder of the images"),
 ]
-DIMS = "--dims 512 128: --dims takes one value at a time; use --dims 512 --dims 128"
 REPEATED = [
     ("eval run --with run --with run", "--with: given 2 times, but takes one value; give it once"),
-    (
-        "search run image.jpg kept.csv",
-        "kept.csv: dmlkit search takes no more paths than those before it; for several images, give their folder or "
-        "a table of their paths",
-    ),
-    *((f"eval {words}", DIMS) for words in ("run --dims 512 128", "--dims 512 128 run", "--dims 512 128 none")),
-    ("eval --dims 512 128", DIMS),
-    ("eval run --dims 512,128", DIMS.replace("512 128:", "512,128:")),
-    (
-        "eval --metric map@r recall@1 run",
-        "--metric map@r recall@1: --metric takes one value at a time; use --metric map@r --metric recall@1",
-    ),
-    (
-        "train --set seed=1 glyphs/proxy_anchor kept.csv",
-        "kept.csv: dmlkit train takes no more paths than those before it; remove it, or run the command for each",
-    ),
-    (
-        "eval run --precision=int8 binary",
-        "--precision int8 binary: --precision takes one value at a time; use --precision int8 --precision binary",
-    ),
-    (
-        "eval run --set dataset.root=a seed=1 --json",
-        "--set dataset.root=a seed=1: --set takes one value at a time; use --set dataset.root=a --set seed=1",
-    ),
     ("plot pca run -o a.png --output b.png", "--output: given 2 times, but takes one value; give it once"),
 ]
 STORED = [  # no network computes where every path holds points

@@ -105,7 +105,6 @@ def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Callable[..., Result
     assert "map@r of stored forms" in shown and "fp16" in shown
     for more, message in (
         (("--dims", "32"), "--dims 32: the embeddings have 16 coordinates; give at most 16"),
-        (("--dims", "4,8"), "--dims 4,8: --dims takes one value at a time; use --dims 4 --dims 8"),
         (
             ("--precision", "int4"),
             "--precision int4: expected fp32, fp16, int8, binary, rescored; give the",
