@@ -46,7 +46,7 @@ def are_same_files(dataset: Dataset, files: str | None, contents: str | None) ->
     """Return whether images have the recorded sizes and times, or else the recorded contents, which takes longer.
 
     Args:
-        files: recorded hash of the sizes and times; None, as of an older version, counts as the same.
+        files: recorded hash of the sizes and times; None, of images in memory, counts as the same.
     """
     if files is None or hash_files(dataset) in (None, files):
         return True

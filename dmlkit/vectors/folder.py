@@ -41,7 +41,7 @@ class EmbeddingFolder(PointsOnDisk):
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)
         self._checked = 0  # the first rows, known to be points
-        self._is_verified = self.manifest.checksums is None  # written before there were checksums
+        self._is_verified = self.manifest.checksums is None
 
     @property
     def run(self) -> Path | None:

@@ -235,7 +235,7 @@ class Manifest(Description, frozen=True, strict=True):
     run: str | None = None
     """Run whose model made the embeddings; null where its path is not UTF-8."""
     checksums: Checksums | None = None
-    """Checksums of the files next to it; null in folders of earlier versions."""
+    """Checksums of the files next to it; null in a manifest of other files."""
 
 
 def index_of(manifold: Manifold) -> SearchIndex:
