@@ -161,9 +161,9 @@ def test_an_attribute_without_a_value_is_refused_at_its_definition():
 
 
 def test_the_configuration_of_a_class_can_be_imported_by_its_name():
-    import dmlkit.losses
+    import dmlkit.losses.triplet
 
-    assert vars(Triplet)["Config"] is dmlkit.losses.TripletConfig  # pyright: ignore[reportAttributeAccessIssue]
+    assert vars(Triplet)["Config"] is dmlkit.losses.triplet.TripletConfig  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_key_of_recipes_is_no_parameter_of_the_constructor():

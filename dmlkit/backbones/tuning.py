@@ -134,7 +134,10 @@ class LoRAConfig(TuningConfig, frozen=True):
         return poolings(backbone)
 
     def adapt(self, backbone: nn.Module) -> None:
-        places = list(dict.fromkeys(attention_weights(backbone) if self.targets == "attention" else weights(backbone)))
+        tops = [backbone]
+        if self.targets == "attention":  # layers of torch or timm, which all have "Attention" in their class name
+            tops = [module for module in backbone.modules() if "Attention" in type(module).__name__]
+        places = list(dict.fromkeys(place for top in tops for place in weights(top)))
         if not places:
             raise OptionError(
                 "backbone.tuning.targets", f"got {self.targets}, but this backbone has no attention layers; use all"
@@ -198,13 +201,6 @@ def weights(backbone: nn.Module) -> Iterator[Weight]:
             yield module, "weight"
         elif isinstance(module, nn.MultiheadAttention):
             yield module, "in_proj_weight"
-
-
-def attention_weights(backbone: nn.Module) -> Iterator[Weight]:
-    """Yield the weights of attention layers, of torch or timm, which all have "Attention" in their class name."""
-    for module in backbone.modules():
-        if "Attention" in type(module).__name__:
-            yield from weights(module)
 
 
 def merge(backbone: nn.Module) -> None:

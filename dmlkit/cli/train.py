@@ -215,9 +215,10 @@ def summary_gain(summary: "Summary", pretrained: "PretrainedFigures", metric: st
 
     tuned, change = (summary.chosen.test or {})[metric], pretrained.difference.get(metric)
     interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
-    units = f"{pretrained.classes} classes" if pretrained.classes else "these test classes"
     epoch, epochs = summary.chosen.epoch, summary.last.epoch
-    return gain_message(metric, tuned, pretrained.test[metric], interval, units, epoch=epoch, epochs=epochs)
+    return gain_message(
+        metric, tuned, pretrained.test[metric], interval, f"{pretrained.classes} classes", epoch=epoch, epochs=epochs
+    )
 
 
 def cost_of(summary: "Summary") -> str:

@@ -77,7 +77,7 @@ def config_of(cls: Any, name: str | None) -> Any:
         lambda scope: scope.update(namespace),
     )
     if not is_local and cls.__module__ in sys.modules:  # where pickle looks for the class
-        vars(sys.modules[cls.__module__]).setdefault(title, config)  # a member of dmlkit 0.1.0 defines it itself
+        vars(sys.modules[cls.__module__]).setdefault(title, config)  # `IdentityConfig` is defined by hand
     return config
 
 
@@ -118,7 +118,7 @@ def as_key(annotation: Any) -> Any:
     """Return the type of a recipe key for an option: components become the configurations of their family."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
-        return reduce(lambda whole, one: Annotated[whole, one], metadata, as_key(inner))
+        return reduce(lambda whole, part: Annotated[whole, part], metadata, as_key(inner))
     config = getattr(annotation, "Config", None)
     if isclass(config) and issubclass(config, OptionsConfig):
         root = next((base for base in config.__mro__ if ComponentConfig in base.__bases__), None)

@@ -129,11 +129,8 @@ class ComponentConfig(OptionsConfig, frozen=True):
         return {field: getattr(self, field) for field in type(self).model_fields if field not in ("name", *others)}
 
 
-class FromWeights:
-    """Marker for ``Annotated[int, from_weights]``: the recipe may omit the key, whose value comes with the weights."""
-
-
-from_weights = FromWeights()
+from_weights = object()
+"""Marker for ``Annotated[int, from_weights]``: the recipe may omit the key, whose value comes with the weights."""
 
 
 class OneOf:
@@ -186,18 +183,13 @@ def load_family(package: str) -> None:
 def suggest_members(module: str) -> None:
     """Let ``dmlkit.losses.Tripet`` raise an error that names the members of the family.
 
-    ``TripletConfig``, as plug-ins for dmlkit 0.1.0 import it, is ``Triplet.Config``. The function is set here because a
-    ``__getattr__`` in the source would let every name pass the type checker.
+    The function is set here because a ``__getattr__`` in the source would let every name pass the type checker.
     """
-    named = {key: vars(sys.modules[module])[key] for key in sys.modules[module].__all__}
-    known = {key: value for key, value in named.items() if isclass(value)}
+    known = [key for key in sys.modules[module].__all__ if isclass(vars(sys.modules[module])[key])]
 
     def find(name: str) -> object:
         from difflib import get_close_matches
 
-        config = getattr(known.get(name.removesuffix("Config")), "Config", None)
-        if config is not None:
-            return config
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known))}"
         raise AttributeError(f"module {module!r} has no attribute {name!r}; {hint}")

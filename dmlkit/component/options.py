@@ -114,7 +114,7 @@ def _own_options(cls: type[Component]) -> Iterable[Option]:
         if attribute.startswith("_") or annotation is ClassVar or get_origin(annotation) is ClassVar:
             continue
         if attribute not in vars(cls):
-            if "__init__" in vars(cls):  # a class written for dmlkit 0.1.0 declares its buffers so
+            if "__init__" in vars(cls):  # its own constructor sets them
                 continue
             text = f"{attribute}: an attribute is an option and needs a value or option(...), e.g. option(init=False)"
             raise MemberError(f"{cls.__qualname__}: {text}")
@@ -157,20 +157,20 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation, config=ConfigDict(strict=True))
 
 
-def _checked(cls: type[Component], one: Option, value: Any) -> Any:
+def _checked(cls: type[Component], entry: Option, value: Any) -> Any:
     """Return the value of an option after a check of its type and range."""
-    parts = _parts_in(one.annotation)
+    parts = _parts_in(entry.annotation)
     if parts:
         fits = any(isinstance(value, (part, getattr(part, "Config", part))) for part in parts)
-        if not fits and not (value is None and type(None) in get_args(one.annotation)):
+        if not fits and not (value is None and type(None) in get_args(entry.annotation)):
             expected = " or ".join(part.__name__ for part in parts)
-            raise ValueError(f"{cls.__name__}: {one.key}: got {type(value).__name__}, expected {expected}")
+            raise ValueError(f"{cls.__name__}: {entry.key}: got {type(value).__name__}, expected {expected}")
         return value
     try:
-        return _adapter(one.annotation).validate_python(value)
+        return _adapter(entry.annotation).validate_python(value)
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise ValueError(f"{cls.__name__}: {one.key}: got {value!r}, expected {expected}") from None
+        raise ValueError(f"{cls.__name__}: {entry.key}: got {value!r}, expected {expected}") from None
 
 
 def _parts_in(annotation: Any) -> list[type]:

@@ -81,13 +81,13 @@ def from_annotations(folder: Path) -> Listing:
     rows = ListedRows(folder)
     contents = read_mat(folder / "cars_annos.mat", ("annotations", "class_names"), rows.faults)
     annotations = mat_rows(folder / "cars_annos.mat", contents, "relative_im_path", "", rows.faults)
-    return to_listing(rows, annotations, class_names(contents))
+    return to_listing(rows, annotations, [str(name) for name in contents.get("class_names", ())])
 
 
 def from_devkit(folder: Path) -> Listing:
     """Read ``devkit/`` next to the two folders of images and the published test labels."""
     rows = ListedRows(folder)
-    names = class_names(read_mat(folder / "devkit" / "cars_meta.mat", ("class_names",), rows.faults))
+    meta = read_mat(folder / "devkit" / "cars_meta.mat", ("class_names",), rows.faults)
 
     def images() -> Iterator[CarsRow]:
         for path, directory in (
@@ -97,7 +97,7 @@ def from_devkit(folder: Path) -> Listing:
             contents = read_mat(path, ("annotations",), rows.faults)
             yield from mat_rows(path, contents, "fname", directory, rows.faults)
 
-    return to_listing(rows, images(), names)
+    return to_listing(rows, images(), [str(name) for name in meta.get("class_names", ())])
 
 
 def from_kaggle(folder: Path) -> Listing:
@@ -145,11 +145,6 @@ def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str
     except Exception as error:  # SciPy raises many kinds for damaged files
         faults.append(f"{path}: cannot read this MATLAB file: {first_line(error)}; download it again")
     return {}
-
-
-def class_names(contents: dict[str, Any]) -> list[str]:
-    """Return the names of the models; an empty list if the file could not be read."""
-    return [str(name) for name in contents.get("class_names", ())]
 
 
 def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faults: list[str]) -> Iterator[CarsRow]:

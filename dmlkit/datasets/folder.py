@@ -79,7 +79,11 @@ def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:
     """
     classes: list[tuple[Path, ListedSplit]] = []
     faults: list[str] = []
-    for split in splits_below(root):
+    splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
+    for absent, present in (("test", "train"), ("train", "test")):
+        if absent not in splits:
+            raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {absent!r}; add it")
+    for split in splits:
         folders, wrong = nested_folders(root / split, levels)
         classes.extend((folder, split) for folder in folders)
         faults += wrong
@@ -102,19 +106,6 @@ def benchmark_folders(root: Path, names: Sequence[str], published: Published, la
     if folder is None or not is_split(folder):
         raise missing(root, published, f"{layouts} or train/ and test/")
     return split_folders(folder)
-
-
-def splits_below(root: Path) -> list[ListedSplit]:
-    """Return the splits that have a folder below a root.
-
-    Raises:
-        UserError: ``train`` or ``test`` is missing.
-    """
-    splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
-    for absent, present in (("test", "train"), ("train", "test")):
-        if absent not in splits:
-            raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {absent!r}; add it")
-    return splits
 
 
 def class_listing(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -59,14 +59,6 @@ class InShopConfig(DatasetConfig, frozen=True):
         return from_list(folder / LIST, top, self.images)
 
 
-class InShopRow(NamedTuple):
-    """Line of the list."""
-
-    name: str
-    item: str
-    status: str
-
-
 def from_list(path: Path, top: Path, images: str | None) -> Listing:
     """List the images: first those for training, then those of query and gallery.
 
@@ -82,8 +74,8 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
     statuses: list[str] = []
     items: dict[tuple[ListedSplit, str], int] = {}
     kinds: dict[int, str] = {}
-    ordered = sorted(read_rows(path, rows.faults), key=lambda row: SPLIT_OF_STATUS[row[1].status] == "test")
-    for line, (name, item, status) in ordered:
+    ordered = sorted(read_rows(path, rows.faults), key=lambda row: SPLIT_OF_STATUS[row[3]] == "test")
+    for line, name, item, status in ordered:
         label = items.setdefault((SPLIT_OF_STATUS[status], item), len(items))
         name = folder + name.removeprefix("img") if folder == "img_highres" else name
         if rows.add(f"{path}:{line}", name, label, SPLIT_OF_STATUS[status]):
@@ -93,7 +85,7 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
     rows.faults += [f"{path}: garment {item} is in both train and test; expected only one" for item in sorted(both)]
     kind_of = [kinds.get(label, "") for label in range(len(items))]
     kind_names = sorted(set(kind_of))
-    masks = {status: np.array([found == status for found in statuses], dtype=bool) for status in SPLIT_OF_STATUS}
+    masks = {status: np.array([own == status for own in statuses], dtype=bool) for status in SPLIT_OF_STATUS}
     return rows.listing(
         [item for _, item in items],
         query=masks["query"],
@@ -103,19 +95,19 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
     )
 
 
-def read_rows(path: Path, faults: list[str]) -> Iterator[tuple[int, InShopRow]]:
-    """Yield the numbered lines of the list, whose first line is their count and whose second names the columns."""
+def read_rows(path: Path, faults: list[str]) -> Iterator[tuple[int, str, str, str]]:
+    """Yield number, name, item and status of each line of the list, below its count and the names of its columns."""
     lines = read_lines(path, faults)
     count = lines[0].strip() if lines else ""
-    found = 0
+    listed = 0
     for number, text in enumerate(lines[2:], start=3):
         cells = text.split()
         if len(cells) == 3 and cells[2] in SPLIT_OF_STATUS:
-            found += 1
-            yield number, InShopRow(*cells)
+            listed += 1
+            yield number, cells[0], cells[1], cells[2]
         elif cells:
             faults.append(f"{path}:{number}: got {text!r}, expected image_name item_id train|query|gallery")
-    if lines and count != str(found):
+    if lines and count != str(listed):
         faults.append(
-            f"{path} lists {found} images, but its first line says {count}; the download may be truncated: repeat it"
+            f"{path} lists {listed} images, but its first line says {count}; the download may be truncated: repeat it"
         )

@@ -129,8 +129,7 @@ def parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"{source}: expected key.subkey=value, e.g. --set loss.margin=0.2")
-    parsed = parse_yaml(value, source, has_lines=False)
-    return Override(key, parsed)
+    return Override(key, parse_yaml(value, source, has_lines=False))
 
 
 def _apply(tree: Tree, override: Override) -> None:
@@ -255,7 +254,6 @@ def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:
 
 
 def _read_header(path: Path, text: str) -> RecipeHeader:
-    r"""Parse the header of a recipe's text."""
     comment: list[str] = []
     for line in text.splitlines():
         match = COMMENT.fullmatch(line)

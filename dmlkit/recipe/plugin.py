@@ -73,11 +73,6 @@ def plugin_of(member: type[ComponentConfig]) -> Plugin | None:
     return next((plugin for plugin in _loaded if plugin.holds(member)), None)
 
 
-def loaded_plugins() -> tuple[Plugin, ...]:
-    """Return the loaded plug-ins, in the order of loading."""
-    return tuple(_loaded)
-
-
 def plugin_files() -> tuple[Path, ...]:
     """Return the loaded files, which every process must load itself."""
     return tuple(plugin.places[0] for plugin in _loaded if plugin.source is not None)
@@ -211,7 +206,9 @@ def _all_or_nothing() -> Generator[None]:
     try:
         yield
     except UserError:
-        Reader.known[:] = [one for one in Reader.known if one in readers or type(one).__module__.startswith("dmlkit.")]
+        Reader.known[:] = [
+            reader for reader in Reader.known if reader in readers or type(reader).__module__.startswith("dmlkit.")
+        ]
         for root in _roots():
             for name in set(root.variants) - before.get(root, set()):
                 if root.variants[name].__module__.partition(".")[0] != "dmlkit":
@@ -267,7 +264,7 @@ def plugins_of(recipe: BaseModel) -> tuple[PluginRecord, ...]:
 
 def open_plugins(records: Sequence[PluginRecord], source: str) -> None:
     """Check that the plug-ins of a run are loaded, and warn about those that have changed."""
-    names = {(plugin.name, plugin.version is None) for plugin in loaded_plugins()}
+    names = {(plugin.name, plugin.version is None) for plugin in _loaded}
     missing = [record for record in records if (record.name, record.version is None) not in names]
     if missing:
         raise UserError("\n".join(f"{source}: needs the plug-in {_installation(record)}" for record in missing))
@@ -285,7 +282,7 @@ def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:
     """Return how the plug-ins of a run differ from the loaded ones, one line each."""
     changes: list[str] = []
     for record in records:
-        same_name = [plugin for plugin in loaded_plugins() if plugin.name == record.name]
+        same_name = [plugin for plugin in _loaded if plugin.name == record.name]
         if same_name and all(plugin.sha256 != record.sha256 for plugin in same_name):
             was = f"{record.name} {record.version}" if record.version else record.name
             hashes = f"sha256 {record.sha256[:12]} then, {same_name[0].sha256[:12]} now"

@@ -140,17 +140,18 @@ def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:
     meanings = meanings_of(config)
     for name, info in fields:
         if name != "name" or not issubclass(config, ComponentConfig):
-            default = "required" if info.is_required() else _plain(info.get_default(call_default_factory=True))
-            default = "published" if from_weights in info.metadata else default
+            default = "required"
+            if from_weights in info.metadata:
+                default = "published"
+            elif not info.is_required():
+                default = json.dumps(_values(info.get_default(call_default_factory=True)))
             yield KeyReference(name, default, as_text(info.description or meanings.get(name, "")))
-
-
-def _plain(default: Any) -> str:
-    return json.dumps([*map(_values, default)] if isinstance(default, tuple) else _values(default))
 
 
 def _values(default: Any) -> Any:
     """Return a default as plain data; a component has only its name and what differs from its own defaults."""
+    if isinstance(default, tuple):
+        return [*map(_values, default)]
     if isinstance(default, ComponentConfig):
         return {"name": default.name, **default.model_dump(mode="json", exclude_defaults=True)}
     return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
@@ -216,16 +217,14 @@ def _own_meanings(owner: type) -> tuple[tuple[str, str], ...]:
     except (OSError, TypeError):  # a class defined at a prompt
         return ()
     (statement,) = ast.parse(dedent(source)).body
-    return tuple(_documented(statement.body if isinstance(statement, ast.ClassDef) else []))
-
-
-def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for key, below in pairwise(body):
+    meanings: list[tuple[str, str]] = []
+    for key, below in pairwise(statement.body if isinstance(statement, ast.ClassDef) else []):
         match key, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, cleandoc(text)
+                meanings.append((name, cleandoc(text)))
             case _:
                 pass
+    return tuple(meanings)
 
 
 class Catalogue(NamedTuple):

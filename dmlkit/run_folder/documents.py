@@ -103,8 +103,8 @@ class PretrainedFigures(BaseModel, frozen=True, extra="forbid"):
     """Metrics on test classes."""
     difference: dict[str, PairedDifference]
     """Chosen checkpoint minus baseline on test classes, for the metrics that are means over queries."""
-    classes: int | None = None
-    """Number of test classes over which the intervals are; null in a summary of format 2."""
+    classes: int
+    """Number of test classes over which the intervals are."""
 
 
 class CrossFigures(BaseModel, frozen=True, extra="forbid"):

@@ -48,7 +48,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.model = path, model_name(path)
-        folder, outputs = (path, path) if self.model is None else (_cache_of(self.model), Path())
+        folder = outputs = path
+        if self.model is not None:
+            folder, outputs = cache_folder() / "models" / quote(self.model, safe=""), Path()
         self.embeddings = outputs / "embeddings"
         self.vectors = folder / "vectors"
         self.exports = outputs / "exports"
@@ -320,11 +322,6 @@ class RunFolder:
         """Remove the rows of epochs after the first ``epochs``, which will be trained again."""
         rows = [row for row in self.read_metrics() if row.epoch <= epochs]
         write_text(self.metrics_path, "".join(row.json_line() for row in rows))
-
-
-def _cache_of(model: str) -> Path:
-    """Return the folder for the files of a pretrained model."""
-    return cache_folder() / "models" / quote(model, safe="")
 
 
 def find_run(recorded: Path, near: Path) -> Path | None:

@@ -46,7 +46,11 @@ def backbone_keys(name: str) -> dict[str, Any]:
         {'name': 'convnext', 'weights': 'imagenet', 'size': 'small'}
     """
     family, _, value = name.partition(":")
-    known = [one for one, config in sorted(BackboneConfig.variants.items()) if _is_published(config)]
+    known = [
+        member
+        for member, config in sorted(BackboneConfig.variants.items())
+        if config.published_input is not BackboneConfig.published_input
+    ]
     if family not in known:
         what = "has no published weights" if family in BackboneConfig.variants else "no run and no backbone"
         raise UserError(f"{name}: {what}; {suggest(family, known)}")
@@ -61,7 +65,3 @@ def backbone_keys(name: str) -> dict[str, Any]:
     if family == "timm" and value.partition(".")[0] == LITE0.model and is_at_hand(LITE0):
         weights = LITE0.weights  # in an installed package: no download
     return {"name": family, "weights": weights, **({option: value} if option and value else {})}
-
-
-def _is_published(config: type[BackboneConfig]) -> bool:
-    return config.published_input is not BackboneConfig.published_input

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.backbones import BNInception, BNInceptionConfig
+from dmlkit.backbones import BNInception
 from dmlkit.errors import UserError
 
 # Channels in the published checkpoint bn_inception-52deb4733.pth: in, 1x1, 3x3 reduce, 3x3, double reduce, double
@@ -77,7 +77,7 @@ def test_the_published_file_loads(tmp_path: Path):
     with pytest.raises(UserError, match=r"conv1_7x7_s2\.weight has shape \(64, 1, 7, 7\)"):
         BNInception(weights=str(tmp_path / "grey.pth"))
     with pytest.raises(UserError, match=r"expected a file, e\.g\. the download of http"):
-        BNInceptionConfig(weights="imagenet").build()
+        BNInception.Config(weights="imagenet").build()
 
 
 class Numpy:

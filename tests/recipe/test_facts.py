@@ -23,9 +23,9 @@ class CurvedConfig(AdamConfig, frozen=True):
 '''
 BACKBONE = '''
 from typing import ClassVar, Literal
-from dmlkit.backbones import ResNet18Config
+from dmlkit.backbones import ResNet18
 
-class TokensConfig(ResNet18Config, frozen=True):
+class TokensConfig(ResNet18.Config, frozen=True):
     """A network with a class token."""
     has_class_token: ClassVar[bool] = True
     name: Literal["tokens"] = "tokens"
