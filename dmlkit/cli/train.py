@@ -187,15 +187,7 @@ def train_and_print(
     except KeyboardInterrupt:  # before the first step
         say(console, "stopped; to resume, rerun the same command with --resume")
         raise typer.Exit(STOPPED) from None
-    for name, checkpoint in (("last", summary.last), ("best", summary.best)):
-        if checkpoint and checkpoint.test:
-            say_metrics(console, f"{name} (epoch {checkpoint.epoch})  test", checkpoint.test)
-    if not summary.last.test:
-        figures = f"; {summary.basis.line()}" if summary.basis else ""
-        say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")
-    if summary.pretrained and summary.chosen.test:
-        say_metrics(console, "pretrained  test", summary.pretrained.test)
-        say_prose(console, summary_gain(summary, summary.pretrained, recipe.training.select_by))
+    print_figures(summary, recipe.training.select_by, console)
     for line in filter(None, (cost_of(summary), limits_of(recipe))):
         say_prose(console, line)
     if summary.skipped_images:
@@ -207,6 +199,21 @@ def train_and_print(
     place = command_word(output)
     use = f"eval {place}" if summary.last.test else f"gallery create {place} IMAGES -o GALLERY"
     say(console, f"next: dmlkit {use}")
+
+
+def print_figures(summary: "Summary", metric: str, console: Console) -> None:
+    """Print the test metrics of the checkpoints, and first of all that training lost, if validation says so."""
+    if summary.loss_message:
+        say_prose(console, summary.loss_message)
+    for name, checkpoint in (("last", summary.last), ("best", summary.best)):
+        if checkpoint and checkpoint.test:
+            say_metrics(console, f"{name} (epoch {checkpoint.epoch})  test", checkpoint.test)
+    if not summary.last.test:
+        figures = f"; {summary.basis.line()}" if summary.basis else ""
+        say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")
+    if summary.pretrained and summary.chosen.test:
+        say_metrics(console, "pretrained  test", summary.pretrained.test)
+        say_prose(console, summary_gain(summary, summary.pretrained, metric))
 
 
 def summary_gain(summary: "Summary", pretrained: "PretrainedFigures", metric: str) -> str:

@@ -135,8 +135,9 @@ def _export_run(
     model: WantedModel,
 ) -> Exported:
     run, takes = RunFolder(source), model.takes
-    if model.checkpoint == "pretrained" and format in ("safetensors", "hub"):
-        raise UserError(f"export: --checkpoint pretrained has no trained weights; use --format {' or '.join(PROGRAMS)}")
+    if format in ("safetensors", "hub") and (run.model or model.checkpoint == "pretrained"):
+        what = run.model or "--checkpoint pretrained"
+        raise UserError(f"export: {what} has no trained weights; use --format {' or '.join(PROGRAMS)}")
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
     merged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)

@@ -269,6 +269,8 @@ def create_gallery(
     listed, left_out = ([], ()) if images is None else images_of(images, label, boxes, run)
     incoming = Incoming.of(listed, left_out)
     fabric = model.start()
+    if model.checkpoint is None:
+        RunFolder(run).warn_of_loss()
     trained = model.load(RunFolder(run), fabric)
     manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
     with sole_writer(output, what="the creation of a gallery"):

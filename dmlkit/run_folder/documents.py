@@ -194,6 +194,15 @@ class Summary(Document, frozen=True):
         return self.best.validation.get(self.selected_by)
 
     @property
+    def loss_message(self) -> str | None:
+        """Say that validation prefers the network before training; None unless it does."""
+        before = (self.pretrained.validation or {}) if self.pretrained else {}
+        if self.best_score is None or self.selected_by not in before or self.best_score >= before[self.selected_by]:
+            return None
+        figures = f"{self.best_score:.3f} after training, {before[self.selected_by]:.3f} before"
+        return f"training lost: {self.selected_by} on validation: {figures}; --checkpoint pretrained takes the latter"
+
+    @property
     def chosen(self) -> ScoredCheckpoint:
         """Best checkpoint, or the last one if there is no best."""
         return self.best or self.last

@@ -87,6 +87,11 @@ class RunFolder:
             warn(f"{path}: missing, although epoch {best.epoch} was the best; the last checkpoint is used instead")
         return "last"
 
+    def warn_of_loss(self) -> None:
+        """Warn if validation prefers the network before training to the checkpoint that is used by default."""
+        if self.summary_path.exists() and (message := Summary.read(self.summary_path).loss_message):
+            warn(f"{self.path}: {message}")
+
     def embeddings_of_images(self, images: Path) -> Path:
         """Return the folder of the embeddings of other images; one with the name of a split does not get its folder."""
         name = images.resolve().name

@@ -199,6 +199,7 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
     if not run.summary_path.exists():
         raise UserError(f"{path}: is not finished, expected a summary.json; continue it with dmlkit train --resume")
     summary = Summary.read(run.summary_path)
+    run.warn_of_loss()
     changes = {
         "dataset": recipe.dataset.model_copy(update={"split": "all"}),
         "training": recipe.training.model_copy(update={"stop_after": summary.chosen.epoch}),

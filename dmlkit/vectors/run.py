@@ -118,6 +118,8 @@ def embed(
     engine, dims = choose_engine(options.engine), options.dims
     fabric = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
+    if options.checkpoint is None and fabric.is_global_zero:
+        folder.warn_of_loss()
     trained = load_model(folder, fabric, options.checkpoint, overrides=options.overrides)
     trained = trained if dims is None else _short(trained, dims, engine)
     source = str(images) if split is None else f"{trained.recipe.dataset.name}:{split}"

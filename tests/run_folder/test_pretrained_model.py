@@ -77,6 +77,7 @@ def test_a_model_is_evaluated_on_a_folder_and_its_points_are_kept(home: Path, dm
         ("embed timm: photos", "timm:: expected timm:MODEL, e.g. timm:tf_efficientnet_lite0"),
         ("embed vit photos --checkpoint best", "--checkpoint best: timm:local-dir:"),
         ("cluster vit -k 2", "a pretrained model has no images of its own; run dmlkit embed timm:local-dir:"),
+        ("export vit --format hub", "/vit has no trained weights; use --format onnx or torch-export"),
         ("export vit --format onnx", "or name them with --set dataset.root=FOLDER"),
         ("verify vit photos/0/0.jpg photos/0/1.jpg", "dataset.root=FOLDER --set dataset.split=official"),
         ("embed runs/none photos", "runs/none: no run here"),

@@ -19,8 +19,9 @@ from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training import pretrained as pretrained_module
+from dmlkit.training import summary as summary_module
 from dmlkit.training.progress import Silent
-from dmlkit.training.summary import plot_curves, seconds_per_epoch
+from dmlkit.training.summary import final_recipe, plot_curves, seconds_per_epoch
 from dmlkit.training.train import train
 from dmlkit.vectors.embedder import load
 from tests.conftest import TINY_RECIPE
@@ -498,3 +499,41 @@ def test_two_ranks_score_what_one_would(recipe: Path, weights: Path, tmp_path: P
     assert pretrained
     for split, figures in (("validation", pretrained.validation), ("test", pretrained.test)):
         assert figures == pytest.approx(by_hand(loaded(weights), recipe, split), abs=1e-4)
+
+
+def test_a_training_that_lost_on_validation_says_so_first_and_what_to_use(
+    dmlkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """With a made-up map@r of 1 before training, then of 0."""
+    run, photos = tmp_path / "run", tmp_path / "photos"
+    for label in range(2):
+        for index in range(2):
+            trees.photo(photos / f"{label}" / f"{index}.png", 10 * label + index)
+    own = summary_module.compare_with_pretrained
+
+    def better_before(*args: Any) -> Any:
+        figures = own(*args)
+        return figures and figures.model_copy(update={"validation": {"map@r": 1.0, "recall@1": 1.0}})
+
+    monkeypatch.setattr(summary_module, "compare_with_pretrained", better_before)
+    result = dmlkit("train", recipe, "-o", run, *CPU)
+    best = summary_of(run).best_score
+    lines = result.out[result.out.index("training lost") :].split("\n")
+    said = f"training lost: map@r on validation: {best:.3f} after training, 1.000 before"
+    assert result.code == 0 and said in " ".join(lines[:2])
+    assert result.out.index("training lost") < result.out.index("best (epoch")
+    commands: list[tuple[Any, ...]] = [("embed", run, photos), ("gallery", "create", run, photos, "-o", tmp_path / "g")]
+    for number, words in enumerate(commands):
+        caplog.clear()
+        assert dmlkit(*words, "--device", "cpu").code == 0
+        assert f"{run}: {said}; --checkpoint pretrained takes the latter" in caplog.text
+        caplog.clear()
+        words = (*words[:-1], tmp_path / "other") if number else (*words, "-o", tmp_path / "vectors")
+        assert dmlkit(*words, "--checkpoint", "pretrained", "--device", "cpu").code == 0 and caplog.text == ""
+    caplog.clear()
+    final_recipe(run)
+    assert said in caplog.text
+    summary = summary_of(run)
+    assert summary.pretrained
+    worse = summary.pretrained.model_copy(update={"validation": {"map@r": 0.0}})
+    assert summary.loss_message and summary.model_copy(update={"pretrained": worse}).loss_message is None

@@ -73,7 +73,7 @@ def inspect(
     """Inspect points with labels: a split of a run, embeddings, a gallery or an array.
 
     Args:
-        split: the split of a run. Default: test, or all if every class was trained on.
+        split: the split of a run. Default: test, or all of a pretrained model.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
     """
     if kind_of(source) == "run":
@@ -99,7 +99,7 @@ def inspect(
 def _inspect_run(path: Path, split: Split | None, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
     fabric, run = start_ranks(device), RunFolder(path)
     trained = load_model(run, fabric, overrides=overrides)
-    split = split or trained.recipe.dataset.default_split
+    split = split or ("test" if run.model is None else "all")
     trained.recipe.dataset.require_one_label(str(path))
     inspection = _look(split_points(run, trained, fabric, split, bar), bar)
     others = inspection.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
