@@ -151,7 +151,7 @@ def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, 
         if moment not in FRACTIONS and code == 0:
             break
     sys.stdout.write(f"{change.__name__}: {killed} kills, the last before change {moment}; {states}\n")
-    assert killed > 2
+    assert killed > 0
 
 
 def killed_after_two_parts(change: Change, place: Path, gallery: Path) -> None:
