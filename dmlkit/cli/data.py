@@ -23,7 +23,7 @@ from dmlkit.cli.options import (
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file
-from dmlkit.files.source import EXPECTED_DATA, require_addable, require_dataset, require_run
+from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
 
 if TYPE_CHECKING:
     from dmlkit.loading.check import Findings
@@ -112,7 +112,7 @@ def check(
 @with_options
 def convert(
     source: Annotated[
-        Path, argument("TABLE|FOLDER", "Table or annotations, or folder of labeled images.", check=require_addable)
+        Path, argument("TABLE|FOLDER", "Table or annotations, or folder of labeled images.", check=require_dataset)
     ],
     columns: TableOptions,
     output: Annotated[Path, Writes(check_file, (".csv",)), option("FILE", "Table to write (.csv).", "--output", "-o")],
@@ -121,7 +121,7 @@ def convert(
     from dmlkit.files.image_table import lists_images, read_images, write_images
 
     console, named = Console(), columns.columns()
-    if lists_images(source, named):
+    if lists_images(source, named) or not source.is_dir():
         found = read_images(source, columns.root, named, ("path",))
     else:
         from dmlkit.vectors.images import folder_table

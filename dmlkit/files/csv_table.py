@@ -91,6 +91,8 @@ class CsvTable(NamedTuple):
                 raise UserError(f"{self.file}: cannot read this table: {first_line(error)}") from error
             raise UserError(self._ragged(str(self.file), int(wrong[1]), wrong[2])) from error
         columns = list(table.columns)
+        if self.body.count(b'"') % 2 and len(table) and any("\n" in str(column[-1]) for column in columns):
+            raise UserError(f"{self.file}: cannot read this table: a quotation mark is not closed before its end")
         for place, column in enumerate(columns):
             if place in numbers:
                 continue

@@ -82,6 +82,9 @@ def read_images(
     found = _read(source, columns or {}, images)
     if images is not None:
         root = images if images.is_dir() else images.parent
+    if LABEL in needs and not len(found) and found.table.column_names == ["path"]:  # of annotations without any row
+        raise_faults(found.faults)
+        raise UserError("; ".join([f"{source}: lists no images", *found.notes]))
     found = replace(found, root=root or found.root)
     found.table = known_columns(found.table, str(source), needs, columns, is_told=is_told)
     found = with_sure_boxes(found, LEAST_CONFIDENCE if confidence is None else confidence)

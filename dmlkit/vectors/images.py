@@ -141,7 +141,8 @@ def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: in
         found = read_images(options.source, None, options.columns, ("path",), options.confidence, source)
         found = _with_folder_labels(found, source, labels, depth)
     if not len(found) and not found.faults:
-        raise UserError(f"{found.file}: no boxes of {source}; expected at least one")
+        what = "lists no images" if options.source is None else f"no boxes of {source}"
+        raise UserError(f"{found.file}: {what}; expected at least one")
     dataset, kept, faults = _checked(found)
     if not options.skips or not kept:
         way = "remove them" if options.source is None or options.skips else "skip them with --skip-bad-images"

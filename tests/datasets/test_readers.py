@@ -578,3 +578,29 @@ def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Callable
     trees.photo(home / "classes" / "fox" / "1.jpg", 1)
     assert dmlkit("data", "convert", home / "classes", "-o", home / "u.csv").code == 0
     assert (home / "u.csv").read_text().splitlines() == ["path,label", "classes/fox/1.jpg,fox"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "t.csv",
+            'path,label\na.jpg,"fox\nb.jpg,owl\n',
+            "t.csv: cannot read this table: a quotation mark is not closed",
+        ),
+        ("data.yaml", "names:\ntrain: .\n", "data.yaml: names: got None, expected the names of the classes"),
+        ("data.yaml", "names: 3\ntrain: .\n", "data.yaml: names: got 3, expected the names of the classes"),
+        ("Annotations/a.xml", "<annotation><filename>a.jpg", "a.xml: cannot read this XML file"),
+        ("Annotations/a.xml", voc("a.jpg"), "lists no images; .*left out: 1 image without objects"),
+        ("metadata.csv", "path,label\na.jpg,fox\n", "metadata.csv: has no column 'file_name'; it has path, label"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_one_line(tmp_path: Path, name: str, content: str, message: str):
+    file = write(tmp_path / name, content)
+    with pytest.raises(UserError, match=message) as raised:
+        read_images(file if name == "t.csv" else tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_quotation_mark_within_a_cell_is_text(home: Path):
+    assert rows(write(home / "t.csv", 'path,label\ncam1/a.jpg,5" fox\n'), "label") == [['5" fox']]

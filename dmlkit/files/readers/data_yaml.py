@@ -34,6 +34,8 @@ class YoloDatasetReader(Reader):
         file, faults = path / FILE if path.is_dir() else path, list[str]()
         content, rows, places = _content(file), list[Mapping[str, Any]](), list[str]()
         names: Any = content["names"]
+        if not isinstance(names, dict | list):
+            raise UserError(f"{file}: names: got {names!r}, expected the names of the classes, e.g. [fox, owl]")
         numbered = names.items() if isinstance(names, dict) else enumerate(names)
         labels = {str(number): str(name) for number, name in numbered}
         absent, empty = set[str](), 0
