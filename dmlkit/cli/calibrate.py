@@ -13,6 +13,7 @@ from dmlkit.cli.option_groups import PlacedModelOptions
 from dmlkit.cli.options import (
     TRAIN,
     Checkpoint,
+    Conditions,
     Json,
     MovedRun,
     SetDataset,
@@ -22,6 +23,7 @@ from dmlkit.cli.options import (
     examples,
     option,
     second_option,
+    where_of,
     with_options,
 )
 from dmlkit.errors import UserError
@@ -82,6 +84,7 @@ class LabelOptions:
             "Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
         ),
     ] = None
+    where: Conditions = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def calibrate(
     """
     kind = kind_of(source)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
-    of_gallery = {"--fpir": labels.fpir, "--strangers": labels.strangers, "--near": labels.near}
+    of_gallery = {f"--{name}": value for name, value in asdict(labels).items()}
     check_options(source, kind, options | of_gallery)
     for name, moved in (("--run", chosen.run), ("--with", chosen.second)):
         if moved is not None and kind == "run":
@@ -143,15 +146,20 @@ def calibrate(
     from dmlkit.evaluation.by_value import column_table, identification_rates_by_value
     from dmlkit.evaluation.calibration import plot_reliability
     from dmlkit.gallery.folder import GalleryFolder
+    from dmlkit.identify.calibrated import calibration_file
     from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
 
     console = Console(stderr=json)
     model, place = chosen.choose_with_place(source, bar=bars(console))
+    if labels.where is not None and asked is not None:
+        raise UserError(f"calibrate: --by {by}: does not apply to --where {labels.where}; leave one out")
     if place is not None and asked is not None:
         raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
     if asked is not None:
         column_table(*asked, GalleryFolder(source).run)
-    found = calibrate_gallery(source, **asdict(labels), place=place, model=model, bar=bars(console))
+    conditions, progress = where_of(labels.where), bars(console)
+    asked_of: dict[str, Any] = {**asdict(labels), "where": conditions}
+    found = calibrate_gallery(source, **asked_of, place=place, model=model, bar=progress)
     by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
@@ -163,8 +171,10 @@ def calibrate(
             images = f"{found.fits[0].fpir.images:,} images of absent labels"
             say_lowest("FPIR", found.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
         print_values(by_value, console, ["fpir", "fnir"])
-        say(console, f"written to {source / 'identification.json'} and {plot}")
-        option = "" if place is None else f" --with {PLACE}"
+        say(console, f"written to {calibration_file(GalleryFolder(source, conditions))} and {plot}")
+        option = ("" if place is None else f" --with {PLACE}") + (
+            f" --where {command_word(labels.where)}" if labels.where else ""
+        )
         say(console, f"next: dmlkit identify {command_word(source)} IMAGES{option}")
 
 

@@ -11,6 +11,7 @@ from dmlkit.cli.options import (
     TRAIN,
     ArrayManifold,
     Checkpoint,
+    Conditions,
     Json,
     RerankMethod,
     SplitName,
@@ -23,6 +24,7 @@ from dmlkit.cli.options import (
     option,
     plain_device,
     second_option,
+    where_of,
     with_options,
 )
 from dmlkit.cli.search import rerank_of
@@ -90,6 +92,7 @@ def evaluate(
         ),
     ] = None,
     by: Annotated[str | None, by_option("Print the last metric")] = None,
+    where: Conditions = None,
     rerank: RerankMethod = None,
     second: Annotated[
         Path | None,
@@ -147,7 +150,14 @@ def evaluate(
     """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""
     kind = evaluated_kind(source, checkpoint)
     of_vectors = {"--rerank": rerank, "--dims": dims, "--precision": precision, "--manifold": manifold}
-    of_runs = {"--split": split, "--set": overrides, "--with": second, "--evidence": evidence, "--by": by}
+    of_runs = {
+        "--split": split,
+        "--set": overrides,
+        "--with": second,
+        "--evidence": evidence,
+        "--by": by,
+        "--where": where,
+    }
     check_options(source, kind, {**of_vectors, **of_runs, "--device": device})
     images, asked = other if kind in ("run", "backbone") else None, column_of(by)
     if images is not None:
@@ -168,7 +178,7 @@ def evaluate(
     shown = Shown(Console(stderr=json), json, output, asked, rerank_of(rerank), forms=forms, evidence=evidence)
     scope = Scope(split, images, overrides or (), metric or (), asked)
     if kind not in ("run", "backbone"):
-        tell_points(source, other, shown, scope, labels_of, manifold)
+        tell_points(source, other, shown, scope, labels_of, manifold, where_of(where))
         return
 
     from dmlkit.distributed.launch import start_ranks

@@ -13,6 +13,7 @@ from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, PlacedModelOption
 from dmlkit.cli.options import (
     PAGE,
     USE,
+    Conditions,
     QueryPath,
     SourcePath,
     Writes,
@@ -57,6 +58,7 @@ def identify(
     ] = None,
     *,
     rule: LabelRule,
+    where: Conditions = None,
     boxes: BoxOptions,
     chosen: PlacedModelOptions,
     array: ArrayOptions,
@@ -69,7 +71,7 @@ def identify(
     from dmlkit.identify.exchange import write_exchange, writer_of
     from dmlkit.identify.identify import identify as identify_images
 
-    read = boxes.read()
+    read = boxes.read(where)
     writers = {path: None if path.suffix.lower() == PAGE else writer_of(path, images, read) for path in output or []}
     rule.check()  # before images are embedded to choose a weight
     model, place = chosen.choose_with_place(source, images, bar=bars(console))

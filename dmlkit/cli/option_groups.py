@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dmlkit.cli.options import (
     ArrayLabels,
     ArrayManifold,
+    Conditions,
     ModelDevice,
     RunDevice,
     RunSplit,
@@ -14,6 +15,7 @@ from dmlkit.cli.options import (
     existing,
     option,
     second_option,
+    where_of,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, require_folder, require_run
@@ -97,13 +99,13 @@ class BoxOptions(TableOptions):
             "--root": self.root,
         }
 
-    def read(self) -> "Boxes | None":
-        """Return the options; None without any, for which nothing is imported.
+    def read(self, where: str | None = None) -> "Boxes | None":
+        """Return the options, with conditions on rows; None without any, for which nothing is imported.
 
         Raises:
             UserError: a column is not NAME=COLUMN, or a number is out of its range.
         """
-        if all(value in (None, []) for value in self.given().values()):
+        if where is None and all(value in (None, []) for value in self.given().values()):
             return None
         from dmlkit.datasets.files.boxes import Boxes
 
@@ -113,6 +115,7 @@ class BoxOptions(TableOptions):
             self.box_confidence,
             columns=self.columns(),
             root=self.root,
+            where=where_of(where),
         )
         boxes.check()
         return boxes
@@ -135,6 +138,7 @@ class SourceOptions:
     labels: ArrayLabels = None
     manifold: ArrayManifold = None
     device: RunDevice = None
+    where: Conditions = None
 
     def open(self, source: Path, bar: "Bar") -> "PointSet":
         """Open points, see `open_points`."""
@@ -147,6 +151,7 @@ class SourceOptions:
             overrides=self.overrides or [],
             labels=self.labels,
             manifold=self.manifold,
+            where=where_of(self.where),
             model=ModelChoice(device=self.device),
             bar=bar,
         )

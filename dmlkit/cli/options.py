@@ -5,7 +5,7 @@ from dataclasses import is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -24,6 +24,9 @@ from dmlkit.files.source import (
     require_table,
     without_set,
 )
+
+if TYPE_CHECKING:
+    from dmlkit.files.where import Where
 
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
@@ -66,6 +69,13 @@ def argument(metavar: str, meaning: str, *, check: Callable[[Any], object] | Non
     """Return an argument, see `option`."""
     more |= {} if check is None else {"callback": checked(check)}
     return typer.Argument(metavar=metavar, help=meaning, **more)
+
+
+def where_of(text: str | None) -> "Where | None":
+    """Return the conditions of ``--where``."""
+    from dmlkit.files.where import Where
+
+    return None if text is None else Where.of(text)
 
 
 class Writes:
@@ -143,6 +153,16 @@ ArrayManifold = Annotated[
 ]
 ArrayLabels = Annotated[
     Path | None, option("FILE", "For a file of vectors: file of its N labels, integers or text.", check=require_labels)
+]
+Conditions = Annotated[
+    str | None,
+    option(
+        "CONDITIONS",
+        "Take only rows of a gallery, embeddings, or a table with e.g. 'side=left and year=2020..2022'; also COLUMN "
+        "in A, B. Other columns: label, path, id.",
+        "--where",
+        check=where_of,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]

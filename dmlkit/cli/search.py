@@ -14,6 +14,7 @@ from dmlkit.cli.options import (
     PAGE,
     USE,
     ArrayManifold,
+    Conditions,
     Files,
     Json,
     QueryPath,
@@ -52,6 +53,7 @@ def search(
         bool, typer.Option("--exact", help="Compare with every image, even if the gallery has an index.")
     ] = False,
     rerank: RerankMethod = None,
+    where: Conditions = None,
     *,
     boxes: BoxOptions,
     chosen: PlacedModelOptions,
@@ -80,7 +82,7 @@ def search(
         k=k,
         method=again or place or ("exact" if exact else "index"),
         manifold=manifold,
-        boxes=boxes.read(),
+        boxes=boxes.read(where),
         model=model,
         bar=bars(console),
     )

@@ -75,6 +75,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {  # kinds of source to which each option
     "--box-margin": ("images",),
     "--labels": ("array",),
     "--manifold": ("array",),
+    "--where": ("embeddings", "gallery", "array"),
     "--far": ("run",),
     "--fpir": ("gallery",),
     "--strangers": ("gallery",),

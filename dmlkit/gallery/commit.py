@@ -69,7 +69,7 @@ def schema() -> Any:
     """Return the columns of the rows of a version."""
     import pyarrow as pa
 
-    texts = ("id", "label", "path", *SightingCells._fields, "box", "part")
+    texts = ("id", "label", "path", *SightingCells._fields, "box", "cells", "part")
     fields = [*(pa.field(name, pa.string()) for name in texts), pa.field("row", pa.int64())]
     return pa.schema([*fields, pa.field("number", pa.int64()), pa.field("added", pa.timestamp("us", "UTC"))])
 
@@ -89,6 +89,7 @@ def new_rows(images: Mapping[str, LabelledImage], store: VectorStore, rows: Valu
         "path": [image.path for image in found],
         **{name: [getattr(image.sighting, name) for image in found] for name in SightingCells._fields},
         "box": [box_cell(image.box) for image in found],
+        "cells": [image.cells for image in found],
         "part": [None] * len(images),
         "row": [None] * len(images),
         "number": list(range(first, first + len(images))),

@@ -13,6 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.image_file import Box, box_of_cell
 from dmlkit.files.image_table import SightingCells
+from dmlkit.files.where import Where, cells_of, columns_of
 from dmlkit.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, thumbnail_file
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import check_points
@@ -24,15 +25,24 @@ KEPT = 2**26  # bytes of points that stay in memory: to gather scattered rows fr
 
 
 class GalleryFolder(PointsOnDisk):
-    """Gallery, read at its newest version at this moment; a `PointSet`."""
+    """Gallery, read at its newest version at this moment; a `PointSet`.
+
+    Args:
+        where: conditions that its images fulfill; others are left out. Its index is of all images, so that it is not
+            used.
+    """
 
     skipped: tuple[str, ...] = ()  # images that cannot be read are not added
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, where: Where | None = None) -> None:
+        self.path, self.where = path, where
         self.manifest: GalleryManifest = read_gallery_manifest(path)
         newest = self.manifest.versions[-1]
         self.version, self.table = newest.number, read_rows(path, newest)
+        if where is not None:
+            own = {name: self.table[name] for name in ("id", "label", "path", *SightingCells._fields)}
+            columns = columns_of(self.table["cells"].to_pylist()) | cells_of(own)
+            self.table = self.table.take(where.rows(columns, str(path), len(self.table)))
         self.manifold = self.manifest.build_manifold()
         encoded = self.table["part"].combine_chunks().dictionary_encode()
         self.parts: list[str] = encoded.dictionary.to_pylist()
@@ -82,7 +92,7 @@ class GalleryFolder(PointsOnDisk):
     @property
     def approximate(self) -> ApproximateIndex | None:
         """Approximate index, if there is one."""
-        return self.manifest.approximate
+        return None if self.where else self.manifest.approximate
 
     @property
     def labels(self) -> list[str | None]:

@@ -9,13 +9,24 @@ from pathlib import Path
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box, decoding
-from dmlkit.files.image_table import UNKNOWN_SIGHTING, SightingCells, has_sightings, lists_images, sighting_cells
+from dmlkit.files.image_table import (
+    BOX,
+    LABEL,
+    UNKNOWN_SIGHTING,
+    SightingCells,
+    has_sightings,
+    lists_images,
+    sighting_cells,
+)
 from dmlkit.files.labels import stated_label
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.files.regular import check_regular
+from dmlkit.files.where import cells_of, row_texts
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.images import NONE, images_at, label_depth, listed_images, samples_of
 
+OWN = ("path", LABEL, *BOX, *SightingCells._fields)
+"""Columns of a table that have a column of their own in a gallery."""
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
 
 
@@ -27,6 +38,8 @@ class LabelledImage:
     label: str | None
     box: Box | None = None
     sighting: SightingCells = UNKNOWN_SIGHTING
+    cells: str | None = None
+    """Other columns of its row in a table, see `row_texts`."""
 
     def id(self) -> str:
         """Return a hash of the contents of the file, and of the box."""
@@ -62,8 +75,11 @@ def images_of(
         raise UserError(f"{source}: no image has a label; fill the column label, or state one with --label")
     is_placed = listed is not None and has_sightings(listed.table)
     sightings = sighting_cells(listed.table) if listed and is_placed else [UNKNOWN_SIGHTING] * len(images)
+    table = None if listed is None else listed.table.table
+    others = {} if table is None else {name: table[name] for name in table.column_names if name not in OWN}
+    cells = row_texts(cells_of(others), len(images))
     found = [
-        LabelledImage(os.path.abspath(path), name, images.box(row), seen)  # noqa: PTH100 - links are not followed
-        for row, (path, name, seen) in enumerate(zip(images.paths, names, sightings, strict=True))
+        LabelledImage(os.path.abspath(path), name, images.box(row), seen, text)  # noqa: PTH100 - links are not followed
+        for row, (path, name, seen, text) in enumerate(zip(images.paths, names, sightings, cells, strict=True))
     ]
     return found, images.left_out

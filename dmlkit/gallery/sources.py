@@ -1,9 +1,11 @@
 """The one door to points: a run, a folder of embeddings, a gallery or an array, and images to search with."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
@@ -15,6 +17,7 @@ from dmlkit.errors import UserError, counted, warn_once
 from dmlkit.files.labels import label_notes, label_of
 from dmlkit.files.source import check_options, require_queries, require_source
 from dmlkit.files.vector_file import VectorFile, holds_vectors, read_label_file
+from dmlkit.files.where import Where, cells_of
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
@@ -25,7 +28,7 @@ from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.vectors.images import OPTIONAL, ImageList, dataset_of
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.manifest import check_same_description
-from dmlkit.vectors.points import EmbeddedImages, PointSet, PointsInMemory, load_same_model
+from dmlkit.vectors.points import EmbeddedImages, PointSet, PointsInMemory, in_memory, load_same_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.stored import embed_files, split_embeddings
 from dmlkit.vectors.trained import TrainedModel, describe
@@ -38,7 +41,7 @@ def open_points(
     overrides: Sequence[str] = (),
     labels: Path | None = None,
     manifold: str | None = None,
-    may_be_empty: bool = False,
+    where: Where | None = None,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> PointSet:
@@ -49,11 +52,14 @@ def open_points(
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         labels: file of the labels (N,) of a file of vectors. Default: those inside.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
+        where: conditions on the columns of a gallery, of a folder of embeddings or of a file of vectors.
         model: checkpoint and device of a run, and a second model that embeds its images too.
     """
     kind = require_source(source)
     options = {"--split": split, "--set": list(overrides), "--checkpoint": model.checkpoint, "--device": model.device}
-    check_options(source, kind, {**options, "--labels": labels, "--manifold": manifold})
+    check_options(
+        source, kind, {**options, "--labels": labels, "--manifold": manifold, "--where": where and where.text}
+    )
     found: PointSet
     match kind:
         case "run":
@@ -62,15 +68,22 @@ def open_points(
             return split_points(folder, trained, fabric, split or trained.recipe.dataset.default_split, bar)
         case "embeddings":
             found = EmbeddingFolder(source)
+            found = found if where is None else _limited(found, {"id": found.items["id"]}, where)
         case "gallery":
-            found = GalleryFolder(source)
+            found = GalleryFolder(source, where)
         case _:
-            found = array_points(source, labels, manifold or "sphere")
-    if len(found) == 0 and not may_be_empty:
+            found = array_points(source, labels, manifold or "sphere", where)
+    if len(found) == 0:
         is_gallery = kind == "gallery"
         advice = "add images to it with dmlkit gallery add" if is_gallery else "expected at least one embedding"
         raise UserError(f"{source}: {'this gallery' if is_gallery else 'this source'} is empty; {advice}")
     return found
+
+
+def _limited(points: PointSet, columns: Mapping[str, Any], where: Where) -> PointsInMemory:
+    """Return the points that fulfill conditions on columns, or on their labels and paths."""
+    known = cells_of({"label": points.labels, "path": points.paths, **columns})
+    return in_memory(points).part(torch.tensor(where.rows(known, points.source, len(points))))
 
 
 def path_of(queries: Path | Sequence[Path]) -> Path:
@@ -100,13 +113,16 @@ def open_queries(
         if kind == "array" or (searched.manifest is None and holds_vectors(queries, with_paths=True)):
             return array_points(queries, None, searched.manifold)
         if kind != "images":
-            own = ModelChoice(device=model.device) if kind == "run" else OWN_MODEL
-            found = open_points(queries, model=own, may_be_empty=True, bar=bar)
+            found: PointSet
+            if kind == "run":
+                found = open_points(queries, model=ModelChoice(device=model.device), bar=bar)
+            else:
+                found = EmbeddingFolder(queries) if kind == "embeddings" else GalleryFolder(queries)
             check_same_model(found, searched)
             return found
     elif not queries:
         raise UserError("got an empty list of images; expected at least one")
-    elif boxes is not None:
+    elif boxes is not None and boxes.are_given:
         raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
     fabric = model.start()
     trained = load_same_model(searched, model, fabric)
@@ -121,7 +137,7 @@ def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Box
     if not isinstance(queries, Path):
         return ImageList([str(image) for image in queries])
     if is_video(queries) and trained.samples.has_pixels:
-        if boxes is not None:
+        if boxes is not None and boxes.are_given:
             raise UserError(f"--boxes: applies to images, but {queries} is a video; remove this option")
         return VideoFrames(queries)
     boxes = boxes and boxes._replace(skips=True)
@@ -163,12 +179,13 @@ def _with_images(
     )
 
 
-def array_points(path: Path, labels: Path | None, space: Manifold | str) -> PointsInMemory:
+def array_points(path: Path, labels: Path | None, space: Manifold | str, where: Where | None = None) -> PointsInMemory:
     """Read a file of embeddings of any model, (N, D) numbers, see `VectorFile`.
 
     Args:
         labels: file of its labels, (N,) integers or text. Default: those inside.
         space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
+        where: conditions on the columns of the file.
     """
     vectors = VectorFile(path)
     try:
@@ -188,7 +205,9 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str) -> Poin
             warn_once(note)
         meant = {text: label_of(text) for text in counts}
         names = [meant[text or ""] for text in texts.to_pylist()]
-    return PointsInMemory(str(path), manifold, points, vectors.names, names)
+    found = PointsInMemory(str(path), manifold, points, vectors.names, names)
+    columns = vectors.columns
+    return found if where is None else _limited(found, {name: columns[name] for name in columns.column_names}, where)
 
 
 def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:

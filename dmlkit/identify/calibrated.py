@@ -1,5 +1,8 @@
 """Calibration that a gallery keeps: the probability of a guess, its threshold, and the rates of errors."""
 
+from pathlib import Path
+from zlib import crc32
+
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.gallery.files import IDENTIFICATION, CalibrationSummary
@@ -44,9 +47,19 @@ class Fit(BaseModel, frozen=True, extra="forbid"):
         return Sigmoid(self.margin_slope, self.score_slope, self.offset)
 
 
+def calibration_file(gallery: GalleryFolder) -> Path:
+    """Return the file of the calibration of a gallery; images that fulfill conditions have one of their own."""
+    if gallery.where is None:
+        return gallery.path / IDENTIFICATION
+    name, suffix = IDENTIFICATION.split(".")
+    return gallery.path / f"{name}-{crc32(gallery.where.text.encode()):08x}.{suffix}"
+
+
 class Identification(CalibrationSummary, frozen=True, extra="forbid"):
     """``identification.json``: the calibration of ``dmlkit identify`` that is kept in a gallery."""
 
+    where: str | None = None
+    """Conditions that the images fulfill which were calibrated for, see `Where`; null for all."""
     gallery_version: NonNegativeInt
     """Version of the gallery that was calibrated."""
     images: NonNegativeInt
@@ -68,6 +81,6 @@ class Identification(CalibrationSummary, frozen=True, extra="forbid"):
     @classmethod
     def of(cls, gallery: GalleryFolder) -> "Identification | None":
         """Return the calibration of a gallery; None if it has none, or one of another model."""
-        file = gallery.path / IDENTIFICATION
+        file = calibration_file(gallery)
         found = cls.read(file) if file.exists() else None
         return found if found and found.gallery_model == gallery.manifest.current else None

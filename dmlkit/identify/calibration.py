@@ -16,11 +16,11 @@ import torch
 
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_writable, writing
-from dmlkit.gallery.files import IDENTIFICATION
+from dmlkit.files.where import Where
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_queries, split_points
 from dmlkit.identify.answers import Sigmoid
-from dmlkit.identify.calibrated import SIZES, Fit, Identification, Rate
+from dmlkit.identify.calibrated import SIZES, Fit, Identification, Rate, calibration_file
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.probability import LEAST, NO_STRANGERS, Strangers, Trials, drawn_rows, trials_of
 from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
@@ -51,6 +51,7 @@ def calibrate_gallery(
     strangers: Path | None = None,
     near: float | None = None,
     place: PlaceFusion | None = None,
+    where: Where | None = None,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Identification:
@@ -69,12 +70,13 @@ def calibrate_gallery(
         near: similarity above which images of one label are near-duplicates, which are left out together.
         place: weight of the evidence of place and time, to calibrate for it too. Then strangers are from a table with
             such columns, and there are none by default.
+        where: conditions on the images of the gallery, to calibrate for `identify` with the same.
         model: run of the gallery, if it was moved, and device.
     """
     if fpir is not None and not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
     check_writable(path)
-    gallery = GalleryFolder(path)
+    gallery = GalleryFolder(path, where)
     if near is not None:
         check_reachable(gallery.manifold, near, "--near")
     matches, run = LocalMatches.of(gallery), model.run or gallery.run
@@ -108,6 +110,7 @@ def calibrate_gallery(
     fits = list(_fits(zip((decider for _, decider in deciders), others, strict=True), is_trained, fpir, trials))
     found = Identification(
         gallery_model=gallery.manifest.current,
+        where=None if where is None else where.text,
         gallery_version=gallery.version,
         images=len(gallery),
         near=near,
@@ -118,7 +121,7 @@ def calibrate_gallery(
         is_optimistic=None if trained is None else is_optimistic,
     )
     with writing(path):
-        found.write(path / IDENTIFICATION)
+        found.write(calibration_file(gallery))
     return found
 
 

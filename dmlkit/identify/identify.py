@@ -65,7 +65,8 @@ def identify(
         source: a gallery, or other labeled points, see `open_points`.
         images: what to identify, see `open_queries`. The frames of a video are a group.
         rule: how a label is decided.
-        boxes: boxes of the images, each of which gets an answer, see `images_at`.
+        boxes: boxes of the images, each of which gets an answer, see `images_at`; and conditions on the source, whose
+            calibration is the one for these conditions.
         model: model that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
 
@@ -73,17 +74,17 @@ def identify(
         UserError: the source has no image with a label, or the queries come from another model, or a group has images
             of two known labels.
     """
-    where = path_of(images)
-    if rule.by is None and is_video(where):
+    home = path_of(images)
+    if rule.by is None and is_video(home):
         rule = replace(rule, by=FOLDER)
     rule.check()  # before anything is embedded
-    opened = open_searched(source, model, bar, labels=labels, manifold=manifold)
+    opened = open_searched(source, model, bar, labels=labels, manifold=manifold, where=boxes and boxes.where)
     second = LocalMatches.of(opened) if rule.place is None else Places(opened, rule.place)
     identifier = Identifier(opened if rule.place is None else in_memory(opened), rule, second)
     asked = open_queries(images, opened, boxes=boxes, local=rule.place is None, model=model, bar=bar)
-    known = list(known_labels(where, asked.paths, asked.labels, identifier.names))
-    groups = None if rule.by is None else group_rows(where, asked, rule.by, known, boxes)
-    numbers = None if second is None else second.ask(asked, where, model, bar=bar)
+    known = list(known_labels(home, asked.paths, asked.labels, identifier.names))
+    groups = None if rule.by is None else group_rows(home, asked, rule.by, known, boxes)
+    numbers = None if second is None else second.ask(asked, home, model, bar=bar)
     return identifier.answers(asked, known, groups, numbers)
 
 
@@ -207,7 +208,8 @@ def _note_of_changes(searched: GalleryFolder | None, calibration: Identification
     """Return how much of a gallery has changed since its calibration, as far as versions are recorded."""
     if searched is None or calibration is None:
         return None
-    later = [one.images for one in searched.manifest.versions if one.number > calibration.gallery_version]
+    versions = searched.manifest.versions if searched.where is None else ()
+    later = [one.images for one in versions if one.number > calibration.gallery_version]
     counts = [calibration.images, *later, len(searched)]
     share = sum(abs(after - before) for before, after in pairwise(counts)) / calibration.images
     if share <= STALE:
@@ -222,6 +224,7 @@ def _advice(searched: PointSet, threshold: float | None, decider: Decider, optio
     gallery = gallery_of(searched)
     if gallery is None:
         return f"{what}; use --threshold, or calibrate a gallery"
+    option += f" --where {command_word(gallery.where.text)}" if gallery.where else ""
     command = f"run dmlkit calibrate {command_word(searched.source)}{option} to choose one for this gallery"
     missing = [f"each label has a single image: {SECOND_IMAGE}"] if decider.sizes.max() == 1 else []
     missing += [MORE_IMAGES] if lacks_absent(gallery, decider) else []

@@ -64,12 +64,12 @@ def search(
             once more for each query, exactly, see `reranked_gallery`; or a `PlaceFusion`: add the evidence of place and
             time in a gallery, with this weight, see `dmlkit.evaluation.second.place_in`.
         manifold: geometry of an array, see `open_points`.
-        boxes: boxes of the queries, each of which is one, see `images_at`.
+        boxes: boxes of the queries, each of which is one, see `images_at`; and conditions on what is searched.
         model: model that embeds images. Default: that of ``source``.
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
-    searched = open_searched(source, model, bar, manifold=manifold)
+    searched = open_searched(source, model, bar, manifold=manifold, where=boxes and boxes.where)
     second: Second | None = LocalMatches.of(searched) if isinstance(method, str) else None
     if isinstance(method, PlaceFusion):
         second = Places(searched, method)

@@ -136,7 +136,7 @@ class Service:
     def _open(self) -> None:
         source, model = self.source, self.chosen
         stamp, is_gallery = self._stamp(), self.kind == "gallery"
-        opened = open_searched(source, model, no_bar, may_be_empty=is_gallery)
+        opened = GalleryFolder(source) if is_gallery else open_searched(source, model, no_bar)
         fabric = model.start()
         self.at_once = MOST_ON_CPU if fabric.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run

@@ -19,11 +19,13 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn, warn_once
+from dmlkit.files.csv_table import column_called
 from dmlkit.files.image_file import Box, some_image_files
 from dmlkit.files.image_table import BOX, LABEL, lists_images, read_images, text_column
 from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.files.readers.base import ImageTable
+from dmlkit.files.where import Where, cells_of
 from dmlkit.recipe.schema import Recipe
 
 FOLDER, NONE, OPTIONAL = "folder", "none", ""
@@ -104,7 +106,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if is_table or options.source is not None:
         return samples_of(listed_images(source, labels, options, depth=depth), options)
-    if boxes is not None:
+    if options.are_given:
         raise UserError(
             f"{source}: has no boxes and no columns; name a file of boxes with --boxes, or give a table instead of it"
         )
@@ -140,6 +142,8 @@ def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: in
     else:
         found = read_images(options.source, None, options.columns, ("path",), options.confidence, source)
         found = _with_folder_labels(found, source, labels, depth)
+    if options.where is not None:
+        found = limited(found, options.where)
     if not len(found) and not found.faults:
         what = "lists no images" if options.source is None else f"no boxes of {source}"
         raise UserError(f"{found.file}: {what}; expected at least one")
@@ -159,6 +163,14 @@ def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
     near = get_close_matches(LABEL, lower, n=1, cutoff=0.7)
     if near and LABEL not in columns:
         warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?")
+
+
+def limited(found: ImageTable, where: Where) -> ImageTable:
+    """Return the rows of a table that fulfill conditions; all if it has none of their columns."""
+    columns = cells_of({name: found.table[name] for name in found.table.column_names})
+    if not any(column_called([*columns], one.column, str(found.file)) is not None for one in where.conditions):
+        return found
+    return found.kept(where.rows(columns, str(found.file), len(found)))
 
 
 def _checked(found: ImageTable) -> tuple[Dataset, list[int], list[str]]:

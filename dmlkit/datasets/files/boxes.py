@@ -10,6 +10,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import fitted
 from dmlkit.errors import UserError, merged
 from dmlkit.files.image_file import BadImageError, decoding, upright_size
+from dmlkit.files.where import Where
 
 
 class Boxes(NamedTuple):
@@ -27,6 +28,14 @@ class Boxes(NamedTuple):
     """Names of columns of a table by dmlkit's names, see `dmlkit.files.image_table.read_images`."""
     root: Path | None = None
     """Folder that the paths of a table are relative to. Default: that of the table."""
+    where: Where | None = None
+    """Conditions on the rows of what is searched, and of a table of images that has their columns; others are left
+    out."""
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there is an option on images, besides conditions."""
+        return self._replace(where=None, skips=False) != Boxes()
 
     def given(self) -> dict[str, object]:
         """Return the options that apply to images alone."""

@@ -1,0 +1,136 @@
+"""Conditions on the columns of a table: ``--where "side=left and year=2020..2022"``."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dmlkit.errors import UserError, counted, some_of, warn_once
+from dmlkit.files.csv_table import own_column
+from dmlkit.files.escape import excerpt
+from dmlkit.files.labels import label_of
+
+FORMS = "expected COLUMN=VALUE, COLUMN in A, B, COLUMN=FROM..TO, COLUMN>=FROM or COLUMN<=TO, joined by and"
+Cells = Sequence[str | None]
+
+
+class Condition(NamedTuple):
+    """A condition on the cells of one column: one of some values, or a range of numbers or of texts such as dates."""
+
+    column: str
+    values: frozenset[str | None] | None
+    """As `label_of` reads them, so that 3 and 3.0 are equal, and None is an empty cell; None for a range."""
+    low: str = ""
+    high: str = ""
+    """Ends of the range, which belong to it; an empty one is open."""
+
+    def holds(self, cell: str | None, where: str) -> bool:
+        """Return whether a cell fulfills it; errors begin with ``where``."""
+        if self.values is not None:
+            return label_of(cell) in self.values
+        if cell is None or not cell.strip():
+            return False
+        text, ends = cell.strip(), [end for end in (self.low, self.high) if end]
+        if not all(map(_is_number, ends)) or re.match(r"\d{4}-\d\d", text):  # a date, perhaps of a year
+            return (not self.low or text >= self.low) and (not self.high or text[: len(self.high)] <= self.high)
+        if not _is_number(text):
+            raise UserError(f"{where}: column {self.column!r} has {excerpt(repr(cell))}; expected numbers")
+        return all(float(low) <= float(high) for low, high in ((self.low, text), (text, self.high)) if low and high)
+
+
+class Where(NamedTuple):
+    """Conditions that all hold.
+
+    Example:
+        >>> sides = {"side": ["left", "right", "left", None], "year": ["2019", "2020", "2021", "2022"]}
+        >>> [Where.of(text).rows(sides, "t.csv", 4) for text in ("side=left", "side in left, right and year=2020..")]
+        [[0, 2], [1, 2]]
+    """
+
+    text: str
+    conditions: tuple[Condition, ...]
+
+    @classmethod
+    def of(cls, text: str) -> "Where":
+        """Read conditions."""
+        return cls(text, tuple(_condition(part, text) for part in re.split(r"\s+and(?:\s+|$)", text.strip())))
+
+    def rows(self, columns: Mapping[str, Cells], where: str, count: int) -> list[int]:
+        """Return the rows of a table on which all conditions hold.
+
+        Args:
+            columns: cells of each column by its name.
+            where: the table, for errors.
+            count: number of its rows.
+        """
+        error = f"--where {excerpt(repr(self.text))}: {where}"
+        rows = list(range(count))
+        for condition in self.conditions:
+            name = [*columns][own_column([*columns], condition.column, error)]
+            cells = columns[name]
+            kept = [row for row in rows if condition.holds(cells[row], error)]
+            if not kept and rows:
+                known = sorted({cells[row] or "no value" for row in rows})
+                left = "" if len(rows) == count else f" of the {len(rows):,} rows that fulfill the conditions before"
+                raise UserError(f"{error}: no row{left} is left; its column {name!r} has {some_of(known)}")
+            rows = kept
+        warn_once(f"{where}: {len(rows):,} of {counted(count, 'row', 'rows')} by --where {excerpt(repr(self.text))}")
+        return rows
+
+
+def cells_of(columns: Mapping[str, object]) -> dict[str, list[str | None]]:
+    """Return the columns of a pyarrow table, or lists, as cells of text; columns of lists and bytes are left out."""
+    cells = {name: column.to_pylist() if hasattr(column, "to_pylist") else column for name, column in columns.items()}  # pyright: ignore
+    return {name: [_text(value) for value in values] for name, values in cells.items() if _is_plain(values)}  # pyright: ignore
+
+
+def row_texts(columns: Mapping[str, Cells], count: int) -> list[str | None]:
+    """Return the cells of each row as JSON, None for a row without any.
+
+    Example:
+        >>> row_texts({"side": ["left", None]}, 2)
+        ['{"side": "left"}', None]
+    """
+    rows = [{name: cells[row] for name, cells in columns.items() if cells[row] is not None} for row in range(count)]
+    return [json.dumps(row, ensure_ascii=False) if row else None for row in rows]
+
+
+def columns_of(rows: Sequence[str | None]) -> dict[str, list[str | None]]:
+    """Return the columns that `row_texts` wrote."""
+    read = [json.loads(row) if row else {} for row in rows]
+    return {name: [row.get(name) for row in read] for name in dict.fromkeys(name for row in read for name in row)}
+
+
+def _condition(part: str, text: str) -> Condition:
+    several = re.fullmatch(r"(.+?)\s+in\s+(.+)", part)
+    if several is not None and "=" not in several[1]:
+        return Condition(several[1].strip(), frozenset(label_of(value) for value in several[2].split(",")))
+    one = re.fullmatch(r"([^=<>]+?)\s*(=|>=|<=)\s*([^=<>]*)", part)
+    if one is None:
+        raise UserError(f"--where {excerpt(repr(text))}: got {excerpt(repr(part))}; {FORMS}")
+    column, sign, value = one[1].strip(), one[2], one[3].strip()
+    if sign != "=":
+        return Condition(column, None, *((value, "") if sign == ">=" else ("", value)))
+    low, dots, high = value.partition("..")
+    return (
+        Condition(column, None, low.strip(), high.strip()) if dots else Condition(column, frozenset([label_of(value)]))
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_plain(values: Sequence[object]) -> bool:
+    first = next((value for value in values if value is not None), None)
+    return not isinstance(first, list | dict | bytes)
+
+
+def _text(value: object) -> str | None:
+    if value is None or value != value:
+        return None
+    return str(value)

@@ -1,0 +1,140 @@
+"""Conditions on rows: a limited gallery answers as one that was created from these rows alone."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmlkit.errors import UserError
+from dmlkit.files.where import Where
+from dmlkit.gallery.change import create_gallery
+from dmlkit.gallery.sources import open_points
+from dmlkit.vectors.fusion import ModelChoice
+from tests.conftest import Result
+from tests.datasets import trees
+
+Cli = Callable[..., Result]
+ON_CPU = ModelChoice(device="cpu")
+SIDES = ["left", "right", None, "Left", "left "]
+CELLS = {
+    "side": SIDES,
+    "year": ["2019", "2020", "2020.0", None, "1999"],
+    "day": ["2020-05-01", "2020-05-31T23:00", "2020-06-01", None, "2019-12-31"],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("side=left", [0, 4]),
+        ("SIDE = left", [0, 4]),
+        ("side=", [2]),
+        ("side in left, right", [0, 1, 4]),
+        ("side in left,", [0, 2, 4]),
+        ("year=2020", [1, 2]),
+        ("year>=2020", [1, 2]),
+        ("year<=2019", [0, 4]),
+        ("year=2019..2020", [0, 1, 2]),
+        ("year=..2019", [0, 4]),
+        ("day=2020-05-01..2020-05-31", [0, 1]),
+        ("day>=2020-05", [0, 1, 2]),
+        ("side=left and year=2019..", [0]),
+        ("side=left and year=..2019 and day<=2019", [4]),
+    ],
+)
+def test_rows_are_those_of_a_loop_by_hand(text: str, rows: list[int]):
+    assert Where.of(text).rows(CELLS, "t.csv", 5) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("left", r"--where 'left': got 'left'; expected COLUMN=VALUE"),
+        ("side=left and", "got ''; expected COLUMN=VALUE"),
+        ("side==left", "expected COLUMN=VALUE"),
+        ("sied=left", r"t.csv: has no column 'sied'; it has side, year, day; did you mean 'side'"),
+        ("side=up", r"t.csv: no row is left; its column 'side' has Left, left, left , no value, right"),
+        ("side=right and year=2019", r"no row of the 1 rows that fulfill the conditions before is left"),
+        ("side=1..2", "column 'side' has 'left'; expected numbers"),
+    ],
+)
+def test_what_is_no_condition_is_one_line(text: str, message: str):
+    with pytest.raises(UserError, match=message):
+        Where.of(text).rows(CELLS, "t.csv", 5)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
+    """Return a folder with a run, a table of photos, and galleries of all of them and of those from the left."""
+    folder = tmp_path_factory.mktemp("where")
+    trained_once(folder)
+    rows: list[tuple[str, str, str, int]] = []
+    for number, name in enumerate(("crow", "dove", "finch", "gull")):
+        for index in range(8):
+            trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * number + index, (40, 30))
+            rows.append((f"photos/{name}/{index}.jpg", name, ("left", "right")[index % 2], 2015 + index))
+    for file, kept in (("all.csv", rows), ("left.csv", [row for row in rows if row[2] == "left"])):
+        with (folder / file).open("w", newline="") as table:
+            csv.writer(table).writerows([("path", "label", "side", "year"), *kept])
+        create_gallery(folder / "run", folder / file, folder / file.removesuffix(".csv"), model=ON_CPU)
+    return folder
+
+
+def test_a_limited_gallery_answers_as_one_of_its_rows_alone(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(home)
+    where = ("--where", "side=left and year=..2030")
+    whole, limited, alone = (
+        open_points(Path("all")),
+        open_points(Path("all"), where=Where.of(where[1])),
+        open_points(Path("left")),
+    )
+    assert (len(whole), len(limited), len(alone)) == (32, 16, 16) and limited.paths == alone.paths
+    for ours, theirs in zip(limited.blocks(5), alone.blocks(5), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for words in (("search", "photos", "-k", 3, "--json"), ("identify", "photos", "-o", "answers.json")):
+        command, *rest = words
+        found = [
+            json.loads(Path("answers.json").read_text() if command == "identify" else result.out)
+            for options in (("all", *where), ("left",))
+            if (result := dmlkit(command, options[0], *rest, *options[1:])).code == 0
+        ]
+        assert len(found) == 2
+        pick = "queries" if command == "search" else "images"
+        assert found[0][pick] == found[1][pick]
+    assert dmlkit("calibrate", "all", *where).code == dmlkit("calibrate", "left").code == 0
+    (own,) = Path("all").glob("identification-*.json")
+    read = [json.loads(path.read_text()) for path in (own, Path("left/identification.json"))]
+    assert read[0]["fits"] == read[1]["fits"] and read[0]["where"] == where[1] and read[1]["where"] is None
+    assert not Path("all/identification.json").exists()
+    words = ("identify", "all", "photos")
+    assert "run dmlkit calibrate all to choose" in " ".join(dmlkit(*words).out.split())
+    assert "calibrate" not in dmlkit(*words, *where).out
+    other = " ".join(dmlkit(*words, "--where", "side=right").out.split())
+    assert "run dmlkit calibrate all --where side=right to choose" in other
+
+
+def test_tables_of_queries_and_vectors_are_limited(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(home)
+    found = json.loads(dmlkit("search", "all", "all.csv", "-k", 1, "--where", "side=right", "--json").out)
+    assert len(found["queries"]) == 16
+    assert all(int(Path(one["path"]).stem) % 2 for one in found["queries"])
+    assert all(one["neighbors"][0]["path"].endswith(one["path"].removeprefix("./")) for one in found["queries"])
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    labels, sites = [f"c{row % 3}" for row in range(12)], [["a", "b"][row // 6] for row in range(12)]
+    np.savez("x.npz", x=x, label=labels, site=sites)
+    np.savez("a.npz", x=x[:6], label=labels[:6])
+    limited, alone = (
+        json.loads(dmlkit("eval", *words, "--metric", "map@r", "--json").out)["metrics"]
+        for words in (("x.npz", "--where", "site=a"), ("a.npz",))
+    )
+    assert limited == alone
+    for words in (
+        ("eval", "all", "--where", "side=left"),
+        ("duplicates", "all", "--threshold", 0.5, "--where", "side=left"),
+    ):
+        assert dmlkit(*words).code == 0
+    refused = dmlkit("eval", "run", "--where", "side=left")
+    assert refused.code == 2 and "--where side=left: applies to a folder of embeddings or a gallery or" in refused.err
