@@ -87,11 +87,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return getattr(self, "separator", None)
 
     def require_one_label(self, what: str) -> None:
-        """Raise a `UserError` if images have several labels.
-
-        Args:
-            what: what compares labels, for the error.
-        """
+        """Raise a `UserError` that names ``what`` compares labels, if images have several."""
         if self.label_separator is not None:
             raise UserError(several_labels(what, self.label_separator))
 

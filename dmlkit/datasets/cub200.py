@@ -62,13 +62,13 @@ def from_lists(folder: Path) -> Listing:
     paths = numbered(folder / "images.txt", rows.faults)
     for number in sorted(set(paths) ^ set(labels)):
         rows.faults.append(f"{folder}: image {number} is in only one of images.txt and image_class_labels.txt")
-    found = [(number, whole_number(labels[number])) for number in paths if number in labels]
+    listed = [(number, whole_number(labels[number])) for number in paths if number in labels]
     rows.faults += [
         f"{folder / 'image_class_labels.txt'}: image {number} has class {labels[number]!r}; expected a number"
-        for number, label in found
+        for number, label in listed
         if label is None
     ]
-    kept = [(number, label) for number, label in found if label is not None]
+    kept = [(number, label) for number, label in listed if label is not None]
     classes = sorted({label for _, label in kept})
     position = {label: index for index, label in enumerate(classes)}
     for number, label in kept:
@@ -78,15 +78,15 @@ def from_lists(folder: Path) -> Listing:
 
 def numbered(path: Path, faults: list[str]) -> dict[int, str]:
     """Read the lines ``NUMBER TEXT`` of a file; report other lines in ``faults``."""
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for line, text in enumerate(read_lines(path, faults), start=1):
         first, _, rest = text.strip().partition(" ")
         number = whole_number(first)
         if number is not None and rest:
-            found[number] = rest
+            texts[number] = rest
         elif text.strip():
             faults.append(f"{path}:{line}: got {text!r}, expected a number and a text")
-    return found
+    return texts
 
 
 def from_folders(images: Path) -> Listing:

@@ -53,11 +53,7 @@ class FolderConfig(DatasetConfig, frozen=True):
         return super().images_of(listing, split)
 
     def check_depth(self) -> None:
-        """Check that there are classes to train and to test on, or none deeper that were probably meant.
-
-        Raises:
-            OptionError: there are too few folders of classes, and several in one of them.
-        """
+        """Check that there are classes to train and to test on, or none deeper that were probably meant."""
         if not self.levels and (message := deeper_classes(Path(self.root))):
             raise OptionError("dataset.root", message)
 
@@ -68,15 +64,7 @@ def is_split(root: Path) -> bool:
 
 
 def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:
-    """List the images of ROOT/train/CLASS, ROOT/test/CLASS and, if it exists, ROOT/validation/CLASS.
-
-    Args:
-        root: ROOT.
-        levels: see `nested_folders`.
-
-    Raises:
-        UserError: ``train`` or ``test`` is missing.
-    """
+    """List the images of ROOT/train/CLASS, ROOT/test/CLASS and, if it exists, ROOT/validation/CLASS."""
     classes: list[tuple[Path, ListedSplit]] = []
     faults: list[str] = []
     splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
@@ -94,9 +82,7 @@ def benchmark_folders(root: Path, names: Sequence[str], published: Published, la
     """List the images of a benchmark that is stored as ``train/`` and ``test/`` folders of classes.
 
     Args:
-        root: the option ``root`` of the benchmark.
         names: folders below the root that may contain the two folders; ``"."`` is the root itself.
-        published: facts of the benchmark.
         layouts: files and folders of its other layouts, none of which the root has.
 
     Raises:
@@ -111,17 +97,7 @@ def benchmark_folders(root: Path, names: Sequence[str], published: Published, la
 def class_listing(
     root: Path, classes: list[tuple[Path, ListedSplit]], levels: Sequence[str] = (), faults: Iterable[str] = ()
 ) -> Listing:
-    """List the images of class folders; report folders without images and names that are not UTF-8.
-
-    Args:
-        root: folder that the paths of the images are relative to.
-        classes: folder and split of each class.
-        levels: names of the levels of the folders, see `nested_folders`.
-        faults: problems that are already known.
-
-    Raises:
-        UserError: there is no class.
-    """
+    """List the images of class folders; report folders without images and names that are not UTF-8."""
     rows = ListedRows(root)
     rows.faults += faults
     if not classes and rows.faults:
@@ -169,17 +145,15 @@ def class_label(folder: Path, levels: Sequence[str] = ()) -> str | None:
 
 def class_folders(root: Path) -> list[Path]:
     """Return the subfolders of a folder, sorted by name, without hidden ones and links to a folder above them."""
-    found = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     place = root.resolve()
-    return [path for path in found if not (path.is_symlink() and place.is_relative_to(path.resolve()))]
+    return [path for path in folders if not (path.is_symlink() and place.is_relative_to(path.resolve()))]
 
 
 def nested_folders(root: Path, levels: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Return the class folders below a root, sorted, and the problems of the folders above them.
 
-    Args:
-        root: folder of the coarsest classes.
-        levels: names of the levels, coarsest first, one per level of folders; none for one level.
+    There is one level of folders per name in ``levels``, coarsest first, and one if there are no names.
     """
     folders, faults = class_folders(root), []
     for depth, level in enumerate(levels[1:], start=1):

@@ -87,12 +87,8 @@ class GlyphsConfig(DatasetConfig, frozen=True):
 class Glyphs(Dataset):
     """Dataset of rendered characters, kept in memory.
 
-    Args:
-        classes: characters of each class.
-        images_per_class: number of images per class, which cycle through its characters and the 12 faces.
-        size: side of the square images in pixels.
-        seed: random seed; an image depends only on the seed, its character and its number.
-        difficulty: see `GlyphsConfig`.
+    The arguments are those of `GlyphsConfig`, with the characters of each class. An image depends only on the seed,
+    its character and its number.
 
     Example:
         >>> glyphs = Glyphs(["a", "äЖ"], images_per_class=3, size=32, seed=0)
@@ -129,7 +125,7 @@ def drawn(shown: tuple[tuple[str, int], ...], size: int, seed: int, difficulty: 
 
     The runs of a study draw the same ones: 7 of the 58 s of processor time of a run of modes_claims.yaml.
     """
-    return torch.from_numpy(np.stack([render(*one, size, seed, difficulty) for one in shown]))
+    return torch.from_numpy(np.stack([render(character, image, size, seed, difficulty) for character, image in shown]))
 
 
 def character_path(character: str) -> str:
@@ -266,10 +262,7 @@ def long_tail(labels: Tensor, ratio: float) -> Tensor:
     """Return the rows (n,) to keep so that class sizes decrease geometrically: the first images of each class.
 
     Class c of C classes with n images each keeps round(n ratio^(-c / (C - 1))) images, so the last keeps n / ratio.
-
-    Args:
-        labels: (N,) int64 in 0..C-1.
-        ratio: number of images of the first class divided by that of the last, >= 1.
+    Labels are (N,) int64 in 0..C-1.
 
     Example:
         >>> labels = torch.arange(3).repeat_interleave(16)
@@ -288,10 +281,7 @@ def long_tail(labels: Tensor, ratio: float) -> Tensor:
 def wrong_labels(labels: Tensor, share: float, *, seed: int) -> Tensor:
     """Replace exactly ``round(share N)`` labels by wrong ones, drawn uniformly from the other classes.
 
-    Args:
-        labels: (N,) int64 in 0..C-1, C at least 2.
-        share: share of wrong labels, in [0, 1].
-        seed: seed of the choice of labels and of their replacements.
+    Labels are (N,) int64 in 0..C-1, C at least 2.
 
     Example:
         >>> labels = torch.arange(4).repeat_interleave(5)

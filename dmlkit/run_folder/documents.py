@@ -263,9 +263,10 @@ class Environment(Document, frozen=True):
     @field_validator("packages")
     @classmethod
     def check_packages(cls, packages: dict[str, str]) -> dict[str, str]:
-        """Check that torch's version is given, because a run's speed depends on it."""
-        if "torch" not in packages:
-            raise PydanticCustomError("packages", "the version of torch is missing")
+        """Check that the versions are given on which a run's speed depends."""
+        for name in ("torch", "dmlkit"):
+            if name not in packages:
+                raise PydanticCustomError("packages", "the version of {name} is missing", {"name": name})
         return packages
 
     @classmethod
@@ -287,4 +288,4 @@ class Environment(Document, frozen=True):
     def device(self) -> str:
         """Hardware and versions of the run in one phrase."""
         where = self.gpu or counted(self.threads, "CPU thread", "CPU threads")
-        return f"{where}, torch {self.packages['torch']}, dmlkit {self.packages.get('dmlkit', '0.1.0')}"
+        return f"{where}, torch {self.packages['torch']}, dmlkit {self.packages['dmlkit']}"

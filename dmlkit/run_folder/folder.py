@@ -287,10 +287,10 @@ class RunFolder:
         if name == "pretrained":
             raise UserError(f"{path}: this checkpoint has no trained head and no file; expected best or last")
         state = read_checkpoint(path, CHECKPOINTS[name])
-        # not in those of dmlkit 0.1.0; an equal text needs no check, which would import the backbone's library
-        if "recipe" in state and state["recipe"] != self.recipe_path.read_text(encoding="utf-8"):
+        # an equal text needs no check, which would import the backbone's library
+        if state["recipe"] != self.recipe_path.read_text(encoding="utf-8"):
             recipes = (
-                plain(parse_recipe(str(state["recipe"]), f"{path}: recipe", is_trained=True)),
+                plain(parse_recipe(state["recipe"], f"{path}: recipe", is_trained=True)),
                 plain(self.recipe()),
             )
             theirs, ours = ({key: recipe[key] for key in WEIGHT_KEYS} for recipe in recipes)

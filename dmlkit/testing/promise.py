@@ -74,11 +74,6 @@ def changed(config: Any, **options: Any) -> Any:
     return type(config)(**{**dict(config), **options})
 
 
-def has_defaults(config: ComponentConfig) -> bool:
-    """Return whether a component can be configured by its name alone."""
-    return not any(field.is_required() for field in type(config).model_fields.values())
-
-
 def all_manifolds() -> Iterator[ManifoldConfig]:
     """Yield every known manifold with each of its similarities."""
     for variant in ManifoldConfig.variants.values():

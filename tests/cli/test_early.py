@@ -96,7 +96,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "embedded" / "manifest.json").write_text("{}")
     (tmp_path / "trained" / "recipe.yaml").write_text("")
     here = Environment(
-        python="3", platform="x", packages={"torch": "2"}, gpu=None, threads=1, command=("dmlkit", "train")
+        python="3",
+        platform="x",
+        packages={"torch": "2", "dmlkit": "1"},
+        gpu=None,
+        threads=1,
+        command=("dmlkit", "train"),
     )
     here.write(tmp_path / "trained" / "environment.json")
     (tmp_path / "gallery" / "gallery.json").write_text("{}")
