@@ -147,6 +147,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("photos", "dataset=folder every"),
         ("table.csv", ""),
     ),
+    "data convert": (("table.csv -o new.csv", ""), ("photos -o new.csv", "")),
     "duplicates": (
         ("run --threshold 0.9", "split=test,all device output=new.csv,new.html overrides=dataset.seed=3"),
         ("run/embeddings/test --threshold 0.5", "output=new.csv,new.html other"),
