@@ -36,6 +36,14 @@ from tests.gallery.test_gallery import rows_of
 from tests.processes import KILLED, Forked, end_before_change, wait_until
 from tests.vectors.stored import ON_CPU
 
+
+@pytest.fixture(autouse=True)
+def nothing_is_embedded(place: Path) -> None:
+    """Forget what tests before these have stored in the runs, since a change that embeds nothing is killed nowhere."""
+    for run in ("run", "other"):
+        shutil.rmtree(place / run / "vectors", ignore_errors=True)
+
+
 FRACTIONS = [index / 20 for index in range(1, 20, 1 if FULL else 4)]
 """Of the time that a change takes, at which it is killed."""
 
