@@ -85,16 +85,16 @@ def kept_bytes(model: EmbeddingModel, pixels: Tensor) -> float:
         28.0
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}
+    kept: dict[int, Tensor] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+    def keep(tensor: Tensor) -> None:  # a graph that got its tensors back from here would never be freed
+        kept[tensor.untyped_storage().data_ptr()] = tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        points = model(pixels)  # while it is there the tensors stay, each in a place of its own
-    del points
-    return sum(size for place, size in kept.items() if place not in own) / len(pixels)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: torch.empty(0)):
+        model(pixels)
+    size = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
+    kept.clear()
+    return size / len(pixels)
 
 
 def free_memory(device: torch.device) -> float:

@@ -21,6 +21,7 @@ from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.errors import UserError
 from dmlkit.files.escape import UNPRINTABLE, printable
 from dmlkit.files.paths import raise_faults
+from dmlkit.training import estimate
 from tests.conftest import END, ROOT, TINY_RECIPE, Result
 from tests.datasets import trees
 
@@ -297,6 +298,7 @@ def test_the_screens_of_the_first_hour_fit_80_columns(
     """No line is longer, and each name of a class, which has no space, is whole on one line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(estimate, "free_memory", lambda _: 1e12)
     names = [f"{number:02}_a-kind-of-crow-with-a-long-name" for number in range(20)]
     for number, name in enumerate(names):
         for image in range(4):
