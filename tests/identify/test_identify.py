@@ -363,14 +363,15 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
     without, with_labels = found
     assert without["accuracy"] is None and with_labels["accuracy"]["images"] == 2
     assert [one | {"known": None} for one in with_labels["images"]] == without["images"]
-    assert not caplog.text
+    assert caplog.messages == [f"{table}: other columns: camera"]  # once
+    caplog.clear()
     for name in ("Labels", "lable"):
         table.write_text(f"path,table,{name}\nasked/0.jpg,1,finch\n")
         assert dmlkit(*words).code == 0 and f"no image has a known label; did you mean '{name}'?" in caplog.text
         caplog.clear()
     table.write_text("\n".join(["path,table,camera", "asked/0.jpg,1,3", "asked/known.jpg,1,3"]) + "\n")
     grouped = dmlkit(*words[:3], "--by", "camera", "--device", "cpu")
-    assert not caplog.text
+    assert caplog.messages == [f"{table}: other columns: table, camera"]
     assert grouped.code == 0 and "1 group" in grouped.out, grouped
     table.write_text("place,camera\na.jpg,3\n")
     refused = dmlkit(*words)

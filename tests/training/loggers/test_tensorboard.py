@@ -25,7 +25,7 @@ def test_event_files_hold_the_rows(tmp_path: Path, dmlkit: Callable[..., Any], m
     recipe, folder = tmp_path / "logged.yaml", tmp_path / "run"
     recipe.write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [tensorboard]"))
     with monkeypatch.context() as patch:
-        patch.setattr(loggers.MirroredProgress, "_note", interrupted)
+        patch.setattr(loggers.LoggedRuns, "write", interrupted)
         stopped = dmlkit("train", recipe, "-o", folder)
     assert "fails" not in stopped.err
     assert not (folder / "loggers.json").exists()  # the first epoch is shown, and not noted
