@@ -88,7 +88,7 @@ def test_vectors_name_the_key_of_each_file(tmp_path: Path):
     np.save(tmp_path / "few.npy", np.arange(2))
     vectors = {"backbone": "{name: identity}", "transform": "null"}
     dataset = f"{{name: vectors, embeddings: {tmp_path}/x.npy, labels: {tmp_path}/few.npy}}"
-    told = f"r.yaml:1: dataset.labels: {tmp_path}/few.npy has shape (2,), but {tmp_path}/x.npy has 6 vectors"
+    told = f"r.yaml:1: dataset.labels: {tmp_path}/few.npy has 2 values, but {tmp_path}/x.npy has 6 vectors; "
     assert printed(dataset=dataset, **vectors).startswith(told)
     told = "r.yaml:1: dataset.embeddings: none.npy: "
     assert printed(dataset="{name: vectors, embeddings: none.npy}", **vectors).startswith(told)

@@ -629,7 +629,7 @@ def text_column(table: Any, where: str, name: str) -> Any:
     import pyarrow as pa
 
     column, compute = table[name], arrow_compute()
-    if pa.types.is_struct(column.type):
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:  # of Hugging Face
         raise UserError(
             f"{where}: column {name!r} holds images instead of their paths; start, data check and recipes (dataset hf) "
             "read them, for other commands save them as files"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import Box
 from dmlkit.heads import Linear
 from dmlkit.look.evidence import evidence_of
 from dmlkit.manifolds import Euclidean, Manifold, Poincare, Sphere
@@ -23,7 +24,7 @@ from dmlkit.metrics.statistics import bootstrap_intervals, ratio_interval
 from dmlkit.model import EmbeddingModel
 from dmlkit.pooling import Avg
 from dmlkit.recipe.schema import Recipe
-from dmlkit.vectors.images import images_at
+from dmlkit.vectors.images import ImageList, images_at
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.trained import TrainedModel
 from tests.conftest import Result
@@ -198,8 +199,7 @@ def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):
     table.write_text("\n".join(["path,mask", *(f"{path},masks/small.png" for path in dataset.paths)]))
     with pytest.raises(UserError, match=r"the mask masks/small.png has 4 x 5 pixels, but its image has 12 x 12"):
         evidence_of(trained, dataset, embeddings, "map@r", str(table))
-    boxed = images_at(folder / "images")
-    boxed.boxes = np.zeros((len(boxed), 4))
+    boxed = ImageList(dataset.paths, boxes=[Box(0, 0, 1, 1, 0)] * len(dataset))
     with pytest.raises(UserError, match="are cropped to boxes; use --evidence center"):
         evidence_of(trained, boxed, embeddings, "map@r", str(folder / "boxes.csv"))
     vectors = replace(trained, samples=samples_named("vector").of(4))

@@ -89,7 +89,7 @@ def test_a_run_has_every_part_and_the_figures_of_eval(run: Path, dmlkit: Cli, tm
 
 def test_the_pretrained_backbone_is_shown_where_it_is_known(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     summary = findings.Summary.read(run / "summary.json")
-    figures = {"validation": None, "test": {"map@r": 0.1234}, "difference": {}}
+    figures = {"validation": None, "test": {"map@r": 0.1234}, "difference": {}, "classes": 4}
     shown = findings.Summary.model_validate({**summary.model_dump(), "pretrained": figures})
 
     def read_told(_: Path) -> findings.Summary:
