@@ -178,7 +178,7 @@ BAD = {
     "\n\nimport nothere": "{path}: cannot load this plug-in: ModuleNotFoundError: No module named 'nothere' (line 3)",
     "import sys\nsys.exit()": "{path}: cannot load this plug-in: SystemExit (line 2)",
     "x = 1": '{path}: this plug-in defines no member of a family; expected a class such as Mine(Loss, name="mine"), '
-    "or one that derives from DatasetConfig or another root",
+    "or one that derives from DatasetConfig, Reader or another root",
     "TAKEN": "{path}: cannot load this plug-in: the name 'triplet' is taken by dmlkit; choose another (line 13)",
     "UNTYPED": "{path}: cannot load this plug-in: ToyPairsConfig: the class needs a field such as "
     'name: Literal["mine"] = "mine" (line 13)',
