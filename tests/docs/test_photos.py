@@ -49,7 +49,7 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlk
 
     run_blocks(blocks, dmlkit, shortened)
     assert sorted(path.name for path in Path("photos").iterdir()) == sorted(KINDS)
-    for path in ("report.html", "answers.html", "runs/fruit-final/exports/model.onnx"):
+    for path in ("report.html", "answers.html", "runs/grocery-final/exports/model.onnx"):
         assert Path(path).stat().st_size > 10_000
     with Path("answers.csv").open(encoding="utf-8", newline="") as file:
         answers = list(csv.DictReader(file))
