@@ -16,7 +16,18 @@ from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import read_text
 
-MODULES = "camtrap spreadsheets coco detections voc market image_folder data_yaml yolo exports".split()  # noqa: SIM905
+MODULES = (
+    "camtrap",
+    "spreadsheets",
+    "coco",
+    "detections",
+    "voc",
+    "market",
+    "image_folder",
+    "data_yaml",
+    "yolo",
+    "exports",
+)
 """Modules of readers, in the order in which they are asked."""
 BUILT_IN = "dmlkit.files.readers"
 
