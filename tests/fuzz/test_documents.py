@@ -142,6 +142,6 @@ def test_a_damaged_file_is_told_in_a_line(
 
 
 def written_by(words: tuple[str, ...]) -> set[str]:
-    """What a command may change: its output, and what lies in the run that it evaluates."""
+    """What a command may change: its output, points that a run keeps, and what lies in the run that it evaluates."""
     outputs = {words[index + 1] for index, word in enumerate(words) if word == "-o"}
-    return outputs | ({"run", "begun", "study"} if words[0] in ("eval", "compare") else set()) | {"out"}
+    return outputs | ({"run", "begun", "study"} if words[0] in ("eval", "compare") else set()) | {"out", "run/vectors"}
