@@ -343,6 +343,8 @@ def known_columns(
     import pyarrow as pa
 
     names, named = _names(table, where), dict(named or {})
+    for name, column in zip(names, table.columns, strict=True):
+        check_texts(column, name, where)
     if wrong := [name for name in named if name not in (*OWN, UNKNOWN)]:
         raise UserError(f"--column {wrong[0]}: expected one of {', '.join((*OWN, UNKNOWN))}")
     parts = _path_parts(table, where, named)
@@ -370,7 +372,7 @@ def known_columns(
     for place, name in enumerate(names):
         if place not in places and name and name not in OWN:
             columns.setdefault(name, table.column(place))
-    return _checked(pa.table(columns), where)
+    return pa.table(columns)
 
 
 def _path_parts(table: Any, where: str, named: dict[str, str]) -> dict[str, Any]:
@@ -494,14 +496,6 @@ def _names(table: Any, where: str) -> list[str]:
         return table.column_names
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
-
-
-def _checked(table: Any, where: str) -> Any:
-    """Return a table whose texts are UTF-8: Parquet may declare any bytes as text."""
-    for name in (*TEXTS, *SIGHTING):
-        if name in table.column_names:
-            check_texts(table[name], name, where)
-    return table
 
 
 class _Boxes(NamedTuple):

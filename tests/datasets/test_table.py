@@ -260,6 +260,15 @@ def test_different_boxes_of_an_image_are_different_images(tmp_path: Path):
     assert fault.startswith(f"{config.file}:9: photos/0.jpg is already listed in {config.file}:8; ")
 
 
+def test_bytes_that_are_declared_to_be_text_are_refused(tmp_path: Path):
+    cells = pa.array([b"\x80"] * 8).view(pa.string()).dictionary_encode()
+    config = write(tmp_path, {"path": [f"photos/{row}.jpg" for row in range(8)]}, ".parquet")
+    table = parquet.read_table(config.file)
+    parquet.write_table(table.append_column("remarks", cells), config.file)
+    with pytest.raises(UserError, match=r"column 'remarks': .*Invalid UTF8.*; save the texts as UTF-8"):
+        config.listing()
+
+
 @pytest.mark.parametrize("name", ["path", "label", "split", "super_class"])
 @pytest.mark.parametrize("values", [[[1]] * 8, [{"a": 1}] * 8, [b"\xff"] * 8])
 def test_columns_of_other_kinds_are_told_t11(name: str, values: list, tmp_path: Path):
