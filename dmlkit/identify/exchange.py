@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -129,7 +130,7 @@ def write_detections(listed: Listed, path: Path) -> str:
 
     Its confidence is the probability, or the similarity without one; a box of an unknown label is not changed.
     """
-    data = json.loads(json.dumps(json_at(listed.table.file)))
+    data = deepcopy(json_at(listed.table.file))
     categories: dict[str, str] = data.setdefault("classification_categories", {})
     numbers = {name: number for number, name in reversed(categories.items())}
     free = max((int(number) for number in categories if number.isdecimal()), default=-1) + 1

@@ -193,7 +193,6 @@ class RunFolder:
         if self.model is not None:
             from dmlkit.run_folder.pretrained import pretrained_recipe
 
-            self.vectors.mkdir(parents=True, exist_ok=True)
             return pretrained_recipe(self.model, overrides)
         open_plugins(Environment.read(self.environment_path).plugins, str(self.path))
         recipe = read_recipe(self.recipe_path, overrides, is_trained=True)

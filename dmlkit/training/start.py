@@ -1,7 +1,6 @@
 """A first recipe for photos: pretrained models measured on some of the training classes, and what fits a budget."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -190,8 +189,6 @@ def measure(setting: Photos, fabric: Fabric, bar: Bar = no_bar) -> MeasuredModel
     skipping = recipe.dataset.model_copy(update={"on_bad_image": "skip"})
     recipe = recipe.model_copy(update={"dataset": skipping})
     run = RunFolder(Path(f"{MODEL}{setting.backbone.model}"))
-    with suppress(OSError):  # where it cannot be written, a warning says so
-        run.vectors.mkdir(parents=True, exist_ok=True)
     trained = replace(pretrained_model(recipe, None, fabric), run=run)
     whole = skipping.model_copy(update={"validation_fraction": 0.0}).build("train")
     photos = some_photos(whole)

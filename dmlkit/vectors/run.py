@@ -161,7 +161,7 @@ def _home(run: RunFolder, output: Path) -> Path:
     The output gets the embeddings alone at the end.
     """
     try:
-        run.vectors.mkdir(exist_ok=True)
+        run.vectors.mkdir(parents=True, exist_ok=True)
         check_writable(run.vectors)
     except (OSError, UserError):
         return output / "vectors"

@@ -142,7 +142,7 @@ def test_a_model_that_cannot_be_opened_is_one_line(home: Path, dmlkit: Cli):
 
 
 def test_what_is_counted_is_freed():
-    """A start in a program that goes on kept 0.65 GB: the graph held its own tensors."""
+    """A start in a program that continues kept 0.65 GB: the graph held its own tensors."""
     network = torch.nn.Sequential(torch.nn.Linear(11, 13), torch.nn.Sigmoid(), torch.nn.Sigmoid())
     assert estimate.kept_bytes(network, torch.ones(7, 11)) == 4 * (11 + 13 + 13)
     gc.collect()
