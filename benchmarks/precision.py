@@ -70,7 +70,7 @@ def row_of(
 ) -> list[str]:
     """Measure one row; only that of the command is measured on test images too."""
     content = graph.SerializeToString()
-    model = ComputedModel(trained.model, onnx_session(onnxruntime, content))
+    model = ComputedModel(trained, onnx_session(onnxruntime, content))
     found = compare(trained.model, model, inputs)
     differences: list[str] = []
     for split, before in zip(SPLITS, exact, strict=True):

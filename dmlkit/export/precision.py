@@ -94,7 +94,7 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
     except Exception as error:  # of the graph's operators: the tools of onnxruntime raise many kinds
         reason = first_line(error)
         raise UserError(f"{option}: onnxruntime cannot convert this model ({reason}); use --precision fp32") from error
-    model = ComputedModel(trained.model, session)
+    model = ComputedModel(trained, session)
     advice = f"{precision} is too coarse for this model and its space ({trained.recipe.manifold.name}); use another"
     check_points(trained.manifold, model(inputs), lambda row: f"{option}: training image {row}", advice)
     agreement = compare(trained.model, model, inputs)

@@ -2,29 +2,32 @@
 
 A device names it: ``cpu`` is torch in float32, ``cpu+onnxruntime``, ``cpu+bf16`` and ``cpu+fastest`` are the others.
 The first use of a model compares the embeddings of 64 training images of the run with torch's. The answer is kept in
-the user's cache with the ONNX graph, for these weights, versions of packages, and processor. A recipe may name one for
-the features of training images.
+the user's cache with the ONNX graph, for these weights, versions of packages, and processor: later commands embed
+without building the network, nor importing its library. A recipe may name one for the features of training images.
 """
 
 import hashlib
 import json
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
+from dmlkit.datasets.files.samples import Samples
 from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.regular import cache_folder, file_checksum
 from dmlkit.loading.batches import collate
 from dmlkit.loading.inputs import inputs_of
+from dmlkit.manifolds.base import Manifold
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.graphs import (
@@ -40,6 +43,7 @@ IMAGES = 64  # training images that are compared
 BATCH = 32  # of them at a time
 KEPT = 8  # ONNX graphs in the user's cache, each of the size of the weights
 WAYS = "leave it out, or use bf16"
+PARTS = ("normalization", "backbone", "head")
 Session = Callable[[Path], Callable[[Tensor], Tensor]]
 """Opens an ONNX graph, and returns a function that maps inputs to points."""
 
@@ -53,53 +57,96 @@ class EngineComparison(Document, frozen=True, strict=True):
     """Agreement of the embeddings."""
     checksum: NonNegativeInt = 0
     """CRC-32 of the ONNX graph."""
+    fingerprint: str = ""
+    """Hash of the weights that torch computes with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Network of a recipe on a device, which is built when it is first used: stored embeddings need none.
+
+    Args:
+        manifold: geometry of the embeddings, on the device.
+        build: returns the network in evaluation mode, on the device, always the same one.
+        saved: hash of what the checkpoint holds of the model; empty for a model that is not the whole one of a run.
+    """
+
+    recipe: Recipe
+    samples: Samples
+    manifold: Manifold
+    device: torch.device
+    build: Callable[[], EmbeddingModel]
+    saved: str = ""
+
+    @property
+    def model(self) -> EmbeddingModel:
+        """Network in evaluation mode, on the device."""
+        return self.build()
 
 
 class ComputedModel(EmbeddingModel):
-    """Embedding model in evaluation mode whose points another program computes; it shares the weights.
+    """Embedding model in evaluation mode whose points another program computes.
+
+    Its parts are those of the network in torch, which is built when anything but points is needed, e.g. the head alone.
 
     Args:
-        compute: maps inputs as of the model to points (B, D) float32.
+        compute: maps inputs as of the network to points (B, D) float32.
     """
 
-    def __init__(self, model: EmbeddingModel, compute: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(model.normalization, model.backbone, model.head, model.samples)
-        self.compute = compute
+    def __init__(self, network: Network, compute: Callable[[Tensor], Tensor]) -> None:
+        torch.nn.Module.__init__(self)
+        self.network, self.samples, self.compute = network, network.samples, compute
         self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    @property
+    def manifold(self) -> Manifold:
+        return self.network.manifold
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a part of the network, or what a module has."""
+        return getattr(self.network.model, name) if name in PARTS else super().__getattr__(name)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map RGB images (B, 3, H, W) uint8, or vectors (B, F) float32, to points (B, D) float32."""
         return self.compute(inputs)
 
 
-def accelerate(
-    model: EmbeddingModel, recipe: Recipe, engine: str, option: str
-) -> tuple[EmbeddingModel, Computation | None]:
-    """Return a model as an engine computes it, and how far it agrees with torch in float32.
+@dataclass(frozen=True)
+class Accelerated:
+    """A network as an engine computes it, how far it agrees with torch in float32, and the hash of its weights."""
+
+    model: EmbeddingModel
+    computation: Computation
+    fingerprint: str
+
+
+def accelerate(network: Network, engine: str, option: str) -> Accelerated | None:
+    """Return a network as an engine computes it; None if ``fastest`` found none that agrees.
 
     Args:
         engine: ``bf16``, ``onnxruntime``, or ``fastest``: the first of ``onnxruntime``, on a CPU, and ``bf16``, unless
             it is emulated, whose embeddings agree: every cosine is at least 0.9999, and all 10 nearest images are the
             same.
-
-    Returns:
-        The model and the comparison; the given model and None if ``fastest`` found none that agrees.
     """
     if engine != "fastest":
-        return _prepare(model, recipe, engine, option)
+        return _prepare(network, engine, option)
     # on 2 CPU cores ONNX Runtime was 3.3 (Lite0), 1.9 (ResNet-50), 1.6 (ViT-S/16) and 1.5 (ConvNeXt-T) times as fast
-    candidates = ["onnxruntime"] if model.device.type == "cpu" else []
-    candidates += ["bf16"] if _computes_bf16(model.device) else []
+    candidates = ["onnxruntime"] if network.device.type == "cpu" else []
+    candidates += ["bf16"] if _computes_bf16(network.device) else []
     for candidate in candidates:
         try:
-            computed, agreement = _prepare(model, recipe, candidate, f"{option}: {candidate}")
+            accelerated = _prepare(network, candidate, f"{option}: {candidate}")
         except UserError as error:
             warn(f"{error}; not used")
             continue
-        if agreement.agrees:
-            return computed, agreement
-        warn(f"{option}: {candidate} is not used: {agreement}")
-    return model, None
+        if accelerated.computation.agrees:
+            return accelerated
+        warn(f"{option}: {candidate} is not used: {accelerated.computation}")
+    return None
 
 
 def _computes_bf16(device: torch.device) -> bool:
@@ -109,28 +156,35 @@ def _computes_bf16(device: torch.device) -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _prepare(model: EmbeddingModel, recipe: Recipe, engine: str, option: str) -> tuple[EmbeddingModel, Computation]:
-    """Return the model as an engine computes it, and the comparison, from the user's cache if it has them."""
-    session = _session_of(model, engine, option)
-    place = _place(model, recipe, engine)
+def _prepare(network: Network, engine: str, option: str) -> Accelerated:
+    """Return the network as an engine computes it, and the comparison, from the user's cache if it has them."""
+    session = _session_of(network.device, engine, option)
+    place = _place(network, engine)
     graph = place.with_suffix(".onnx")
     stored = _stored(place, graph if session else None)
-    if stored is not None:
-        return _computed(model, session, graph), stored.computation
-    inputs = training_inputs(recipe, option).to(model.device)
+    if stored is None:
+        stored = _compared(network, engine, session, place, option)
+    compute = session(graph) if session else partial(_bf16, network.model)
+    return Accelerated(ComputedModel(network, compute), stored.computation, stored.fingerprint)
+
+
+def _compared(network: Network, engine: str, session: Session | None, place: Path, option: str) -> EngineComparison:
+    """Compare an engine with torch on training images, and keep the answer, and the ONNX graph, in the user's cache."""
+    model, graph = network.model, place.with_suffix(".onnx")
+    inputs = training_inputs(network.recipe, option).to(network.device)
     warn(f"{option}: compared with torch on {len(inputs)} training images, once for this model and machine")
     place.parent.mkdir(parents=True, exist_ok=True)
     if session:
         _write_graph(model, inputs, graph, option)
-    computed = _computed(model, session, graph)
+    computed = session(graph) if session else partial(_bf16, model)
     of_engine = {"precision": "bf16"} if engine == "bf16" else {"engine": engine}
-    agreement = compare(model, computed, inputs).model_copy(update=of_engine)
-    EngineComparison(computation=agreement, checksum=file_checksum(graph) if session else 0).write(place)
-    return computed, agreement
-
-
-def _computed(model: EmbeddingModel, session: Session | None, graph: Path) -> EmbeddingModel:
-    return ComputedModel(model, session(graph) if session else _bf16(model))
+    comparison = EngineComparison(
+        computation=compare(model, computed, inputs).model_copy(update=of_engine),
+        checksum=file_checksum(graph) if session else 0,
+        fingerprint=model.fingerprint(),
+    )
+    comparison.write(place)
+    return comparison
 
 
 def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
@@ -141,15 +195,16 @@ def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
         return None
 
 
-def _place(model: EmbeddingModel, recipe: Recipe, engine: str) -> Path:
+def _place(network: Network, engine: str) -> Path:
     """Return the file of a comparison in the user's cache."""
     packages = ("torch",) if engine == "bf16" else ("torch", engine, "onnxscript")
-    network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
-    device = model.device
+    described = network.recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
+    device = network.device
     processor = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     machine = [platform.machine(), processor, str(torch.get_num_threads())]
-    depends = json.dumps([model.fingerprint(), network, *machine, *map(version, packages)])
+    weights = network.saved or network.model.fingerprint()
+    depends = json.dumps([weights, described, *machine, *map(version, packages)])
     return cache_folder() / f"engine-{hashlib.sha256(depends.encode()).hexdigest()[:16]}-{engine}.json"
 
 
@@ -171,8 +226,8 @@ def training_inputs(recipe: Recipe, option: str) -> Tensor:
 
 
 @torch.inference_mode()
-def compare(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor) -> Computation:
-    """Return how far the points of two models agree; engine and precision are those of torch in float32."""
+def compare(model: EmbeddingModel, computed: Callable[[Tensor], Tensor], inputs: Tensor) -> Computation:
+    """Return how far two functions of inputs agree; engine and precision are those of torch in float32."""
     points, theirs = (torch.cat([each(part).float() for part in inputs.split(BATCH)]) for each in (model, computed))
     return Computation(
         engine="torch",
@@ -189,19 +244,16 @@ def _nearest(model: EmbeddingModel, points: Tensor) -> Tensor:
     return similarities.topk(NEAREST).indices.sort().values
 
 
-def _bf16(model: EmbeddingModel) -> Callable[[Tensor], Tensor]:
-    def compute(inputs: Tensor) -> Tensor:
-        with torch.autocast(model.device.type, torch.bfloat16):
-            return model(inputs).float()
-
-    return compute
+def _bf16(model: EmbeddingModel, inputs: Tensor) -> Tensor:
+    with torch.autocast(model.device.type, torch.bfloat16):
+        return model(inputs).float()
 
 
-def _session_of(model: EmbeddingModel, engine: str, option: str) -> Session | None:
+def _session_of(device: torch.device, engine: str, option: str) -> Session | None:
     """Return what opens an ONNX graph; None for ``bf16``, which takes none."""
     if engine == "bf16":
         return None
-    if model.device.type != "cpu":
+    if device.type != "cpu":
         raise UserError(f"{option}: {engine} computes on the CPU here; use the device cpu, or bf16")
     return partial(onnx_session, import_runtime(option))
 

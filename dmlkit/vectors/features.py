@@ -124,8 +124,9 @@ def cached_features(
     """
     trained, tuning = frozen_backbone(recipe, model, fabric.device), recipe.backbone.tuning
     if isinstance(tuning, NoTuningConfig) and split == "train" and tuning.engine != "torch":
-        by_engine, computation = accelerate(trained.model, trained.recipe, tuning.engine, f"{ENGINE}: {tuning.engine}")
-        trained = replace(trained, build=lambda: by_engine, computation=computation)
+        accelerated = accelerate(trained, tuning.engine, f"{ENGINE}: {tuning.engine}")
+        if accelerated is not None:
+            trained = replace(trained, build=lambda: accelerated.model, computation=accelerated.computation)
     images, keys = Views(dataset, views) if views else dataset, image_keys(dataset, recipe.dataset)
     if views:  # the number of a view in the list augments it
         ids = (keys[row // views, :ID].tobytes() + f" view {row}".encode() for row in range(len(images)))

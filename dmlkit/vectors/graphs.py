@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
@@ -19,11 +20,11 @@ from dmlkit.errors import UserError, first_line
 def import_runtime(option: str) -> ModuleType:
     """Return the package ``onnxruntime``, after a check that graphs can be written too."""
     try:
-        runtime = import_module("onnxruntime")
-        import_module("onnxscript")  # torch's exporter needs it
+        if find_spec("onnxscript") is None:  # torch's exporter needs it; its import takes .4 s
+            raise ModuleNotFoundError(name="onnxscript")
+        return import_module("onnxruntime")
     except ImportError as error:
         raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
-    return runtime
 
 
 @contextmanager

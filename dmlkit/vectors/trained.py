@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -12,17 +12,16 @@ from typing import Any
 import torch
 
 from dmlkit.backbones.tuning import FullTuningConfig
-from dmlkit.datasets.files.samples import Samples, samples_named
+from dmlkit.datasets.files.samples import samples_named
 from dmlkit.distributed.launch import OneProcess, Ranks
 from dmlkit.errors import OptionError, UserError, warn
-from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, FirstFeatures, backbone_alone, build_model, fingerprint
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.vectors.computation import accelerate
+from dmlkit.vectors.computation import Network, accelerate
 from dmlkit.vectors.manifest import (
     Computation,
     Description,
@@ -44,14 +43,11 @@ ALIGNED = "aligned_to"
 """Key of a checkpoint of a model in the space of an older one: the fingerprint of that one."""
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """Model of a run, ready to embed. Its network is built when it is first used: stored embeddings need none.
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel(Network):
+    """Model of a run, ready to embed.
 
     Args:
-        manifold: geometry of the embeddings, on the device.
-        build: returns the network in evaluation mode, on the device, always the same one.
-        saved: hash of what the checkpoint holds of the model; empty for a model that is not the whole one of a run.
         recorded: its fingerprint, if it is known.
         fusion: second model that embeds too, see `dmlkit.vectors.fusion.fuse`.
         members: the two models of a fusion.
@@ -61,14 +57,8 @@ class TrainedModel:
             ``compatible``; None if it has its own space.
     """
 
-    recipe: Recipe
     checkpoint: CheckpointName
     epoch: int
-    samples: Samples
-    manifold: Manifold
-    device: torch.device
-    build: Callable[[], EmbeddingModel]
-    saved: str = ""
     recorded: str = ""
     run: RunFolder | None = None
     fusion: Fusion | None = None
@@ -82,12 +72,8 @@ class TrainedModel:
         cls, recipe: Recipe, model: EmbeddingModel, checkpoint: CheckpointName = "last", epoch: int = 0
     ) -> "TrainedModel":
         """Return a network that is built already, in evaluation mode, with the recipe that describes it."""
-        return cls(recipe, checkpoint, epoch, model.samples, model.manifold, model.device, lambda: model)
-
-    @property
-    def model(self) -> EmbeddingModel:
-        """Network in evaluation mode, on the device."""
-        return self.build()
+        parts: Any = {"samples": model.samples, "manifold": model.manifold, "device": model.device}
+        return cls(recipe=recipe, checkpoint=checkpoint, epoch=epoch, build=lambda: model, **parts)
 
     @property
     def place(self) -> str:
@@ -146,10 +132,20 @@ def load_model(
     manifold = recipe.manifold.build(recipe.embedding_dim)
     own = {name.removeprefix(MANIFOLD): weight for name, weight in weights.items() if name.startswith(MANIFOLD)}
     load_weights(manifold, own, path)
-    samples = samples_named(recipe.dataset.sample).of(num_features)
     saved = _hash_saved(state, recipe) if merged else ""
-    options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run, ALIGNED: state.get(ALIGNED)}
-    trained = TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
+    trained = TrainedModel(
+        recipe=recipe,
+        samples=samples_named(recipe.dataset.sample).of(num_features),
+        manifold=manifold.to(device),
+        device=device,
+        build=build,
+        saved=saved,
+        checkpoint=checkpoint,
+        epoch=state["epoch"],
+        recorded=_recorded(run, saved),
+        run=run,
+        aligned_to=state.get(ALIGNED),
+    )
     return computed_by(trained, fabric) if merged else trained
 
 
@@ -188,12 +184,12 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
     if not isinstance(fabric, OneProcess) or not fabric.engine:
         return trained
     option = f"--device {trained.device.type}+{fabric.engine}"
-    model, computation = accelerate(trained.model, trained.recipe, fabric.engine, option)
-    if computation is None:
+    accelerated = accelerate(trained, fabric.engine, option)
+    if accelerated is None:
         return trained
-    if not computation.agrees:
-        warn(f"{option}: {computation}; such embeddings are not compared with those of torch in float32")
-    return as_computed(trained, model, computation)
+    if not accelerated.computation.agrees:
+        warn(f"{option}: {accelerated.computation}; such embeddings are not compared with those of torch in float32")
+    return as_computed(replace(trained, recorded=accelerated.fingerprint), accelerated.model, accelerated.computation)
 
 
 def as_computed(trained: TrainedModel, model: EmbeddingModel, computation: Computation) -> TrainedModel:

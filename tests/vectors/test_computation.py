@@ -1,5 +1,6 @@
 """Engines of embeddings, against torch in float32, NumPy, and engines whose speed and agreement are made up."""
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import dmlkit as face
@@ -52,11 +54,11 @@ def pictures(home: Path) -> list[Path]:
 def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, int]) -> None:
     """Let a comparison find the cosine and the number of same neighbors of an engine."""
 
-    def prepared(model: object, *given: object) -> object:
-        engine = str(given[1])
+    def prepared(network: computation.Network, engine: str, _: str) -> computation.Accelerated:
         cosine, same = of[engine]
         way = {"precision": "bf16", "engine": "torch"} if engine == "bf16" else {"precision": "fp32", "engine": engine}
-        return model, Computation(**way, images=64, cosine=cosine, same_nearest=same)  # pyright: ignore[reportArgumentType]
+        agreement = Computation(**way, images=64, cosine=cosine, same_nearest=same)  # pyright: ignore[reportArgumentType]
+        return computation.Accelerated(network.model, agreement, network.model.fingerprint())
 
     monkeypatch.setattr(computation, "_prepare", prepared)
     monkeypatch.setattr(computation, "_computes_bf16", lambda _: "bf16" in of)
@@ -81,6 +83,31 @@ def test_graphs_give_torch_s_embeddings_and_the_manifest_names_the_runtime(
     # they agree, so that one searches in the other
     assert dmlkit("search", tmp_path / engine, home / "pictures", "--device", "cpu").code == 0
     assert dmlkit("search", tmp_path / "torch", home / "pictures", "--device", f"cpu+{engine}").code == 0
+
+
+def test_a_graph_that_is_kept_embeds_without_building_the_network(home: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("onnxruntime", reason="it comes with an extra of dmlkit")
+    first = model_of(home, "+onnxruntime")
+    expected = first.embed(pictures(home))
+
+    def built(*_: object) -> None:
+        raise AssertionError("the network is built")
+
+    monkeypatch.setattr("dmlkit.vectors.trained.build_model", built)
+    second = model_of(home, "+onnxruntime")
+    np.testing.assert_array_equal(second.embed(pictures(home)), expected)
+    assert second.trained.fingerprint == first.trained.fingerprint == model_of_weights(home)
+    with pytest.raises(AssertionError, match="the network is built"):
+        model_of(home, "").embed(pictures(home))
+
+
+def model_of_weights(home: Path) -> str:
+    """Fingerprint of the network in torch, by hashing its weights here."""
+    digest, state = hashlib.sha256(), torch.load(home / "run" / "checkpoints" / "last.pt", weights_only=True)
+    for name, tensor in sorted(state["model"].items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def test_agreement_is_that_of_the_training_images(home: Path):
