@@ -49,7 +49,7 @@ def summarize(
     last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned and tuned.scores.values)
     best = None
     if state.best is not None and state.best["epoch"] == state.epoch:
-        best = last
+        best = last = last.model_copy(update={"validation": state.best["metrics"]})  # a row may be damaged
     elif state.best is not None:
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
         take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))

@@ -77,6 +77,17 @@ def test_the_summary_scores_the_checkpoints_that_were_kept(options: list[str], d
         assert json.loads(result.out)["metrics"] == pytest.approx(summary[kept]["test"], abs=1e-7)
 
 
+def test_the_summary_takes_the_metrics_of_the_best_epoch_from_its_checkpoint(dmlkit, tiny_recipe, tmp_path):
+    run, options = tmp_path / "run", ("--set", "training.epochs=1", "--device", "cpu")
+    assert dmlkit("train", tiny_recipe, "-o", run, *options).code == 0
+    expected = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").unlink()
+    rows = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(rows.replace("map@r", "mAp@r"))  # a damaged byte
+    assert dmlkit("train", tiny_recipe, "-o", run, *options, "--resume").code == 0
+    assert json.loads((run / "summary.json").read_text())["best"] == expected["best"]
+
+
 def test_the_run_folder_tells_the_whole_story(dmlkit, pictures_are_drawn: None, tiny_recipe, tmp_path):
     run = tmp_path / "run"
     result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu")
