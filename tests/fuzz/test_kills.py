@@ -100,7 +100,7 @@ def contents(folder: Path) -> dict[str, Any]:
         if path.suffix in (".json", ".jsonl"):
             found[name] = [without_times(json.loads(line)) for line in _documents(path, folder)]
         elif path.suffix == ".md":
-            found[name] = re.sub(r"[^,]+ of training", "", path.read_text())  # how long it took
+            found[name] = re.sub(r"models, [^,;]+? (of training|on)\b", "", path.read_text())  # how long it took
         elif path.suffix in (".pt", ".png", ".npz", ".safetensors"):  # times and random order inside
             found[name] = path.stat().st_size > 0
     return found
