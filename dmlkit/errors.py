@@ -114,11 +114,7 @@ def _is_lost(error: BaseException) -> bool:
 
 @contextmanager
 def option_errors(key: str) -> Generator[None]:
-    """Convert user errors of the block, such as those of reading a file, into errors of the key that names the file.
-
-    Raises:
-        OptionError: the block raises a UserError.
-    """
+    """Convert user errors of the block, such as those of reading a file, into errors of the key that names the file."""
     try:
         yield
     except OptionError:

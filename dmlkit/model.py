@@ -101,11 +101,7 @@ class EmbeddingModel(nn.Module):
         return self.head(self.backbone(self.normalization(inputs)))
 
     def check_takes(self, dataset: Dataset) -> None:
-        """Check that the model takes the samples of a dataset.
-
-        Raises:
-            UserError: the samples are images instead of vectors or vice versa, or vectors of another width.
-        """
+        """Check that the model takes the samples of a dataset."""
         if dataset.kind != self.samples:
             taken, given = self.samples.describe(), dataset.kind.describe()
             raise UserError(
@@ -174,9 +170,6 @@ def build_model(recipe: Recipe, num_features: int | None = None, *, backbone: Ba
         recipe: the recipe.
         num_features: width of the dataset's vectors; None for other samples.
         backbone: the recipe's backbone, if it was built before.
-
-    Raises:
-        UserError: a part cannot be built, e.g. because it needs more memory than the machine has.
     """
     samples = samples_named(recipe.dataset.sample).of(num_features)
     with recipe.errors_at("backbone"):

@@ -48,11 +48,7 @@ app = typer.Typer()
 
 
 def require_calibratable(path: Path) -> None:
-    """Check that a folder is a run or a gallery.
-
-    Raises:
-        UserError: it is not, or the creation of the gallery was interrupted.
-    """
+    """Check that a folder is a run or a gallery."""
     is_gallery = path.exists() and kind_of(path) == "gallery"
     (require_gallery if is_gallery else require_run)(path)
 

@@ -54,9 +54,6 @@ class TableOptions:
     def columns(self) -> dict[str, str]:
         """Return the values of ``--column`` as a dictionary.
 
-        Raises:
-            UserError: one has no ``=``.
-
         Example:
             >>> TableOptions(column=["label=species", "group="]).columns()
             {'label': 'species', 'group': ''}
@@ -219,9 +216,6 @@ class PlacedModelOptions(FusedModelOptions):
         """Return the model for images that are compared with a source, and the weight of place and time in a gallery.
 
         See `choose` and `dmlkit.evaluation.second.place_in`.
-
-        Raises:
-            UserError: place and time are added to something else than a gallery.
         """
         if not self.has_place:
             return self.choose(source, *asked, bar=bar), None

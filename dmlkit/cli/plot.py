@@ -228,11 +228,7 @@ def results(
 
 
 def check_target(output: Path | None, runs: Sequence[Path]) -> None:
-    """Check an output before anything is computed.
-
-    Raises:
-        UserError: it is in a folder whose images a run reads as its dataset.
-    """
+    """Check an output before anything is computed."""
     from dmlkit.run_folder.folder import RunFolder
 
     if output is not None and output.suffix.lower() in EXTENSIONS:

@@ -99,11 +99,7 @@ def print_families(families: "Families", console: Console) -> None:
 
 
 def members_of(families: "Families", family: str, name: str | None) -> "tuple[MemberReference, ...]":
-    """Return the members of a family, or the one with a name.
-
-    Raises:
-        UserError: there is no such family or member.
-    """
+    """Return the members of a family, or the one with a name."""
     from dmlkit.recipe.faults import suggest
 
     if family not in families:
@@ -136,11 +132,7 @@ def say_indented(console: Console, text: str, indent: int) -> None:
 
 
 def print_recipes(root: Path | None, group: str | None, console: Console) -> None:
-    """Print the recipes of dmlkit, one per line; those of one group, or below ``root``, with their full headers.
-
-    Raises:
-        UserError: there is no such group.
-    """
+    """Print the recipes of dmlkit, one per line; those of one group, or below ``root``, with their full headers."""
     from dmlkit.recipe.overrides import find_recipes, shipped_recipes
 
     groups = {

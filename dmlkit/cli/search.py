@@ -179,11 +179,7 @@ def why_missing(*read: Path) -> str:
 
 
 def rerank_of(text: str | None) -> "Rerank | None":
-    """Read ``--rerank``.
-
-    Raises:
-        UserError: the method or an option is unknown.
-    """
+    """Read ``--rerank``."""
     if text is None:
         return None
     from dmlkit.metrics.ranking.rerank import parse_rerank

@@ -33,11 +33,7 @@ SHOWN = 20  # pairs in the terminal
 
 
 def require_compared(paths: list[Path]) -> None:
-    """Check that there are two images, or a file of pairs.
-
-    Raises:
-        UserError: there is something else, or a file is missing.
-    """
+    """Check that there are two images, or a file of pairs."""
     if len(paths) > 2:
         raise UserError(f"verify: expected two images, or one file of pairs, got {len(paths)} paths")
     for path in paths:

@@ -84,9 +84,6 @@ def benchmark_folders(root: Path, names: Sequence[str], published: Published, la
     Args:
         names: folders below the root that may contain the two folders; ``"."`` is the root itself.
         layouts: files and folders of its other layouts, none of which the root has.
-
-    Raises:
-        OptionError: the root has none of the layouts; the error says where to download the benchmark.
     """
     folder = locate(root, names, ("train", "test"))
     if folder is None or not is_split(folder):

@@ -212,9 +212,6 @@ def character_classes(classes: int, shapes: int) -> list[str]:
     class never has two characters of a script with at most n characters, and characters that differ only by an accent
     are in different classes.
 
-    Raises:
-        UserError: the fonts have too few characters.
-
     Example:
         >>> [len(characters) for characters in character_classes(200, 3)[:4]]
         [3, 3, 3, 3]

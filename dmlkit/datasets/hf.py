@@ -122,11 +122,7 @@ class HfImages(ListedImages):
 
 
 def open_parts(root: Path) -> dict[str, Any]:
-    """Open the splits of a folder, by name; the only one of a dataset without splits is ``train``.
-
-    Raises:
-        OptionError: the folder is missing, the library is not installed, or the folder has no dataset.
-    """
+    """Open the splits of a folder, by name; the only one of a dataset without splits is ``train``."""
     is_file = root.suffix.lower() == ".parquet" and root.is_file()
     if not root.is_dir() and not is_file:
         raise OptionError("dataset.root", f"{root}: no such folder; {MOVED}root=PATH")

@@ -60,11 +60,7 @@ class InShopConfig(DatasetConfig, frozen=True):
 
 
 def from_list(path: Path, top: Path, images: str | None) -> Listing:
-    """List the images: first those for training, then those of query and gallery.
-
-    Raises:
-        UserError: the folder of the images is missing.
-    """
+    """List the images: first those for training, then those of query and gallery."""
     choices = [images] if images else ["img", "img_highres"]
     root = locate(top, ("Img", "."), choices)
     if root is None:

@@ -17,11 +17,7 @@ NUMBER_BYTES = 8
 
 
 def read_array(path: Path) -> Values:
-    """Map the array of an .npy file into memory, after checking that the file is as long as its header says.
-
-    Raises:
-        UserError: the file is missing, is not an .npy file, holds objects, or is shorter than its header says.
-    """
+    """Map the array of an .npy file into memory, after checking that the file is as long as its header says."""
     require_regular_file(path)
     try:
         with np.errstate(over="ignore"):  # the sizes in a damaged header may overflow
@@ -48,9 +44,6 @@ def read_arrays(path: Path, types: Mapping[str, type[np.float64 | np.int64]], le
     """Read the arrays of an .npz file.
 
     Sizes are checked before decompression: 4 MB of zip may hold 4 GB.
-
-    Raises:
-        UserError: the file is missing or damaged, or has other arrays.
     """
     require_regular_file(path)
     try:

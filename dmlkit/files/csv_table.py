@@ -36,9 +36,6 @@ class CsvTable(NamedTuple):
         """Yield the line and the cells of each row by name, without blanks at the ends; for tables that people edit.
 
         A row with fewer cells ends with empty ones.
-
-        Raises:
-            UserError: a row has more cells than there are columns, or a quotation mark is not closed.
         """
         lines = csv.reader(StringIO(self.body.decode(), ""), **self._dialect())
         start = self.first
@@ -58,9 +55,6 @@ class CsvTable(NamedTuple):
 
         Args:
             numbers: places of columns that are read as float64, with commas for points between semicolons.
-
-        Raises:
-            UserError: a row has too few or too many cells, or a cell is no number.
         """
         import pyarrow as pa
         from pyarrow import compute
@@ -122,9 +116,6 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
 
     Args:
         missing: what to say if there is no file.
-
-    Raises:
-        UserError: the file is missing, not regular, empty or of another encoding, or has no header and more columns.
     """
     try:
         check_regular(file)
@@ -218,9 +209,6 @@ def key_of(name: str) -> str:
 def column_called(columns: Sequence[str], wanted: str, where: str) -> int | None:
     """Return the place of the column that has dmlkit's name, also in other case, or else the usual one; None without.
 
-    Raises:
-        UserError: there are several; the error begins with ``where``.
-
     Example:
         >>> column_called(["Image", "Id"], "label", "t.csv"), column_called(["id", "label"], "label", "t.csv")
         (1, 1)
@@ -250,9 +238,6 @@ def own_column(columns: Sequence[str], name: str, where: str, wanted: str = "") 
 
     Args:
         wanted: dmlkit's name of the column, for the error.
-
-    Raises:
-        UserError: there is none, with the most similar one, or there are several.
     """
     place = column_called(columns, name, where)
     if place is None:

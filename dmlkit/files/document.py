@@ -54,11 +54,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the document of a file.
-
-        Raises:
-            UserError: the file is missing, damaged, or of another format version.
-        """
+        """Read the document of a file."""
         require_regular_file(path)
         try:
             if path.stat().st_size > MAX_BYTES:
@@ -84,11 +80,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Self:
-        """Parse the document from JSON; ``source`` names it in errors.
-
-        Raises:
-            UserError: the text is not JSON; or see `parse`.
-        """
+        """Parse the document from JSON; ``source`` names it in errors."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -97,11 +89,7 @@ class Document(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def parse(cls, data: Any, source: str) -> Self:
-        """Convert plain data to a document; ``source`` names it in errors.
-
-        Raises:
-            UserError: the data are of another format version, or keys are missing, unknown or of a wrong type.
-        """
+        """Convert plain data to a document; ``source`` names it in errors."""
         if not isinstance(data, dict) or "format" not in data:
             kind = "one without a format" if isinstance(data, dict) else type(data).__name__
             raise UserError(f"{source}: expected a {cls.kind} that dmlkit wrote, got {kind}")

@@ -162,9 +162,6 @@ def limit_size(path: str | Path, image: Image.Image, max_pixels: int, *, is_whol
 
     The decoder computes the mean of each block of pixels from a part of its coefficients. ``image.size`` is the decoded
     size afterwards. An image of which only a box is used is not reduced, because the box may be small.
-
-    Raises:
-        BadImageError: the image would still have too many pixels, or a side is longer than `MAX_SIDE`.
     """
     size, scale = image.size, 1
     if max(size) > MAX_SIDE:
@@ -333,9 +330,6 @@ def image_files(folder: Path, left_out: LeftOut | None = None) -> list[str]:
     """Return the image files below a folder, sorted, without hidden ones; count the others in ``left_out``.
 
     Links to folders are followed. Each folder is visited once, so that circular links end.
-
-    Raises:
-        UserError: a subfolder cannot be read.
     """
     left_out = left_out or LeftOut(folder)
     found: list[str] = []
@@ -365,11 +359,7 @@ def image_files(folder: Path, left_out: LeftOut | None = None) -> list[str]:
 
 
 def some_image_files(folder: Path) -> list[str]:
-    """Return the image files below a folder, see `image_files`; warn of the files that are left out.
-
-    Raises:
-        UserError: there are no images; the error counts the other files.
-    """
+    """Return the image files below a folder, see `image_files`; warn of the files that are left out."""
     left_out = LeftOut(folder)
     found = image_files(folder, left_out)
     if not found:

@@ -75,9 +75,6 @@ def read_images(
 
     Returns:
         The table, with dmlkit's names for the columns that it knows, boxes in pixels, and all other columns.
-
-    Raises:
-        UserError: the source cannot be read, lacks a column, or has two for one meaning.
     """
     found = _read(source, columns or {}, images)
     if images is not None:
@@ -335,10 +332,6 @@ def known_columns(
         needs: columns that the table must have.
         named: the user's names of columns, see `read_images`.
         is_told: whether the line is printed.
-
-    Raises:
-        UserError: the table lacks one of them, has a column twice or with two usual names, or lacks one of columns that
-            belong together.
     """
     import pyarrow as pa
 
@@ -376,11 +369,7 @@ def known_columns(
 
 
 def _path_parts(table: Any, where: str, named: dict[str, str]) -> dict[str, Any]:
-    """Return the columns that are parts of the path by the pattern of the label; none without a pattern.
-
-    Raises:
-        UserError: the pattern is wrong, or no path has these parts.
-    """
+    """Return the columns that are parts of the path by the pattern of the label; none without a pattern."""
     import pyarrow as pa
 
     if PATTERN not in (pattern := named.get(LABEL, "")):
@@ -508,9 +497,6 @@ def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -
     """Return the boxes of a table, by the first of the ways in which columns may have them; None if it has none.
 
     An empty name of ``bbox`` or of a side leaves all out.
-
-    Raises:
-        UserError: some columns of a way are missing, or a value is no number.
     """
     own = {name: named[name] for name in (*BOX, "bbox") if name in named}
     if not all(own.values()):
@@ -574,11 +560,7 @@ def _whole_boxes(column: Any, where: str) -> list[Any]:
 
 
 def numbers(table: Any, place: int, where: str) -> Any:
-    """Return a column as float64, null for an empty cell; a text may have a decimal comma.
-
-    Raises:
-        UserError: a value is no number.
-    """
+    """Return a column as float64, null for an empty cell; a text may have a decimal comma."""
     import pyarrow as pa
 
     column, name = table.column(place), table.column_names[place]
@@ -615,11 +597,7 @@ class ArrowNames:
 
 
 def text_column(table: Any, where: str, name: str) -> Any:
-    """Return a column of a pyarrow table as one array of strings; errors begin with ``where``.
-
-    Raises:
-        UserError: the column has neither text nor numbers.
-    """
+    """Return a column of a pyarrow table as one array of strings; errors begin with ``where``."""
     import pyarrow as pa
 
     column, compute = table[name], arrow_compute()
@@ -688,11 +666,7 @@ def has_sightings(table: ImageTable) -> bool:
 
 
 def sighting_cells(found: ImageTable) -> list[SightingCells]:
-    """Return where and when the image of each row was taken, checked; without a column all cells are empty.
-
-    Raises:
-        UserError: see `SightingCells.check`.
-    """
+    """Return where and when the image of each row was taken, checked; without a column all cells are empty."""
     columns = [
         text_column(found.table, str(found.file), name).to_pylist()
         if name in found.table.column_names
@@ -713,9 +687,6 @@ def sighting_cells(found: ImageTable) -> list[SightingCells]:
 def degrees_of(cell: str | None, column: str, where: str) -> float:
     """Return degrees; nan for an empty cell.
 
-    Raises:
-        UserError: the cell is not a number, or out of range; the error begins with ``where``.
-
     Example:
         >>> degrees_of("-12.5", "latitude", "birds.csv: 1.jpg")
         -12.5
@@ -734,9 +705,6 @@ def degrees_of(cell: str | None, column: str, where: str) -> float:
 
 def days_of(cell: str | None, where: str) -> float:
     """Return days since 1970; nan for an empty cell. A time without a zone is of UTC.
-
-    Raises:
-        UserError: the cell is not a time; the error begins with ``where``.
 
     Example:
         >>> days_of("1970-01-02T12:00", "birds.csv: 1.jpg")

@@ -40,11 +40,7 @@ def path_label(parts: Sequence[str]) -> str | None:
 
 
 def stated_label(text: str, where: str) -> str:
-    """Return the label that a person states in an option, an answer or a request; errors begin with ``where``.
-
-    Raises:
-        UserError: the text is no label, or not UTF-8.
-    """
+    """Return the label that a person states in an option, an answer or a request; errors begin with ``where``."""
     label = label_of(text)
     if label is None or any("\ud800" <= character <= "\udfff" for character in label):
         raise UserError(f"{where}: {excerpt(repr(text))} is no label; expected UTF-8 text other than {UNKNOWN!r}")

@@ -21,9 +21,6 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         what: what runs in the folder, for the error of other processes, e.g. "a training".
         patience: seconds to wait for another process that holds the lock; infinity waits without limit.
 
-    Raises:
-        UserError: another process holds the lock, or the folder cannot be written.
-
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())

@@ -30,9 +30,6 @@ def check_file(path: Path, suffixes: Sequence[str] = (), *, sources: Iterable[Pa
         suffixes: ends that its name may have, in lower case; any if there are none.
         sources: paths that the command reads: files, which are never replaced, and folders of images, into which
             nothing is written.
-
-    Raises:
-        UserError: the path is a folder or a source, has another suffix, or see `check_place`.
     """
     if suffixes and path.suffix.lower() not in suffixes:
         names = " or ".join(", ".join(suffixes).rsplit(", ", 1))
@@ -52,9 +49,6 @@ def check_folder(path: Path, what: str, *marks: str, sources: Iterable[Path] = (
         what: what dmlkit writes there, e.g. "a review".
         marks: patterns of the files by which it is known.
         sources: paths that the command reads; nothing is written into the folders of images among them.
-
-    Raises:
-        UserError: it is a file, has other files, or see `check_place`.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"--output {path}: this is a file; expected the name of a folder")
@@ -74,9 +68,6 @@ def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--o
     Args:
         data: folders of images that the command, or its run, reads.
         is_run: whether the output is itself a run, which may exist already.
-
-    Raises:
-        UserError: it is, or it is one of the files of a folder of embeddings.
     """
     place = output.resolve()
     if file := next((one for one in output.parents if one.is_file()), None):
@@ -146,9 +137,6 @@ def write_table(
     Args:
         is_data: whether the table is one of images and labels, for dmlkit and other programs, and gets none.
         keeps_old: whether a table of other content that is replaced, perhaps edited by hand, is kept as ``NAME.old``.
-
-    Raises:
-        UserError: the table cannot be written.
     """
     with writing(path), atomic_write(path) as partial:
         with partial.open("w", encoding="utf-8", newline="") as file:
@@ -172,9 +160,6 @@ def write_boxed_table(
     Args:
         path, columns, rows, options: see `write_table`.
         boxes: for each of the one or two images of a row, the boxes of all rows; None for a full image.
-
-    Raises:
-        UserError: the table cannot be written.
     """
     if any(any(of_image) for of_image in boxes):
         sides = ([side for box in row for side in (box[:4] if box else [""] * 4)] for row in zip(*boxes, strict=True))

@@ -40,9 +40,6 @@ def picture(path: Path, height: float) -> Generator[Any]:
     Args:
         path: a file name that ends in one of `PICTURES`; its folder is created.
         height: height in millimeters.
-
-    Raises:
-        UserError: the file cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

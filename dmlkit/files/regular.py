@@ -106,11 +106,7 @@ def what_instead(path: Path, otherwise: str) -> str:
 
 
 def read_text(path: Path, option: str, missing: str) -> str:
-    """Read a text file that an option names; ``missing`` says what was expected if there is none.
-
-    Raises:
-        UserError: it is missing or not regular, or see `utf8_of`.
-    """
+    """Read a text file that an option names; ``missing`` says what was expected if there is none."""
     require_regular_file(path)
     where = f"{option} {path}".lstrip()
     try:
@@ -123,9 +119,6 @@ def read_text(path: Path, option: str, missing: str) -> str:
 
 def utf8_of(content: bytes, where: str) -> bytes:
     """Return a text in UTF-8, without a byte order mark, that is in UTF-8, UTF-16 or Windows-1252 (Latin-1).
-
-    Raises:
-        UserError: it is in none of these; the error begins with ``where``.
 
     Example:
         >>> utf8_of("M\xf6we".encode("utf-16"), "t.csv") == utf8_of("M\xf6we".encode("utf-8-sig"), "t.csv")

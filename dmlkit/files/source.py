@@ -89,11 +89,7 @@ OTHER = {"--far": "--fpir", "--fpir": "--far"}  # the option that asks the same 
 
 
 def kind_of(path: Path, expected: str = EXPECTED) -> Kind:
-    """Return what a path is, by the files that dmlkit writes.
-
-    Raises:
-        UserError: nothing is there.
-    """
+    """Return what a path is, by the files that dmlkit writes."""
     if path.is_file():
         from dmlkit.files.vector_file import holds_vectors  # it imports what this module is imported by
 
@@ -156,11 +152,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def require_source(path: Path) -> Kind:
-    """Return what a path is: a run, embeddings, a gallery or an array.
-
-    Raises:
-        UserError: it is none of these.
-    """
+    """Return what a path is: a run, embeddings, a gallery or an array."""
     kind = kind_of(path)
     if kind == "images" and path.is_file() and path.suffix.lower() in TABLES and path.suffix != ".json":
         return "array"  # with paths too, or without vectors, which is reported when it is read
@@ -175,11 +167,7 @@ def require_source(path: Path) -> Kind:
 
 
 def require_queries(path: Path) -> Kind:
-    """Return what a path is: images to search with, or whatever `require_source` returns.
-
-    Raises:
-        UserError: nothing is there, or see `require_some_images`.
-    """
+    """Return what a path is: images to search with, or whatever `require_source` returns."""
     kind = kind_of(path, f"an image, a folder of images, {EXPECTED}")
     if kind == "images" and path.suffix.lower() not in VIDEOS:
         require_some_images(path)

@@ -82,11 +82,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
 
 
 def read_yaml(path: Path, kind: str, missing: str) -> Tree:
-    """Parse a small YAML file; ``kind`` names its content in errors, ``missing`` is the error for a missing file.
-
-    Raises:
-        UserError: the file is missing, not regular, too large, or not text; see `parse_yaml`.
-    """
+    """Parse a small YAML file; ``kind`` names its content in errors, ``missing`` is the error for a missing file."""
     try:
         content = read_start(path, MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
@@ -101,9 +97,6 @@ def read_yaml(path: Path, kind: str, missing: str) -> Tree:
 
 def parse_yaml(text: str, source: str, *, has_lines: bool = True) -> Tree:
     """Parse one YAML document; errors and origins have line numbers, unless it is the value of an option.
-
-    Raises:
-        UserError: the text is not valid YAML, repeats a key, uses a tag, or has too many values or levels.
 
     Example:
         >>> parse_yaml("{lr: 3e-4, country: no, workers: 010}", "r.yaml").data

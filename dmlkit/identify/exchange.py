@@ -53,9 +53,6 @@ def writer_of(path: Path, images: Path, boxes: Boxes | None) -> Writer | None:
     Args:
         path: file to write.
         images, boxes: see `dmlkit.identify.identify.identify`.
-
-    Raises:
-        UserError: such a file needs other images.
     """
     listing = images if boxes is None or boxes.source is None else boxes.source
     reader = reader_of(listing)

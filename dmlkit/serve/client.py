@@ -80,11 +80,7 @@ class Client:
         return self._ask("/v1/review/answer", body)
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send a request, and return the answer.
-
-        Raises:
-            UserError: no server of dmlkit answers, or it refuses the request.
-        """
+        """Send a request, and return the answer."""
         headers = {"Content-Type": "application/json"}
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"

@@ -181,9 +181,6 @@ def measure(setting: Photos, fabric: Fabric, bar: Bar = no_bar) -> MeasuredModel
     """Measure the pooled features of a pretrained model on photos of the training classes.
 
     The points are kept with those of the model, where the baseline of a training finds them.
-
-    Raises:
-        UserError: the weights or the photos cannot be read, or no class has two photos.
     """
     recipe = parse_recipe(starting_recipe(setting), "recipe")
     skipping = recipe.dataset.model_copy(update={"on_bad_image": "skip"})

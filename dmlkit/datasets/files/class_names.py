@@ -86,9 +86,6 @@ def path_levels(names: Sequence[str], levels: Sequence[str]) -> Levels:
         names: C unique paths, each with one part per level.
         levels: names of the levels, coarsest first.
 
-    Raises:
-        UserError: a path has fewer or more parts than there are levels, or an empty part.
-
     Example:
         >>> path_levels(["corvus/corax", "pica/pica", "corvus/corone"], ["genus", "species"])
         {'genus': tensor([0, 1, 0]), 'species': tensor([0, 1, 2])}

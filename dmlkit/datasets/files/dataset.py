@@ -102,11 +102,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def sample(self, index: int) -> Tensor:
-        """Return a sample: an image (3, H, W) uint8 RGB, a vector (``num_features``,) float32, or as `kind` says.
-
-        Raises:
-            BadImageError: the file cannot be decoded.
-        """
+        """Return a sample: an image (3, H, W) uint8 RGB, a vector (``num_features``,) float32, or as `kind` says."""
 
     def key(self, index: int) -> str:
         """Return a string that identifies a sample, also among several boxes of the same file."""

@@ -53,11 +53,7 @@ def read_image(path: str | Path, box: Box | None = None, max_pixels: int = MAX_P
 
 
 def decoded_pixels(path: str | Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> int:
-    """Return how many pixels `decode_image` holds for a full image, from its header alone.
-
-    Raises:
-        BadImageError: it is no image, or has too many pixels.
-    """
+    """Return how many pixels `decode_image` holds for a full image, from its header alone."""
     with decoding(path), opened(path, content) as image:
         limit_size(path, image, max_pixels, is_whole=True)
         return image.width * image.height
@@ -132,11 +128,7 @@ def jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
 
 
 def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
-    """Crop an image to a box and its margin, rounded to integer pixels.
-
-    Raises:
-        BadImageError: the box is empty or extends beyond the image, see `fitted`.
-    """
+    """Crop an image to a box and its margin, rounded to integer pixels."""
     box = Box(*fitted(box[:4], path, image.width, image.height)[:4], box.margin)
     across, down = box.margin * (box.right - box.left), box.margin * (box.bottom - box.top)
     sides = (
@@ -149,11 +141,7 @@ def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
 
 
 def fitted(sides: tuple[float, float, float, float], path: str | Path, width: int, height: int) -> Box:
-    """Return a box in pixels, cut at the border of its image if it exceeds it by at most `ROUNDING`.
-
-    Raises:
-        BadImageError: it is not inside the image, or has no pixels.
-    """
+    """Return a box in pixels, cut at the border of its image if it exceeds it by at most `ROUNDING`."""
     left, top, right, bottom = sides
     is_inside = min(left, top, width - right, height - bottom) >= -ROUNDING
     box = Box(max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
@@ -169,9 +157,6 @@ def frames(path: str | Path) -> int:
     """Return the number of frames of an image file; an animation or a multi-page file has more than one.
 
     A photo with a preview or a second view for 3D, as phones and cameras write into one JPEG (MPO), has one.
-
-    Raises:
-        BadImageError: a later frame is damaged.
     """
     with decoding(path), opened(path) as image:
         return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)

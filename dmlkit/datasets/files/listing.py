@@ -77,11 +77,7 @@ class Listing:
         return np.unique(self.labels[self.rows_of(split)], return_counts=True)[1]
 
     def halved(self) -> "Listing":
-        """Return the listing with the first half of the classes for training and the rest for testing.
-
-        Raises:
-            OptionError: the dataset has separate query and gallery images.
-        """
+        """Return the listing with the first half of the classes for training and the rest for testing."""
         if self.query is not None:
             raise OptionError("dataset.split", f"halves {NO_QUERIES}")
         half = len(self.class_names) // 2
@@ -111,11 +107,7 @@ class Listing:
         ][: len(shared)]
 
     def images(self, split: ListedSplit | Literal["all"]) -> Dataset:
-        """Return the images of a split, with classes numbered 0..C'-1.
-
-        Raises:
-            UserError: the listing has problems, or the split is empty.
-        """
+        """Return the images of a split, with classes numbered 0..C'-1."""
         raise_faults([*self.faults, *([] if split == "all" else self.overlaps())], DATA_CHECK)
         rows = (self.labels >= 0).nonzero()[0] if split == "all" else self.rows_of(split)
         if len(rows) == 0:

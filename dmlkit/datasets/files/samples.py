@@ -68,9 +68,6 @@ class Samples(ABC):
 def samples_named(name: str) -> type[Samples]:
     """Return the kind that configurations of datasets and backbones name as ``sample``.
 
-    Raises:
-        ValueError: there is no kind of that name.
-
     Example:
         >>> samples_named("vector").of(8).describe()
         'vectors of 8 numbers'

@@ -177,11 +177,7 @@ Numbers = dict[str, list[int]]
 
 
 def validated(kind: type[Content], data: dict[str, Any], file: Path, faults: list[str]) -> tuple[Content, Numbers]:
-    """Return the content of a JSON file without the entries of its lists that are wrong; these are ``faults``.
-
-    Raises:
-        UserError: something else is wrong.
-    """
+    """Return the content of a JSON file without the entries of its lists that are wrong; these are ``faults``."""
     wrong = dict[tuple[str, int], str]()
     try:
         content = kind.model_validate(data)

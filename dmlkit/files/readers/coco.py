@@ -114,11 +114,7 @@ def _polygons(segmentation: Any) -> Iterator[list[float]]:
 
 
 def _by_id(where: str, named: Sequence[tuple[Name, str]]) -> dict[Name, str]:
-    """Return names by their ids.
-
-    Raises:
-        UserError: two names have one id, so that it is unknown which image or category an annotation belongs to.
-    """
+    """Return names by their ids."""
     names: dict[Name, str] = {}
     for one, name in named:
         if names.setdefault(one, name) != name:

@@ -79,11 +79,7 @@ def box_lines(folder: Path, file: Path, faults: list[str]) -> list[BoxLine]:
 
 
 def yolo_rows(folder: Path, lines: list[BoxLine], faults: list[str]) -> ImageTable:
-    """Return the boxes of lines.
-
-    Raises:
-        UserError: a confidence is above 1, and is not the number of a track.
-    """
+    """Return the boxes of lines."""
     # a sixth number is a confidence, or the number of a track where all of them are whole and one is above 1
     sixths = [line.words[5] for line in lines if len(line.words) == 6]
     are_tracks = all(map(str.isdecimal, sixths)) and any(float(word) > 1 for word in sixths)
