@@ -167,7 +167,6 @@ def build_model(recipe: Recipe, num_features: int | None = None, *, backbone: Ba
     """Build the model that a recipe describes, with initial weights.
 
     Args:
-        recipe: the recipe.
         num_features: width of the dataset's vectors; None for other samples.
         backbone: the recipe's backbone, if it was built before.
     """

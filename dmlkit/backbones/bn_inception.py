@@ -18,22 +18,14 @@ URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 
 
 class InceptionBlock(NamedTuple):
-    """Channels of an inception block; a block without ``one`` halves the sides of the map.
-
-    Args:
-        one: channels of the 1x1 branch; 0 for no such branch.
-        three: channels of the 3x3 branch before and after its 3x3 convolution.
-        double: channels of the branch with two 3x3 convolutions before and after them.
-        pool: pooling that the last branch starts with.
-        projection: channels of the last branch; 0 if the branch only pools.
-    """
+    """Channels of an inception block; a block without ``one`` halves the sides of the map."""
 
     name: str
-    one: int
-    three: tuple[int, int]
-    double: tuple[int, int]
-    pool: Literal["avg", "max"]
-    projection: int
+    one: int  # channels of the 1x1 branch; 0 for no such branch
+    three: tuple[int, int]  # channels of the 3x3 branch before and after its 3x3 convolution
+    double: tuple[int, int]  # channels of the branch with two 3x3 convolutions before and after them
+    pool: Literal["avg", "max"]  # pooling that the last branch starts with
+    projection: int  # channels of the last branch; 0 if the branch only pools
 
     @property
     def channels(self) -> int:

@@ -250,19 +250,13 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
 
 
 class Pretrained(NamedTuple):
-    """Pretrained backbone to start from.
-
-    Args:
-        weights: the recipe's ``backbone.weights``.
-        image_size: side of the images in pixels, if it differs from the published one.
-        pooling: the recipe's ``backbone.pooling``, if the authors' pooling differs from timm's.
-    """
+    """Pretrained backbone to start from."""
 
     title: str
     model: str
-    weights: str = "pretrained"
-    image_size: int | None = None
-    pooling: str | None = None
+    weights: str = "pretrained"  # the recipe's ``backbone.weights``
+    image_size: int | None = None  # side of the images in pixels, if it differs from the published one
+    pooling: str | None = None  # the recipe's ``backbone.pooling``, if the authors' pooling differs from timm's
     megabytes: int = 0
 
 

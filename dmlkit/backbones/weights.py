@@ -135,16 +135,11 @@ def license_words(name: str) -> str:
 
 
 class PublishedInput(NamedTuple):
-    """Evaluation preprocessing of published weights.
-
-    Args:
-        crop: side of the input divided by the side of the resized image that it is cropped from.
-        square: whether the image is squeezed to a square before the crop; otherwise its aspect ratio is kept.
-    """
+    """Evaluation preprocessing of published weights."""
 
     size: int
-    crop: float
-    square: bool
+    crop: float  # side of the input divided by the side of the resized image that it is cropped from
+    square: bool  # whether the image is squeezed to a square before the crop; otherwise its aspect ratio is kept
     interpolation: str
     mean: tuple[float, float, float]
     std: tuple[float, float, float]

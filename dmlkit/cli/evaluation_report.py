@@ -54,8 +54,6 @@ class Shown:
         """Print a report, and write the table of classes if requested.
 
         Args:
-            report, evaluation: the result of an evaluation.
-            title: title of the table.
             run: run of evaluated embeddings, whose table has the column.
         """
         from dmlkit.evaluation.report import with_stored_forms
@@ -149,8 +147,6 @@ def print_values(found: "ByColumn | None", console: Console, metrics: "Sequence[
     """Print metrics per value of a column, if asked for, worst first, with differences from all others.
 
     Args:
-        found: the figures.
-        console: the terminal.
         metrics: names of the metrics. Default: the last one.
     """
     if found is None:

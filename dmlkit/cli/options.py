@@ -91,12 +91,7 @@ class Writes:
 
 
 def check_written(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Check the paths that a command writes, as its options are marked by `Writes`.
-
-    Args:
-        annotations: those of all parameters by name.
-        values: their values.
-    """
+    """Check the paths that a command writes, as its options are marked by `Writes`."""
     kinds = {name: getattr(kind, "__metadata__", ()) for name, kind in annotations.items()}
     marks = {name: one for name, data in kinds.items() for one in data if isinstance(one, Writes)}
     read = [value for name, value in values.items() if name not in marks]

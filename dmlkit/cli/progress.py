@@ -31,8 +31,6 @@ class TrainingProgress:
     from the epochs of this session, with their validation.
 
     Args:
-        console: where to print.
-        epochs: number of epochs of the run.
         metric: the validation metric that chooses the best checkpoint.
         best: its best epoch and value in earlier sessions, if the run is resumed.
         has_workers: whether worker processes read images; features of a frozen backbone are in memory.
@@ -129,8 +127,6 @@ def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) 
     """Return the progress of a training.
 
     Args:
-        console: where to print.
-        recipe: what is trained.
         resumed: folder of the run, if it may have earlier epochs.
     """
     metric = recipe.training.select_by

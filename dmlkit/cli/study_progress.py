@@ -14,11 +14,7 @@ from dmlkit.training.progress import Silent
 
 
 class RunsProgress:
-    """Progress of a study: a bar over all its epochs in a terminal, and a line after each trained run everywhere.
-
-    Args:
-        console: where to print.
-    """
+    """Progress of a study: a bar over all its epochs in a terminal, and a line after each trained run everywhere."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -86,8 +82,6 @@ class RunLine(Silent):
     """Progress of one run of a study.
 
     Args:
-        study: progress of the study.
-        name: name of the run.
         epochs: number of epochs of all its models.
     """
 

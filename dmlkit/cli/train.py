@@ -163,11 +163,7 @@ def train_and_print(
     basis: "Basis | None" = None,
     has_next: bool = True,
 ) -> None:
-    """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`.
-
-    Args:
-        has_next: print the next command.
-    """
+    """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from dmlkit.cli.progress import training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError

@@ -80,15 +80,11 @@ class HfConfig(DatasetConfig, frozen=True):
 
 @dataclass(frozen=True)
 class HfListing(Listing):
-    """Listing of the images of a dataset of the library ``datasets``.
-
-    Args:
-        parts: the image column of each split, whose cells have ``bytes`` or a ``path``.
-        places: (N, 2) int64, position in ``parts`` and row.
-    """
+    """Listing of the images of a dataset of the library ``datasets``."""
 
     parts: Sequence[Any] = field(kw_only=True)
-    places: np.ndarray = field(kw_only=True)
+    """The image column of each split, whose cells have ``bytes`` or a ``path``."""
+    places: np.ndarray = field(kw_only=True)  # (N, 2) int64, position in ``parts`` and row
 
     def pick(self, rows: np.ndarray) -> "HfImages":
         return HfImages(self, rows)

@@ -52,7 +52,6 @@ def embed_with_copies(
     `Manifold.to_features`; on the sphere it has the direction of the sum.
 
     Args:
-        trained: the model, with the recipe of the evaluation.
         own: embeddings of those that could be read.
     """
     model, recipe = trained.model, trained.recipe

@@ -50,18 +50,12 @@ class ValidationScores(BaseModel, frozen=True, extra="forbid", strict=True):
 
 @dataclass(frozen=True)
 class Lowered:
-    """A model in a lower precision.
-
-    Args:
-        trained: the model that this graph computes, with its agreement in ``computation``.
-        validation: metric on validation images; None if the run has none.
-        report: agreement, metric on validation images, and size, for the user.
-    """
+    """A model in a lower precision."""
 
     graph: Any
-    trained: TrainedModel
-    validation: ValidationScores | None
-    report: str
+    trained: TrainedModel  # the model that this graph computes, with its agreement in ``computation``
+    validation: ValidationScores | None  # metric on validation images; None if the run has none
+    report: str  # agreement, metric on validation images, and size, for the user
 
     @property
     def notes(self) -> list[str]:

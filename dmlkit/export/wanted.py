@@ -24,11 +24,7 @@ PROGRAMS: tuple[ModelFormat, ...] = ("onnx", "torch-export")
 
 @dataclass(frozen=True)
 class WantedModel:
-    """Which model of a run is exported, and in what form: the options of ``dmlkit export``.
-
-    Args:
-        overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
-    """
+    """Which model of a run is exported, and in what form: the options of ``dmlkit export``."""
 
     takes: Annotated[
         ModelInput | None,
@@ -50,6 +46,7 @@ class WantedModel:
     ] = None
     checkpoint: Literal["last", "best", "pretrained"] | None = None
     overrides: Sequence[str] = ()
+    """Changes of a run's dataset, which may have moved, each ``key=value``; its images check the export."""
 
     def options(self) -> dict[str, object]:
         """Return the values by the names that they have on the command line."""

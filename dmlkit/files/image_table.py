@@ -327,11 +327,8 @@ def known_columns(
     their names. One line says which columns are read by another name than dmlkit's, and names the others.
 
     Args:
-        table: the table.
-        where: beginning of errors.
         needs: columns that the table must have.
         named: the user's names of columns, see `read_images`.
-        is_told: whether the line is printed.
     """
     import pyarrow as pa
 

@@ -22,7 +22,6 @@ class PickedPaths(Sequence[str]):
     """Selected strings of a sequence, not copied: copying a million paths would take a gigabyte.
 
     Args:
-        names: sequence of strings.
         rows: (n,) int64, positions to select.
         prefix: text to put before each string.
 
@@ -115,7 +114,6 @@ def raise_faults(faults: Iterable[str], advice: str = "") -> None:
     """Raise a `UserError` with a line per kind of problem, see `merged`, if there are any.
 
     Args:
-        faults: the problems.
         advice: how to list all of them.
     """
     every = list(faults)

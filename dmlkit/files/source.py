@@ -356,7 +356,6 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
     """Return an error on data that may have moved, for a command that takes no ``--set``: the run records the place.
 
     Args:
-        text: the error.
         values: the values of all parameters of the command by name.
 
     Example:

@@ -56,13 +56,7 @@ class Where(NamedTuple):
         return cls(text, tuple(_condition(part, text) for part in re.split(r"\s+and(?:\s+|$)", text.strip())))
 
     def rows(self, columns: Mapping[str, Cells], where: str, count: int) -> list[int]:
-        """Return the rows of a table on which all conditions hold.
-
-        Args:
-            columns: cells of each column by its name.
-            where: the table, for errors.
-            count: number of its rows.
-        """
+        """Return the rows of a table on which all conditions hold."""
         error = f"--where {excerpt(repr(self.text))}: {where}"
         rows = list(range(count))
         for condition in self.conditions:

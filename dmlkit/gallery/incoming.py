@@ -24,13 +24,10 @@ from dmlkit.vectors.trained import TrainedModel
 
 @dataclass
 class Incoming:
-    """Images for a gallery, and the outcome.
-
-    Args:
-        new: images that the gallery does not have, by their ids.
-    """
+    """Images for a gallery, and the outcome."""
 
     new: dict[str, LabelledImage] = field(default_factory=dict[str, LabelledImage])
+    """Images that the gallery does not have, by their ids."""
     repeated: list[str] = field(default_factory=list[str])
     """One message per image that the gallery already has, or that comes twice."""
     skipped: list[str] = field(default_factory=list[str])

@@ -45,20 +45,13 @@ GRAPH = 16  # nodes that a search of a graph keeps, per part that a search of li
 
 @dataclass(frozen=True)
 class Indexed:
-    """Measurements of an index.
-
-    Args:
-        queries: number of images used as queries.
-        exact_milliseconds: time of one query without the index.
-        milliseconds: time of one query with it.
-        build_seconds: time of building it.
-    """
+    """Measurements of an index."""
 
     index: ApproximateIndex
-    queries: int
-    exact_milliseconds: float
-    milliseconds: float
-    build_seconds: float
+    queries: int  # number of images used as queries
+    exact_milliseconds: float  # time of one query without the index
+    milliseconds: float  # time of one query with it
+    build_seconds: float  # time of building it
     bytes_per_image: float = 0.0
     """Size of the index on the disk."""
     full_bytes: int = 0

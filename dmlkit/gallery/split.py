@@ -24,15 +24,10 @@ from dmlkit.vectors.trained import TrainedModel, load_model
 
 
 class ClassProxies(NamedTuple):
-    """Proxies as points of the embeddings' manifold.
+    """Proxies as points of the embeddings' manifold."""
 
-    Args:
-        points: (P, D) float32.
-        labels: (P,) int64, training class of each proxy, ascending.
-    """
-
-    points: Tensor
-    labels: Tensor
+    points: Tensor  # (P, D) float32
+    labels: Tensor  # (P,) int64, training class of each proxy, ascending
     class_names: tuple[str, ...]
 
 
@@ -70,25 +65,17 @@ def class_proxies(proxies: Tensor, manifold: Manifold, class_names: tuple[str, .
 
 @dataclass(frozen=True)
 class EmbeddedSplit:
-    """Images of a split, their points and labels.
-
-    Args:
-        dataset: all images of the split, in its own order.
-        points: (N, D) float32 on the CPU.
-        labels: (N,) int64, into the dataset's class names.
-        rows: (N,) int64, into the dataset.
-        manifold: the geometry of the points, on the CPU.
-    """
+    """Images of a split, their points and labels."""
 
     fabric: Ranks
     run: RunFolder
     trained: TrainedModel
-    dataset: Dataset
+    dataset: Dataset  # all images of the split, in its own order
     split: Split
-    points: Tensor
-    labels: Tensor
-    rows: Tensor
-    manifold: Manifold
+    points: Tensor  # (N, D) float32 on the CPU
+    labels: Tensor  # (N,) int64, into the dataset's class names
+    rows: Tensor  # (N,) int64, into the dataset
+    manifold: Manifold  # the geometry of the points, on the CPU
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -29,14 +29,10 @@ MOST_PICTURES = 12  # of a cluster on a page
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clusters, the largest first.
-
-    Args:
-        assignments: (N,) int64, cluster of each image from 0; `NOISE` for images in none.
-    """
+    """Clusters, the largest first."""
 
     collection: PointsInMemory
-    assignments: Tensor
+    assignments: Tensor  # (N,) int64, cluster of each image from 0; `NOISE` for images in none
 
     @cached_property
     def members(self) -> list[Tensor]:

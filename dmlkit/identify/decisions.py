@@ -52,14 +52,10 @@ def labeled_decider(
 
 @dataclass(frozen=True)
 class LabeledPoints(PointsInMemory):
-    """Those of some points that have a label.
-
-    Args:
-        kept: (N,) int64, their rows.
-    """
+    """Those of some points that have a label."""
 
     whole: PointSet = field(kw_only=True)
-    kept: Tensor = field(kw_only=True)
+    kept: Tensor = field(kw_only=True)  # (N,) int64, their rows
 
     @classmethod
     def of(cls, whole: PointSet) -> "LabeledPoints":

@@ -128,7 +128,6 @@ class Identifier:
         """Return the answers on points, or on groups of them.
 
         Args:
-            asked: the points (N).
             known: (N,) the correct label of each point, None where it is not known.
             groups: rows of the points of each group, by its name.
             numbers: (N,) the numbers of their images, with a second similarity.

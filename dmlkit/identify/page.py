@@ -46,19 +46,13 @@ Block = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Picture:
-    """Picture of a page.
-
-    Args:
-        stored: JPEG; empty if there is none; None: the file is read.
-        box: box that is drawn into the picture.
-        is_right: whether it is a correct result, if known; shown by a mark, a word and a frame.
-    """
+    """Picture of a page."""
 
     path: str
     lines: Sequence[str] = ()
-    stored: bytes | None = None
-    is_right: bool | None = None
-    box: Box | None = None
+    stored: bytes | None = None  # JPEG; empty if there is none; None: the file is read
+    is_right: bool | None = None  # whether it is a correct result, if known; shown by a mark, a word and a frame
+    box: Box | None = None  # box that is drawn into the picture
 
     def encoded(self) -> str:
         """Return the JPEG in base64; empty if there is none."""

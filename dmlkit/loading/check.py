@@ -41,22 +41,16 @@ LEAST = 2  # classes of each split: a single class has nothing to be compared wi
 
 @dataclass(frozen=True)
 class Survey:
-    """Summary of a dataset.
-
-    Args:
-        per_class: number of images in the smallest, the median and the largest training class.
-        sides: smallest, median and largest shorter side of the measured images, in pixels.
-        held_out: names of the validation and test classes, on which nothing is trained.
-    """
+    """Summary of a dataset."""
 
     images: dict[ListedSplit, int]
     classes: dict[ListedSplit, int]
-    per_class: tuple[int, float, int]
-    sides: tuple[int, float, int]
+    per_class: tuple[int, float, int]  # number of images in the smallest, the median and the largest training class
+    sides: tuple[int, float, int]  # smallest, median and largest shorter side of the measured images, in pixels
     measured: int
     unreadable: list[str]
     trained: int
-    held_out: dict[Split, tuple[str, ...]]
+    held_out: dict[Split, tuple[str, ...]]  # names of the validation and test classes, on which nothing is trained
     dataset: DatasetConfig
     notes: list[str]
 

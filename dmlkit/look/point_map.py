@@ -91,22 +91,17 @@ def split_images(labels: Sequence[str | None]) -> Parts:
 class SharedImages:
     """The same images in two spaces of the same kind.
 
-    Args:
-        new: (N, D) points of the newer model.
-        old: (N, D') points of the older model.
-        labels: N labels; None for an image without one.
-        spaces: geometry of the newer and the older points: two spheres, or two Euclidean spaces.
-
     Example:
         >>> images = SharedImages(torch.eye(8), -torch.eye(8), [None] * 8, (Sphere(8), Sphere(8)))
         >>> images.choice()[2]["map"]
         'orthogonal'
     """
 
-    new: Tensor
-    old: Tensor
-    labels: Sequence[str | None]
+    new: Tensor  # (N, D) points of the newer model
+    old: Tensor  # (N, D') points of the older model
+    labels: Sequence[str | None]  # N labels; None for an image without one
     spaces: tuple[Manifold, Manifold]
+    """Geometry of the newer and the older points: two spheres, or two Euclidean spaces."""
 
     def choice(self) -> tuple[PointMap, Parts, dict[str, Any]]:
         """Return the map with the smallest error on the images that choose, fitted to them too.

@@ -52,9 +52,7 @@ class ArcFace(MarginSoftmax, name="arcface"):
         return (Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is an angle"),)
 
     def __post_init__(self) -> None:
-        per_class = (
-            self.centers_per_class if self.centers_per_class > 1 else None
-        )  # (C, d), as in checkpoints without K
+        per_class = self.centers_per_class if self.centers_per_class > 1 else None  # else (C, d), as in other losses
         super().__post_init__(per_class, pool_centers("max", gamma=1.0))
         self.logit_scale = self.scale
 

@@ -13,21 +13,14 @@ from dmlkit.losses.base import Loss
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of each embedding of a batch (B rows) with each of a reference set (M columns).
+    """The pairs of each embedding of a batch (B rows) with each of a reference set (M columns)."""
 
-    Args:
-        rows: (B, D).
-        columns: (M, D).
-        labels: (B,), the labels of the rows.
-        positive: (B, M) bool, whether both have the same label, or share one of several; False for a row with itself.
-        negative: (B, M) bool, whether they do not.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    labels: Tensor
+    rows: Tensor  # (B, D)
+    columns: Tensor  # (M, D)
+    labels: Tensor  # (B,), the labels of the rows
     positive: Tensor
-    negative: Tensor
+    """(B, M) bool, whether both have the same label, or share one of several; False for a row with itself."""
+    negative: Tensor  # (B, M) bool, whether they do not
 
 
 def make_pairs(

@@ -122,7 +122,7 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
             embeddings=sums,
             proxies=vectors,
             labels=torch.zeros(len(sums), dtype=torch.int64, device=sums.device),
-            measure=by_autograd(_inner_products),
+            measure=by_autograd(lambda x, y: x @ y.T),
             parameters=(),
             block_size=automatic_block_size(sums, vectors),
             total=len(vectors),
@@ -145,10 +145,6 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
                 similarity = similarity.masked_fill(block.own[:, None], -torch.inf)
             best = largest(torch.cat([best, similarity.flatten(1)], 1), count)
         return best.amin(1)[:, None, None]
-
-
-def _inner_products(x: Tensor, y: Tensor) -> Tensor:
-    return x @ y.T
 
 
 def _linked_proxies(num_classes: int, per_class: int, ratio: float, positive_mask: bool) -> int:

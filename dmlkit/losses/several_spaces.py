@@ -26,8 +26,7 @@ class SeveralLosses(Loss):
 
     def hold(self, losses: Iterable[Loss]) -> None:
         """Take the built losses; call it before `Loss.__post_init__`."""
-        self.each: tuple[Loss, ...] = tuple(losses)
-        self.losses = nn.ModuleList(self.each)
+        self.each: Any = nn.ModuleList(losses)
         self.num_classes = next((loss.num_classes for loss in self.each if loss.num_classes is not None), None)
 
     def set_epoch(self, epoch: int) -> None:
@@ -179,7 +178,7 @@ class PerFactor(SeveralLosses, name="per_factor"):
     @property
     def proxies(self) -> Tensor:
         """Proxies of the product: those of the factors' losses, concatenated; (C, d) or (C, K, d)."""
-        return torch.cat([getattr(loss, "proxies") for loss in self.each], -1)  # noqa: B009
+        return torch.cat([loss.proxies for loss in self.each], -1)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         assert self.weights is not None

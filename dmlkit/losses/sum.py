@@ -55,18 +55,16 @@ class Sum(SeveralLosses, name="sum"):
             yield Requirement("head.has_neck", (True,), "loss.on has before, which is before the neck")
 
     def __post_init__(self) -> None:
-        configs: tuple[LossConfig, ...] = self.losses
-        self.weights = self.weights or (1.0,) * len(configs)
-        if len(self.weights) != len(configs):
-            raise ValueError(f"Sum: weights: expected one for each of {len(configs)} losses, got {self.weights}")
-        self.on = self.on or ("after",) * len(configs)
-        if len(self.on) != len(configs):
-            raise ValueError(f"Sum: on: expected one for each of {len(configs)} losses, got {self.on}")
-        names = [config.name for config in configs]
+        count = len(self.losses)
+        self.weights, self.on = self.weights or (1.0,) * count, self.on or ("after",) * count
+        for key, given in (("weights", self.weights), ("on", self.on)):
+            if len(given) != count:
+                raise ValueError(f"Sum: {key}: expected one for each of {count} losses, got {given}")
+        names = [config.name for config in self.losses]
         before = [names[:place].count(name) for place, name in enumerate(names)]
         self.names = [f"{name}_{count + 1}" if count else name for name, count in zip(names, before, strict=True)]
         self.terms = dict.fromkeys(self.names, torch.zeros(()))  # of each loss in the last batch, before its weight
-        self.hold(build_with(config, self.manifold, self.num_classes) for config in configs)
+        self.hold(build_with(config, self.manifold, self.num_classes) for config in self.losses)
         super().__post_init__()
 
     @property
@@ -77,35 +75,34 @@ class Sum(SeveralLosses, name="sum"):
     @property
     def shares_classes(self) -> bool:
         """Whether a loss splits its classes over ranks; the others keep whole what they own."""
-        return any(getattr(loss, "shares_classes", False) for loss in self.losses)
+        return any(config.shares_classes for config in self.losses)
 
     @property
     def takes_several_labels(self) -> bool:
-        return all(getattr(loss, "takes_several_labels", False) for loss in self.losses)
+        return all(config.takes_several_labels for config in self.losses)
 
     @property
     def has_proxies(self) -> bool:
         """Whether exactly one loss has proxies; of several sets it would be unclear which are meant."""
-        return sum(bool(getattr(loss, "has_proxies", False)) for loss in self.losses) == 1
+        return sum(config.has_proxies for config in self.losses) == 1
 
     @property
     def proxies(self) -> Tensor:
         """Proxies of the one loss that has them."""
-        (proxies,) = (getattr(loss, "proxies") for loss in self.each if getattr(loss, "has_proxies", False))  # noqa: B009
-        return proxies
+        return next(loss.proxies for config, loss in zip(self.losses, self.each, strict=True) if config.has_proxies)
 
     def use_members(self, members: Tensor | None) -> None:
         for loss in self.each:
             loss.use_members(members)
 
     def keep_shard(self, rank: int, ranks: int) -> None:
-        for loss in self.each:
-            if getattr(loss, "shares_classes", False):
+        for config, loss in zip(self.losses, self.each, strict=True):
+            if config.shares_classes:
                 loss.keep_shard(rank, ranks)
 
     def sharded_parameters(self) -> list[ShardedParameter]:
         return [
-            part._replace(name=f"losses.{place}.{part.name}")
+            part._replace(name=f"each.{place}.{part.name}")
             for place, loss in enumerate(self.each)
             for part in loss.sharded_parameters()
         ]

@@ -72,19 +72,12 @@ def distance_from_sinh(sinh_squared: Tensor, curvature: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PointRows:
-    """The inputs of `product_distance` for one set of points; each is (N, 1) except the coordinates.
+    """The inputs of `product_distance` for one set of points; each is (N, 1) except the coordinates."""
 
-    Args:
-        coordinates: u (N, d).
-        squared: |u|^2.
-        factor: p, the factor of these points in the scale of sinh^2.
-        height: h, their height above the tangent plane at the origin.
-    """
-
-    coordinates: Tensor
-    squared: Tensor
-    factor: Tensor
-    height: Tensor | None = None
+    coordinates: Tensor  # u (N, d)
+    squared: Tensor  # |u|^2
+    factor: Tensor  # p, the factor of these points in the scale of sinh^2
+    height: Tensor | None = None  # h, their height above the tangent plane at the origin
 
 
 def squared_norms(x: Tensor) -> Tensor:

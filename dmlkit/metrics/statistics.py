@@ -30,13 +30,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison(Interval):
-    """Mean difference, second - first, between two models on the same queries or with the same seeds.
+    """Mean difference, second - first, between two models on the same queries or with the same seeds."""
 
-    Args:
-        p_value: probability of a difference at least this far from 0 if there is no true difference.
-    """
-
-    p_value: float
+    p_value: float  # probability of a difference at least this far from 0 if there is no true difference
 
     @property
     def difference(self) -> float:

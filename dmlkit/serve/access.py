@@ -11,9 +11,6 @@ class Access:
 
     On a local host without a token, requests for other hosts are refused, since a page of another site may have a name
     that leads here.
-
-    Args:
-        token: what ``Authorization: Bearer TOKEN`` must have; None for no token.
     """
 
     host: Annotated[
@@ -21,7 +18,7 @@ class Access:
         "ADDRESS",
         "Address to listen on; other than localhost needs a token that requests must have, in DMLKIT_TOKEN.",
     ] = "127.0.0.1"
-    token: str | None = None
+    token: str | None = None  # what ``Authorization: Bearer TOKEN`` must have; None for no token
     allow_writes: Annotated[
         bool, "Let requests add and remove images of a gallery, and answer questions of a review."
     ] = False

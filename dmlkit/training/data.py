@@ -30,17 +30,12 @@ from dmlkit.vectors.trained import describe, load_model
 
 
 class TrainingData(NamedTuple):
-    """The inputs of a training and the model that takes them.
+    """The inputs of a training and the model that takes them."""
 
-    Args:
-        model: the experiment's model, or only its head for cached features.
-        test: the test classes, which score the finished run; None if every class is trained on.
-    """
-
-    model: EmbeddingModel
+    model: EmbeddingModel  # the experiment's model, or only its head for cached features
     training: Inputs
     validation: Dataset | None
-    test: Dataset | None
+    test: Dataset | None  # the test classes, which score the finished run; None if every class is trained on
 
 
 def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> TrainingData:

@@ -17,14 +17,11 @@ Pixels = Annotated[int, Field(ge=8, le=16_384)]  # of the largest, one image tak
 
 
 class Resizing(NamedTuple):
-    """Resizing of every image before the crop in evaluation.
-
-    Args:
-        square: whether both sides get that length; otherwise the shorter side gets it, and the aspect ratio is kept.
-    """
+    """Resizing of every image before the crop in evaluation."""
 
     side: int
     square: bool = False
+    """Whether both sides get that length; otherwise the shorter side gets it, and the aspect ratio is kept."""
     interpolation: Interpolation = "bilinear"
 
     @property

@@ -316,7 +316,6 @@ def with_implicit_gradient(cost: Tensor, rows: Tensor, cols: Tensor, plan: Tenso
     so one symmetric solve with the incoming gradient gives the gradient with respect to cost and marginals.
 
     Args:
-        cost, rows, cols: the problem.
         plan: its solution, without a gradient.
         slope: w (G, n, m) >= 0; 1/(2 eps) on the support of a quadratic plan, x/eps for an entropic one.
     """

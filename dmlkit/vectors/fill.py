@@ -42,24 +42,17 @@ class FillJob:
 
     Parts are cut by the length of the list alone, and at whole batches: however many processes share the work, every
     image is in the same batch and its point the same to the bit.
-
-    Args:
-        keys: their keys (N, 24).
-        home: folder of stores, which all processes can reach.
-        exact: take only points that were computed in the same batches, see `VectorStore.find`.
-        skip_bad_images: leave out images that cannot be read, instead of stopping.
-        missing: places (M,) in the list of the images to embed, ascending.
-        augments: augment each image by its place, so that it is the same in every process.
     """
 
     dataset: Dataset
-    keys: Values
-    home: Path
+    keys: Values  # their keys (N, 24)
+    home: Path  # folder of stores, which all processes can reach
     model: StoredModel
-    exact: bool = True
-    skip_bad_images: bool = True
+    exact: bool = True  # take only points that were computed in the same batches, see `VectorStore.find`
+    skip_bad_images: bool = True  # leave out images that cannot be read, instead of stopping
     missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))
-    augments: bool = False
+    """Places (M,) in the list of the images to embed, ascending."""
+    augments: bool = False  # augment each image by its place, so that it is the same in every process
     again: str = "rerun the same command"
     way_on: str = (
         "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"

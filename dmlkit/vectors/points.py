@@ -124,12 +124,6 @@ class PointsOnDisk:
 class PointsInMemory:
     """Points in memory: embedded now, or read from an array, a folder or a gallery.
 
-    Args:
-        skipped: one message per image that could not be read.
-        boxes: N boxes, None for a full image. Default: all are full images.
-        images: how the images were embedded, if they were; otherwise ``paths`` are image files.
-        origin: points on a disk that these were read from; a gallery may have pictures.
-
     Example:
         >>> from dmlkit.manifolds import Euclidean
         >>> line = torch.tensor([[0.0], [1.0]])
@@ -145,10 +139,11 @@ class PointsInMemory:
     labels: Sequence[str | None]
     manifest: Description | None = None
     run: Path | None = None
-    skipped: Sequence[str] = ()
-    boxes: Sequence[Box | None] = ()
+    skipped: Sequence[str] = ()  # one message per image that could not be read
+    boxes: Sequence[Box | None] = ()  # N boxes, None for a full image. Default: all are full images
     images: EmbeddedImages | None = None
-    origin: PointSet | None = None
+    """How the images were embedded, if they were; otherwise ``paths`` are image files."""
+    origin: PointSet | None = None  # points on a disk that these were read from; a gallery may have pictures
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "boxes", self.boxes or [None] * len(self.points))

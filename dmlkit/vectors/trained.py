@@ -45,27 +45,19 @@ ALIGNED = "aligned_to"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel(Network):
-    """Model of a run, ready to embed.
-
-    Args:
-        recorded: its fingerprint, if it is known.
-        fusion: second model that embeds too, see `dmlkit.vectors.fusion.fuse`.
-        members: the two models of a fusion.
-        local: local features that are computed with the points, for a gallery.
-        computation: what computes it, if not torch in float32.
-        aligned_to: fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer
-            ``compatible``; None if it has its own space.
-    """
+    """Model of a run, ready to embed."""
 
     checkpoint: CheckpointName
     epoch: int
-    recorded: str = ""
+    recorded: str = ""  # its fingerprint, if it is known
     run: RunFolder | None = None
-    fusion: Fusion | None = None
-    members: "tuple[TrainedModel, ...]" = ()
-    local: LocalFusion | None = None
-    computation: Computation | None = None
+    fusion: Fusion | None = None  # second model that embeds too, see `dmlkit.vectors.fusion.fuse`
+    members: "tuple[TrainedModel, ...]" = ()  # the two models of a fusion
+    local: LocalFusion | None = None  # local features that are computed with the points, for a gallery
+    computation: Computation | None = None  # what computes it, if not torch in float32
     aligned_to: str | None = None
+    """Fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer ``compatible``;
+    None if it has its own space."""
 
     @classmethod
     def of(

@@ -68,7 +68,7 @@ def test_each_loss_takes_the_points_that_the_recipe_says():
     features = model.backbone(model.normalization(images))
     standard = (features - features.mean(0)) / (features.var(0, correction=0) + 1e-5).sqrt()
     arcface = ArcFace(Sphere(16), experiment.objective.loss.num_classes, scale=8.0)
-    arcface.load_state_dict({"proxies": experiment.objective.state_dict()["loss.losses.0.proxies"]})
+    arcface.load_state_dict({"proxies": experiment.objective.state_dict()["loss.each.0.proxies"]})
     triplet = Triplet(Sphere(16), squared=False)
     expected = arcface(normalize(standard), labels) + triplet(normalize(features), labels)
     torch.testing.assert_close(value, expected)

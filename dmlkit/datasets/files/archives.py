@@ -12,36 +12,22 @@ from dmlkit.files.source import MOVED
 
 @dataclass(frozen=True)
 class Archive:
-    """File to download.
+    """File to download."""
 
-    Args:
-        file: name of the file.
-        url: address of the file, or of the page that links to it.
-        md5: published checksum of the file; None if there is none.
-    """
-
-    file: str
-    url: str
-    md5: str | None
+    file: str  # name of the file
+    url: str  # address of the file, or of the page that links to it
+    md5: str | None  # published checksum of the file; None if there is none
 
 
 @dataclass(frozen=True)
 class Published:
-    """Published facts of a benchmark.
+    """Published facts of a benchmark."""
 
-    Args:
-        title: name in the literature.
-        archives: files to download.
-        marker: file that exists below the root after unpacking the archives there.
-        signs: files and folders; a root of this benchmark contains at least one of them.
-        counts: numbers (images, classes) per split.
-    """
-
-    title: str
-    archives: tuple[Archive, ...]
-    marker: str
-    signs: tuple[str, ...]
-    counts: Mapping[str, tuple[int, int]]
+    title: str  # name in the literature
+    archives: tuple[Archive, ...]  # files to download
+    marker: str  # file that exists below the root after unpacking the archives there
+    signs: tuple[str, ...]  # files and folders; a root of this benchmark contains at least one of them
+    counts: Mapping[str, tuple[int, int]]  # numbers (images, classes) per split
 
     def instructions(self, root: Path) -> Iterator[str]:
         """Yield lines that say where to download the archives and where to unpack them."""

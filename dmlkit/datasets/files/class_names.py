@@ -37,17 +37,11 @@ def label_in(text: str | None, levels: Sequence[str] = (), separator: str | None
 
 
 class SplitClasses(NamedTuple):
-    """Names of the classes of each split of a run, to which its commands keep when its data gain or lose classes.
+    """Names of the classes of each split of a run, to which its commands keep when its data gain or lose classes."""
 
-    Args:
-        run: path of the run.
-        names: names by split; none for a split that the run does not have.
-        reference: the run whose test classes stand for a model of every class, as a clause of an error.
-    """
-
-    run: str
-    names: Mapping[str, Sequence[str]]
-    reference: str = ""
+    run: str  # path of the run
+    names: Mapping[str, Sequence[str]]  # names by split; none for a split that the run does not have
+    reference: str = ""  # the run whose test classes stand for a model of every class, as a clause of an error
 
     def require(self, split: str) -> None:
         """Raise a `UserError` unless the run has classes of a split."""

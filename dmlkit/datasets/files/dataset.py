@@ -129,11 +129,7 @@ class Dataset(ABC):
 
 
 class ReplacedSamples(Dataset):
-    """Other samples in place of those of a dataset, with the same labels and names.
-
-    Args:
-        dataset: the dataset.
-    """
+    """Other samples in place of those of a dataset, with the same labels and names."""
 
     def __init__(self, dataset: Dataset) -> None:
         super().__init__(

@@ -181,9 +181,6 @@ class VideoFrames(Dataset):
 
     They are fastest in their order: the video is decoded from the frame that was read last.
 
-    Args:
-        path: the file.
-
     Raises:
         UserError: PyAV is not installed, the file is missing or no video, or it has no frames.
     """

@@ -23,42 +23,26 @@ LISTED_SPLITS: tuple[ListedSplit, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Listing:
-    """Listing of the images of a dataset.
-
-    Args:
-        root: folder of the images.
-        names: N paths relative to the root.
-        labels: (N,) int64 into ``class_names``; -1 for an image without a label, which is in no split.
-        class_names: C names in the order of their labels.
-        splits: (N,) int8, positions in `LISTED_SPLITS`.
-        query: (N,) bool, or None; see `Dataset`.
-        gallery: (N,) bool, or None.
-        super_classes: (C,) int64 into ``super_class_names``, or None.
-        super_class_names: names of the super-classes.
-        groups: (N,) int64, or None; see `Dataset`.
-        boxes: (N, 4) float64, left, top, right, bottom in pixels, NaN for the full image; or None.
-        faults: problems, one line each; images with a problem are not listed.
-        notes: remarks on what is unusual but not wrong.
-        source: file that errors refer to, a table; None for the root.
-        separator: see `Dataset`.
-    """
+    """Listing of the images of a dataset."""
 
     sample: ClassVar[str] = "image"
-    root: Path
-    names: Any
-    labels: np.ndarray
-    class_names: Sequence[str]
-    splits: np.ndarray
-    query: np.ndarray | None = None
-    gallery: np.ndarray | None = None
-    super_classes: np.ndarray | None = None
-    super_class_names: Sequence[str] = ()
-    groups: np.ndarray | None = None
+    root: Path  # folder of the images
+    names: Any  # N paths relative to the root
+    labels: np.ndarray  # (N,) int64 into ``class_names``; -1 for an image without a label, which is in no split
+    class_names: Sequence[str]  # C names in the order of their labels
+    splits: np.ndarray  # (N,) int8, positions in `LISTED_SPLITS`
+    query: np.ndarray | None = None  # (N,) bool, or None; see `Dataset`
+    gallery: np.ndarray | None = None  # (N,) bool, or None
+    super_classes: np.ndarray | None = None  # (C,) int64 into ``super_class_names``, or None
+    super_class_names: Sequence[str] = ()  # names of the super-classes
+    groups: np.ndarray | None = None  # (N,) int64, or None; see `Dataset`
     boxes: np.ndarray | None = None
+    """(N, 4) float64, left, top, right, bottom in pixels, NaN for the full image; or None."""
     faults: list[str] = field(default_factory=list[str])
-    notes: list[str] = field(default_factory=list[str])
-    source: Path | None = None
-    separator: str | None = None
+    """Problems, one line each; images with a problem are not listed."""
+    notes: list[str] = field(default_factory=list[str])  # remarks on what is unusual but not wrong
+    source: Path | None = None  # file that errors refer to, a table; None for the root
+    separator: str | None = None  # see `Dataset`
 
     def __post_init__(self) -> None:
         self.splits[self.labels < 0] = -1

@@ -107,13 +107,9 @@ class ImageSamples(Samples, name="image"):
 
 @dataclass(frozen=True)
 class VectorSamples(Samples, name="vector"):
-    """Vectors (F,) float32.
+    """Vectors (F,) float32."""
 
-    Args:
-        width: F; None if it is not known.
-    """
-
-    width: int | None
+    width: int | None  # F; None if it is not known
     has_angle = False
 
     @classmethod

@@ -105,7 +105,9 @@ def select(shard: ClassShard, labels: Tensor, fraction: float) -> tuple[Tensor |
     """
     if fraction == 1:
         return None, shard.num_classes
-    sizes = [sample_size(fraction, len(shard.of(rank).classes), len(labels)) for rank in range(shard.ranks)]
+    counts = [len(shard.of(rank).classes) for rank in range(shard.ranks)]
+    # at least the size of the batch, so that labels need not be read
+    sizes = [max(ceil(fraction * count - 1e-9), min(len(labels), count)) for count in counts]
     score = torch.rand(len(shard.classes) + 1, device=labels.device)
     score[place_among(shard, labels)] = 2.0  # above every random number
     return score[:-1].topk(sizes[shard.rank], sorted=False).indices.sort().values, sum(sizes)
@@ -128,8 +130,3 @@ def require_all(classes: Classes, reason: str) -> None:
     """Reject a step that samples the classes or splits them over ranks."""
     if classes.shard.ranks > 1 or classes.chosen is not None:
         raise ValueError(f"the classes can neither be sampled nor split over ranks, because {reason}")
-
-
-def sample_size(fraction: float, count: int, batch: int) -> int:
-    """Return how many of its ``count`` classes a rank takes: at least ``batch``, so that labels need not be read."""
-    return max(ceil(fraction * count - 1e-9), min(batch, count))

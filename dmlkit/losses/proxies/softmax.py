@@ -131,7 +131,8 @@ class _MeanLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_gradient_of_gradient()
         classes, _, scale = ctx.arguments
-        grad_others, grad_own = _row_gradients(ctx.rows, grad_outputs[0], scale)
+        grad = grad_outputs[0] * (scale / len(ctx.rows.values))
+        grad_others, grad_own = (ctx.rows.of_others * grad)[:, None], (ctx.rows.of_own * grad)[:, None]
         others = ctx.saved_tensors[-1].clamp(min=torch.finfo(grad_own.dtype).min)  # -inf if there is no other class
         gradients = GradientSums(classes)
         with torch.enable_grad(), without_autocast(grad_own):
@@ -141,12 +142,6 @@ class _MeanLoss(torch.autograd.Function):
                 own = torch.where(block.inside, grad_own, gradient.gather(1, block.column))
                 gradients.add(block, softmax.logits, gradient.scatter_(1, block.column, own))
         return None, None, None, None, *gradients.over_ranks()
-
-
-def _row_gradients(rows: RowLosses, grad: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the unscaled logits, of the others and of the own class, (B, 1) each."""
-    grad = grad * (scale / len(rows.values))
-    return (rows.of_others * grad)[:, None], (rows.of_own * grad)[:, None]
 
 
 def _softmaxes(classes: Classes, logits: Logits, scale: float) -> Iterator[_BlockSoftmax]:

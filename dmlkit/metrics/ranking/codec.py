@@ -49,14 +49,11 @@ class Codec:
     between the smallest and the largest value of each coordinate. ``binary`` keeps the sign of each coordinate, so that
     the cosine of two decoded points is 1 - 2 h / d for a Hamming distance h. ``rescored`` is ``binary``,
     and orders the 100 best candidates of a query again by the similarity of the full points.
-
-    Args:
-        ranges: (N, D) points whose coordinates give the ranges of ``int8``.
     """
 
     manifold: Manifold
     stored: Stored
-    ranges: Tensor
+    ranges: Tensor  # (N, D) points whose coordinates give the ranges of ``int8``
 
     def __post_init__(self) -> None:
         space, (dims, precision) = self.manifold, self.stored

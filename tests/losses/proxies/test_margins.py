@@ -139,7 +139,7 @@ metrics: [map@r]
 def test_a_recipe_takes_the_sizes_of_its_training_classes_and_resumes_to_the_same_bits(tmp_path: Path):
     recipe = parse_recipe(RECIPE, "r.yaml")
     experiment = assemble(recipe)
-    margins = dict(experiment.objective.named_buffers())["loss.losses.0.class_margins"]
+    margins = dict(experiment.objective.named_buffers())["loss.each.0.class_margins"]
     sizes = [experiment.train.labels.tolist().count(label) for label in range(len(experiment.train.class_names))]
     assert margins.tolist() == pytest.approx([0.45 * n**-0.25 + 0.05 for n in sizes])
     train(recipe, tmp_path / "whole", device="cpu")
