@@ -37,7 +37,9 @@ class CsvTable(NamedTuple):
 
         A row with fewer cells ends with empty ones.
         """
-        lines = csv.reader(StringIO(self.body.decode(), ""), **self._dialect())
+        lines = csv.reader(
+            StringIO(self.body.decode(), ""), delimiter=self.delimiter, skipinitialspace=self.is_padded, strict=True
+        )
         start = self.first
         try:
             for cells in lines:
@@ -97,9 +99,6 @@ class CsvTable(NamedTuple):
                 column = functions.replace_substring_regex(column, ESCAPED.pattern, r"\1")
             columns[place] = column
         return pa.Table.from_arrays(columns, self.names)
-
-    def _dialect(self) -> dict[str, Any]:
-        return {"delimiter": self.delimiter, "skipinitialspace": self.is_padded, "strict": True}
 
     def _ragged(self, where: str, cells: int, row: str) -> str:
         columns = f"{len(self.names)} ({some_of(self.names)})"

@@ -133,7 +133,9 @@ def decoding(path: str | Path) -> Generator[None]:
     except (BadImageError, MemoryError):
         raise
     except Exception as error:  # decoders raise many kinds for damaged files, TypeError and struct.error too
-        raise BadImageError(f"{path}: cannot read this image: {_reason(error)}") from error
+        # torchcodec puts its source line before the reason
+        reason = "file not found" if isinstance(error, FileNotFoundError) else str(error).rsplit(", ", 1)[-1]
+        raise BadImageError(f"{path}: cannot read this image: {reason}") from error
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:
@@ -374,10 +376,3 @@ def _refuse_folder(error: OSError) -> None:
     raise UserError(
         f"{error.filename}: cannot read this folder: {error.strerror}; change its permissions or move it elsewhere"
     ) from error
-
-
-def _reason(error: Exception) -> str:
-    """Return a short reason why an image could not be read."""
-    if isinstance(error, FileNotFoundError):
-        return "file not found"
-    return str(error).rsplit(", ", 1)[-1]  # torchcodec puts its source line before the reason

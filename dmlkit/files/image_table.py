@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from glob import escape
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,7 +215,8 @@ def with_paths(found: ImageTable) -> ImageTable:
     distinct = paths.dictionary_encode().dictionary
     rows = sorted({int(row) for row in np.linspace(0, len(distinct) - 1, SAMPLE).round()}) if len(distinct) else []
     sample = [distinct[row].as_py() for row in rows]
-    if not sample or any(_is_there(found.root, name) for name in sample):
+    safe = (inside(found.root, name) for name in sample)
+    if not sample or any(name is not None and os.path.isfile(found.root / name) for name in safe):  # noqa: PTH113
         return found
     folders = ["", *_folders(found.root)]
     way = next((way for name in sample if (way := _way(found.root, name, folders)) is not None), None)
@@ -240,16 +240,10 @@ def with_paths(found: ImageTable) -> ImageTable:
     return replace(found, table=found.table.set_column(found.table.column_names.index("path"), "path", column))
 
 
-def _is_there(root: Path, name: str) -> bool:
-    safe = inside(root, name)
-    return safe is not None and os.path.isfile(root / safe)  # noqa: PTH113 - Path.is_file raises for a long name
-
-
 def _folders(root: Path) -> list[str]:
     try:
-        return sorted(one.name for one in os.scandir(root) if one.is_dir() and not one.name.startswith("."))[
-            :MOST_FOLDERS
-        ]
+        names = (one.name for one in os.scandir(root) if one.is_dir() and not one.name.startswith("."))
+        return sorted(names)[:MOST_FOLDERS]
     except OSError:
         return []
 
@@ -265,14 +259,9 @@ def _way(root: Path, name: str, folders: Sequence[str]) -> _Way | None:
             place = root / folder / end
             if os.path.isfile(place) and place.suffix.lower() in EXTENSIONS:  # noqa: PTH113
                 return _Way(dropped, folder, False)
-            if os.path.isdir(place.parent) and any(_images_named(place)):  # noqa: PTH112
+            if any(image.rpartition(".")[0] == place.name for image in image_names(place.parent)):
                 return _Way(dropped, folder, True)
     return None
-
-
-def _images_named(place: Path) -> list[Path]:
-    near = place.parent.glob(f"{escape(place.name)}.*")
-    return sorted(path for path in near if path.stem == place.name and path.suffix.lower() in EXTENSIONS)
 
 
 def _with_suffixes(found: ImageTable, names: Sequence[str]) -> list[str]:
@@ -284,7 +273,7 @@ def _with_suffixes(found: ImageTable, names: Sequence[str]) -> list[str]:
         if folder not in of_folder:
             files: dict[str, list[str]] = {}
             for file in image_names(found.root / folder):
-                files.setdefault(os.path.splitext(file)[0], []).append(file)  # noqa: PTH122 - Path is slow
+                files.setdefault(file.rpartition(".")[0], []).append(file)
             of_folder[folder] = files
         images = of_folder[folder].get(stem, [])
         if len(images) > 1:
@@ -297,7 +286,8 @@ def _with_suffixes(found: ImageTable, names: Sequence[str]) -> list[str]:
 def image_names(folder: Path) -> list[str]:
     """Return the names of the image files in a folder; none if it cannot be read."""
     try:
-        return [one.name for one in os.scandir(folder) if Path(one.name).suffix.lower() in EXTENSIONS]
+        names = [one.name for one in os.scandir(folder)]
+        return [name for name in names if os.path.splitext(name)[1].lower() in EXTENSIONS]  # noqa: PTH122 - Path is slow
     except OSError:
         return []
 

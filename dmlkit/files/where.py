@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dmlkit.errors import UserError, counted, some_of, warn_once
 from dmlkit.files.csv_table import own_column
@@ -72,10 +72,15 @@ class Where(NamedTuple):
         return rows
 
 
-def cells_of(columns: Mapping[str, object]) -> dict[str, list[str | None]]:
+def cells_of(columns: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the columns of a pyarrow table, or lists, as cells of text; columns of lists and bytes are left out."""
-    cells = {name: column.to_pylist() if hasattr(column, "to_pylist") else column for name, column in columns.items()}  # pyright: ignore
-    return {name: [_text(value) for value in values] for name, values in cells.items() if _is_plain(values)}  # pyright: ignore
+    texts = dict[str, list[str | None]]()
+    for name, column in columns.items():
+        values: list[Any] = column.to_pylist() if hasattr(column, "to_pylist") else column
+        first = next((value for value in values if value is not None), None)
+        if not isinstance(first, list | dict | bytes):
+            texts[name] = [None if value is None or value != value else str(value) for value in values]  # nan too
+    return texts
 
 
 def row_texts(columns: Mapping[str, Cells], count: int) -> list[str | None]:
@@ -117,14 +122,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_plain(values: Sequence[object]) -> bool:
-    first = next((value for value in values if value is not None), None)
-    return not isinstance(first, list | dict | bytes)
-
-
-def _text(value: object) -> str | None:
-    if value is None or value != value:
-        return None
-    return str(value)
