@@ -113,11 +113,6 @@ def plain_device(device: str) -> None:
     parse_device(device)
 
 
-def any_device(device: str) -> None:
-    """Refuse what is not the name of a device, or of one with a runtime after it."""
-    parse_device(device.partition("+")[0])
-
-
 Set = Annotated[
     list[str] | None, option("KEY=VALUE", "Override a key of the recipe, e.g. loss.margin=0.2. Repeatable.", "--set")
 ]
@@ -132,7 +127,7 @@ ModelDevice = Annotated[
         "DEVICE",
         "Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +bf16 or +fastest for "
         "another runtime, e.g. cpu+fastest; otherwise torch in float32.",
-        check=any_device,
+        check=lambda device: parse_device(device.partition("+")[0]),
     ),
 ]
 RunDevice = Annotated[

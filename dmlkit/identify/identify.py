@@ -147,37 +147,28 @@ class Identifier:
             near = neighbors_of_groups(near, groups)
         answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
         unit = ("image", "images") if groups is None else ("group", "groups")
-        notes = (self._note_of_unlabeled(), self.note, self._note_of_features(), self._note_of_model(asked))
-        note = "; ".join(filter(None, notes)) or None
+        note = "; ".join(self._notes(asked)) or None
         rows = groups.values() if groups is not None else ([row] for row in range(len(answers)))
         places = None if asked.images is None else asked.images.rows.tolist()
         samples = [] if places is None else [[places[row] for row in one] for one in rows]
         return Identified(answers, near, self.threshold, note, unit, sum(own), samples)
 
-    def _note_of_unlabeled(self) -> str | None:
-        """Return how many images of the gallery do not count, because they have no label."""
-        have = counted(self.unlabeled, "image has", "images have")
-        return f"{have} no label in {self.source.source}, to be left out" if self.unlabeled else None
-
-    def _note_of_features(self) -> str | None:
-        """Return whether local features of the gallery do not count."""
+    def _notes(self, asked: PointSet) -> Iterator[str]:
+        """Yield what of the gallery does not count, and whether its threshold may not hold for the model of points."""
+        if self.unlabeled:
+            have = counted(self.unlabeled, "image has", "images have")
+            yield f"{have} no label in {self.source.source}, to be left out"
+        if self.note:
+            yield self.note
         local = None if self.gallery is None else self.gallery.manifest.local
-        if local is None or self.decider.compares_matches:
-            return None
-        return f"the {local.what} of {self.source.source} are not compared here"
-
-    def _note_of_model(self, asked: PointSet) -> str | None:
-        """Return whether the gallery's threshold holds for points of a model that was mapped into its space."""
-        other = of_other_model(asked.manifest, self.source)
-        if other is None:
-            return None
-        if self.fits and self.threshold is None:
-            return (
-                f"{other}, so the calibration may not hold; after dmlkit gallery migrate and dmlkit calibrate one holds"
-            )
-        if self.threshold is not None and not self.is_own_threshold:
-            return f"{other}, so the threshold may not hold; choose one for it with --threshold"
-        return None
+        if local is not None and not self.decider.compares_matches:
+            yield f"the {local.what} of {self.source.source} are not compared here"
+        other = of_other_model(asked.manifest, self.source)  # a model that was mapped into the gallery's space
+        if other and self.fits and self.threshold is None:
+            way = "after dmlkit gallery migrate and dmlkit calibrate one holds"
+            yield f"{other}, so the calibration may not hold; {way}"
+        elif other and self.threshold is not None and not self.is_own_threshold:
+            yield f"{other}, so the threshold may not hold; choose one for it with --threshold"
 
     def _decisions(self, asked: PointSet, near: Answers, numbers: Tensor | None) -> Iterator[Decision]:
         """Decide on each point among its nearest images."""

@@ -196,7 +196,8 @@ def _score(
     notes: tuple[str, ...] = ()
     if searching:
         blocks: list[dict[str, Tensor]] = []
-        for ranking, near in rankings(search, share_of(scored, group), searching, ties):
+        mine = scored if group is None else scored[dist.get_rank(group) :: dist.get_world_size(group)]
+        for ranking, near in rankings(search, mine, searching, ties):
             found: dict[str, Tensor] = {}
             for config in searching:
                 found |= config.named(config.per_query(labeling.ranking(config, ranking)))
@@ -223,13 +224,8 @@ def _score(
     )
 
 
-def share_of(rows: Tensor, group: Any) -> Tensor:
-    """Return every world-size-th row, starting at this rank; all rows without a group."""
-    return rows if group is None else rows[dist.get_rank(group) :: dist.get_world_size(group)]
-
-
 def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
-    """Gather values (n,) of each rank's rows in the order before `share_of`: (total,), equal on all ranks."""
+    """Gather values (n,) of each rank's rows in the order in which they were dealt: (total,), equal on all ranks."""
     if group is None:
         return values
     world = dist.get_world_size(group)

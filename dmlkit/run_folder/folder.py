@@ -51,6 +51,7 @@ class RunFolder:
         folder = outputs = path
         if self.model is not None:
             folder, outputs = cache_folder() / "models" / quote(self.model, safe=""), Path()
+        # these stay while a new run is prepared in the folder of an old one; the others move, see `_set_paths`
         self.embeddings = outputs / "embeddings"
         self.vectors = folder / "vectors"
         self.exports = outputs / "exports"
