@@ -100,11 +100,12 @@ def no_curves(_: Any, path: Path, **__: Any) -> None:
     path.touch()
 
 
-def no_plot(_: Any, path: Path, suffix: str = ".png", **__: Any) -> None:
+def no_plot(_: Any, path: Path, **__: Any) -> None:
     """An empty picture."""
     from matplotlib.figure import Figure
 
-    Figure(figsize=(1, 1)).savefig(path, format=suffix.removeprefix("."))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Figure(figsize=(1, 1)).savefig(path, format=path.suffix[1:].lower())
 
 
 LOADERS = ("dmlkit.loading.batches", "dmlkit.loading.check")

@@ -24,8 +24,7 @@ from dmlkit.cli.options import (
     with_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write
-from dmlkit.files.outputs import check_file, check_place, writing
+from dmlkit.files.outputs import check_file, check_place
 from dmlkit.files.pictures import PICTURES
 from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import is_study, require_run
@@ -221,8 +220,7 @@ def results(
     output = output or study / "plots" / "results.png"
     found = read_results(study)
     metrics = requested_metrics(found, metric)
-    with writing(output), atomic_write(output) as partial:
-        plot_study(found, partial, output.suffix.lower(), metrics=metrics)
+    plot_study(found, output, metrics=metrics)
     variants = counted(len(found.variants), "variant", "variants")
     say_written(Console(), output, f"{variants}, {counted(len(found.seeds), 'seed', 'seeds')}")
 

@@ -34,19 +34,20 @@ DASHES = ("-", "--", "-.", ":")
 
 
 @contextmanager
-def picture(path: Path, height: float) -> Generator[Any]:
+def picture(path: Path, height: float, columns: int = 1) -> Generator[Any]:
     """Yield a matplotlib figure to draw in; it is written atomically when the block ends.
 
     Args:
         path: a file name that ends in one of `PICTURES`; its folder is created.
         height: height in millimeters.
+        columns: width in columns of a paper.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one per character; the picture shows boxes
-        figure = Figure(figsize=(COLUMN * MM, height * MM), layout="constrained")
+        figure = Figure(figsize=(COLUMN * MM * columns, height * MM), layout="constrained")
         yield figure
         with writing(path), atomic_write(path) as partial:
             figure.savefig(partial, dpi=300, format=path.suffix[1:].lower())

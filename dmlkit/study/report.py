@@ -17,7 +17,7 @@ from dmlkit.errors import UserError, counted
 from dmlkit.files.atomic import atomic_write, write_text
 from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import writing
-from dmlkit.files.pictures import COLUMN, LOOK, MM
+from dmlkit.files.pictures import picture
 from dmlkit.study.definition.config import Axis
 from dmlkit.study.record import StudyFailures, StudyRecord
 from dmlkit.study.status import format_duration
@@ -59,9 +59,7 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
     else:
         shown = {name: f"{output.stem}/{name}.png" for name in studies}
         for name, results in studies.items():
-            picture = output.parent / shown[name]
-            with writing(picture), atomic_write(picture) as partial:
-                plot_study(results, partial)
+            plot_study(results, output.parent / shown[name])
         paragraphs = (overview_paragraphs if paper is None else paper_paragraphs)(studies, shown)
         write_block(output, around, words, f"Verdicts on the claims of {paper or 'papers'}", paragraphs)
     return [folder for name, folder in zip(names, folders, strict=True) if name not in studies]
@@ -193,8 +191,7 @@ def _repeat_paragraphs(results: StudyResults) -> list[str]:
 
 def write_section(results: StudyResults, folder: Path) -> Path:
     """Write the document and picture of a study into its folder, and return the path of the document."""
-    with writing(folder / PLOT), atomic_write(folder / PLOT) as partial:
-        plot_study(results, partial)
+    plot_study(results, folder / PLOT)
     document = folder / "results.md"
     with writing(document):
         write_text(document, f"{study_page(results)}\n")
@@ -323,9 +320,7 @@ LOG_RATIO = 10  # swept values with at least this ratio are drawn on a logarithm
 COLOR, FAINT = "#2060a0", "#9ab8d8"
 
 
-def plot_study(
-    results: StudyResults, path: Path, suffix: str = ".png", *, metrics: tuple[str, ...] | None = None
-) -> None:
+def plot_study(results: StudyResults, path: Path, *, metrics: tuple[str, ...] | None = None) -> None:
     """Draw the mean and 95 % interval of every variant, and each run as a faint dot, in one panel per metric.
 
     A bar marks the network before training where it lies among the runs. For a swept numeric key a curve with a band is
@@ -334,13 +329,9 @@ def plot_study(
     Args:
         metrics: metrics to draw, each as wide as a column. Default: all metrics of the study.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     names, metrics = list(results.variants), metrics or results.metrics
     height = 62.0 if results.axis else 16 + 5.5 * len(names)
-    with rc_context(LOOK):
-        figure = Figure(figsize=(COLUMN * MM * len(metrics), height * MM), layout="constrained")
+    with picture(path, height, len(metrics)) as figure:
         panels = figure.subplots(1, len(metrics), squeeze=False, sharey=not results.axis)[0]
         for axes, metric in zip(panels, metrics, strict=True):
             if results.axis:
@@ -348,7 +339,6 @@ def plot_study(
             else:
                 _draw_points(axes, metric, results.variants)
             axes.grid(alpha=0.3)
-        figure.savefig(path, dpi=300, format=suffix.removeprefix("."))
 
 
 def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, ...]:
