@@ -4,13 +4,12 @@ The weight is chosen on validation classes. First comes what the three have in c
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,34 +17,28 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import column_table, read_column
-from dmlkit.evaluation.calibration import fit_scores, sampled_pairs, threshold_of_pairs
-from dmlkit.files.document import Document
+from dmlkit.evaluation.calibration import sampled_pairs
 from dmlkit.files.image_table import LIMITS, days_of, degrees_of
 from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT, check_options, kind_of, place_of_run, require_run
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.manifest import read_gallery_manifest
-from dmlkit.identify.probability import FOLDS, drawn_rows, fit_sigmoid
+from dmlkit.identify.probability import FOLDS, fit_sigmoid
 from dmlkit.identify.second import PlaceFusion, check_placed
-from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
-from dmlkit.metrics.pairing import Pairing
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.nearest.place import Range, Sightings, evidence_of, kilometers
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.run_folder.threshold import PairProbability, Threshold
 from dmlkit.vectors.fusion import check_fusible, join, require_torch
-from dmlkit.vectors.images import ImageList
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.local_features import (
     centered,
-    features_of,
     keypoints_of,
     maps_of,
     match_scores,
@@ -54,7 +47,7 @@ from dmlkit.vectors.local_features import (
 )
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
-from dmlkit.vectors.store import hash_images, stored_model
+from dmlkit.vectors.store import hash_images
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
@@ -348,7 +341,6 @@ def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]
     return Sightings.at(degrees[0], degrees[1], days)
 
 
-MOST = 600  # validation images, all pairs of which are matched: 180 000 pairs in 30 s
 ROWS = 16  # whose pairs are matched at once
 
 
@@ -415,11 +407,6 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
     ).choice()
 
 
-def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
-    """Return the local scores of images by the rows of their features (N, P, C) float16."""
-    return Rescorer(match_scores(fusion.run, features.__getitem__), fusion.share, CANDIDATES)
-
-
 def local_features(
     kind: str, trained: TrainedModel, fabric: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
 ) -> tuple[Tensor, Tensor]:
@@ -430,86 +417,3 @@ def local_features(
     maps = maps_of(trained, fabric, dataset, found.indices, bar)
     mean = mean_of(maps)
     return centered(maps, mean), mean
-
-
-class LocalThreshold(Document, frozen=True, strict=True):
-    """``threshold-local.json`` or ``threshold-sift.json``: the calibration of ``verify --with``, kept in the run."""
-
-    kind: ClassVar[str] = "calibrated threshold of similarities and matches"
-
-    fusion: LocalFusion
-    """Weight of the matches."""
-    threshold: Threshold
-    """Threshold of both, for the model's fingerprint and the false accept rate in it."""
-    images: str
-    """Hash of the validation images and their labels."""
-    points: str
-    """Key of the points of the model, see `StoredModel`."""
-
-
-def local_threshold(
-    run: RunFolder, trained: TrainedModel, kind: str, far: float, fabric: Ranks, bar: Bar = no_bar
-) -> LocalThreshold:
-    """Return the weight of matches and the threshold of both similarities: those that the run keeps, or new ones.
-
-    They are chosen again if the weights, the validation images, the software, the device or ``far`` are others.
-
-    Args:
-        kind: `LOCAL` or `SIFT`.
-    """
-    config, place = trained.recipe.dataset, run.path / f"threshold-{kind}.json"
-    own = (hash_images(config.build("validation"), config), stored_model(trained).key)
-    with suppress(UserError):  # there is none, or it is damaged
-        kept = LocalThreshold.read(place)
-        if (kept.images, kept.points, kept.threshold.far) == (*own, far):
-            return kept
-    choice = choose_local(run, trained, kind, fabric, bar)
-    threshold = _chosen_threshold(choice, run, trained, far, bar)
-    found = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=own[0], points=own[1])
-    try:
-        found.write(place)
-    except OSError as error:
-        warn(f"{place}: cannot write: {error.strerror or error}; the next verify --with {kind} calibrates again")
-    return found
-
-
-def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel, far: float, bar: Bar) -> Threshold:
-    """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
-    found, space = choice.found, deepcopy(trained.manifold).cpu()
-    refuse_faults(found.faults, trained.recipe.dataset.on_bad_image)
-    rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(found.labels)), found.labels.numpy(), MOST)))
-    points, labels = found.points[rows].double(), found.labels[rows].unique(return_inverse=True)[1]
-    rescorer = by_features(choice.features[rows], choice.fusion)
-    table = torch.zeros(len(points), len(points), dtype=torch.float64)
-    with bar("matching images", len(points)) as advance:
-        for part in torch.arange(len(points)).split(ROWS):
-            first = int(part[0])
-            similarity = space.similarity(points[part], points[first:])
-            others = torch.arange(first, len(points)).expand(len(part), -1)
-            table[part, first:] = rescorer.mixed(similarity, part, others)
-            advance(len(part))
-    table = table.triu() + table.triu(1).T  # a pair has one similarity
-
-    def fit() -> PairProbability:
-        first, second = sampled_pairs(labels)
-        return fit_scores(table[first, second].numpy(), torch.stack([labels[first], labels[second]], 1).numpy())
-
-    return threshold_of_pairs(
-        Pairing.of_table(table, labels), f"{space.similarity_name}_and_matches", fit, run, trained, far
-    )
-
-
-def matched_pairs(
-    images: Sequence[str], found: Embeddings, trained: TrainedModel, local: LocalFusion, fabric: Ranks, bar: Bar
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of rows (P,) of image files, which returns the similarities with matches of these pairs."""
-    features, space = found.local, deepcopy(trained.manifold).cpu()
-    if features is None:
-        features = features_of(local, trained, fabric, ImageList(list(images)), found.indices, bar)
-    rescorer = by_features(features, local)
-
-    def scores(first: Tensor, second: Tensor) -> Tensor:
-        similarity = space.paired_similarity(found.points[first].double(), found.points[second].double())
-        return rescorer.mixed(similarity[:, None], first, second[:, None])[:, 0]
-
-    return scores

@@ -1,20 +1,31 @@
 """Verification: decide by a run's calibrated threshold whether pairs of images are of the same class.
 
-First the files of pairs, then the documents and tables of the results, and last the verification itself.
+First the files of pairs, then the documents and tables of the results, the verification itself, and last the threshold
+with matches of local features.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import BaseModel, FiniteFloat
 from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.errors import UserError
-from dmlkit.evaluation.calibration import points_of_split, probability_at, threshold_on
-from dmlkit.evaluation.second import choose_fusion, local_threshold, matched_pairs
+from dmlkit.errors import UserError, warn
+from dmlkit.evaluation.calibration import (
+    fit_scores,
+    points_of_split,
+    probability_at,
+    sampled_pairs,
+    threshold_of_pairs,
+    threshold_on,
+)
+from dmlkit.evaluation.second import ROWS, LocalChoice, choose_fusion, choose_local
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt
@@ -22,16 +33,22 @@ from dmlkit.files.outputs import write_table
 from dmlkit.files.paths import are_of_windows
 from dmlkit.files.regular import read_text
 from dmlkit.files.source import PARTNERS
+from dmlkit.identify.probability import drawn_rows
+from dmlkit.loading.inputs import refuse_faults
+from dmlkit.metrics.pairing import Pairing
 from dmlkit.metrics.reliability import Share
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.run_folder.threshold import Threshold, threshold_of
+from dmlkit.run_folder.threshold import PairProbability, Threshold, threshold_of
 from dmlkit.vectors.fusion import fuse, with_local
 from dmlkit.vectors.images import ImageList
 from dmlkit.vectors.in_memory import Embeddings
-from dmlkit.vectors.manifest import Fusion
+from dmlkit.vectors.local_features import features_of, match_scores
+from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.store import hash_images, stored_model
 from dmlkit.vectors.stored import embed_files
-from dmlkit.vectors.trained import load_model
+from dmlkit.vectors.trained import TrainedModel, load_model
 
 ANSWERS = {"1": True, "true": True, "same": True, "0": False, "false": False, "different": False}
 """Values of the column ``same``, in any case."""
@@ -289,3 +306,94 @@ def correctness(pairs: Sequence[JudgedPair]) -> Correctness | None:
         far=sum(different) / len(different) if different else None,
         frr=1 - sum(same) / len(same) if same else None,
     )
+
+
+MOST = 600  # validation images, all pairs of which are matched: 180 000 pairs in 30 s
+
+
+class LocalThreshold(Document, frozen=True, strict=True):
+    """``threshold-local.json`` or ``threshold-sift.json``: the calibration of ``verify --with``, kept in the run."""
+
+    kind: ClassVar[str] = "calibrated threshold of similarities and matches"
+
+    fusion: LocalFusion
+    """Weight of the matches."""
+    threshold: Threshold
+    """Threshold of both, for the model's fingerprint and the false accept rate in it."""
+    images: str
+    """Hash of the validation images and their labels."""
+    points: str
+    """Key of the points of the model, see `StoredModel`."""
+
+
+def local_threshold(
+    run: RunFolder, trained: TrainedModel, kind: str, far: float, fabric: Ranks, bar: Bar = no_bar
+) -> LocalThreshold:
+    """Return the weight of matches and the threshold of both similarities: those that the run keeps, or new ones.
+
+    They are chosen again if the weights, the validation images, the software, the device or ``far`` are others.
+
+    Args:
+        kind: `LOCAL` or `SIFT`.
+    """
+    config, place = trained.recipe.dataset, run.path / f"threshold-{kind}.json"
+    own = (hash_images(config.build("validation"), config), stored_model(trained).key)
+    with suppress(UserError):  # there is none, or it is damaged
+        kept = LocalThreshold.read(place)
+        if (kept.images, kept.points, kept.threshold.far) == (*own, far):
+            return kept
+    choice = choose_local(run, trained, kind, fabric, bar)
+    threshold = _chosen_threshold(choice, run, trained, far, bar)
+    found = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=own[0], points=own[1])
+    try:
+        found.write(place)
+    except OSError as error:
+        warn(f"{place}: cannot write: {error.strerror or error}; the next verify --with {kind} calibrates again")
+    return found
+
+
+def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel, far: float, bar: Bar) -> Threshold:
+    """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
+    found, space = choice.found, deepcopy(trained.manifold).cpu()
+    refuse_faults(found.faults, trained.recipe.dataset.on_bad_image)
+    rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(found.labels)), found.labels.numpy(), MOST)))
+    points, labels = found.points[rows].double(), found.labels[rows].unique(return_inverse=True)[1]
+    rescorer = by_features(choice.features[rows], choice.fusion)
+    table = torch.zeros(len(points), len(points), dtype=torch.float64)
+    with bar("matching images", len(points)) as advance:
+        for part in torch.arange(len(points)).split(ROWS):
+            first = int(part[0])
+            similarity = space.similarity(points[part], points[first:])
+            others = torch.arange(first, len(points)).expand(len(part), -1)
+            table[part, first:] = rescorer.mixed(similarity, part, others)
+            advance(len(part))
+    table = table.triu() + table.triu(1).T  # a pair has one similarity
+
+    def fit() -> PairProbability:
+        first, second = sampled_pairs(labels)
+        return fit_scores(table[first, second].numpy(), torch.stack([labels[first], labels[second]], 1).numpy())
+
+    return threshold_of_pairs(
+        Pairing.of_table(table, labels), f"{space.similarity_name}_and_matches", fit, run, trained, far
+    )
+
+
+def matched_pairs(
+    images: Sequence[str], found: Embeddings, trained: TrainedModel, local: LocalFusion, fabric: Ranks, bar: Bar
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of rows (P,) of image files, which returns the similarities with matches of these pairs."""
+    features, space = found.local, deepcopy(trained.manifold).cpu()
+    if features is None:
+        features = features_of(local, trained, fabric, ImageList(list(images)), found.indices, bar)
+    rescorer = by_features(features, local)
+
+    def scores(first: Tensor, second: Tensor) -> Tensor:
+        similarity = space.paired_similarity(found.points[first].double(), found.points[second].double())
+        return rescorer.mixed(similarity[:, None], first, second[:, None])[:, 0]
+
+    return scores
+
+
+def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
+    """Return the local scores of images by the rows of their features (N, P, C) float16."""
+    return Rescorer(match_scores(fusion.run, features.__getitem__), fusion.share, CANDIDATES)
