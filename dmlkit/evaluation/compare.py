@@ -15,7 +15,7 @@ from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, Scope, evaluate_scope
 from dmlkit.files.escape import Rows, command_word
 from dmlkit.files.pictures import distinct_tails, shortened_apart
-from dmlkit.files.source import require_runs
+from dmlkit.files.source import require_run
 from dmlkit.metrics.statistics import (
     Comparison,
     Unit,
@@ -68,7 +68,12 @@ def compare_runs(
         differences: one per run after the first, by metric. A metric that only one of the runs has is left out; there
             are no differences between runs that were tested on different images.
     """
-    require_runs(paths)
+    if len(paths) < 2:
+        raise UserError(f"compare: expected at least two runs, got {len(paths)}")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("compare: got the same run twice; remove one of them")
+    for path in paths:
+        require_run(path)
     fabric = fabric or start_ranks(device)
     evaluated = [
         evaluate_scope(path, fabric, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths

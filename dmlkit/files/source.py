@@ -5,9 +5,10 @@ It imports no torch, so that the command line refuses a wrong path at once.
 
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -206,9 +207,9 @@ def require_folder(path: Path) -> None:
         raise UserError(f"{path}: is a file; expected a folder")
 
 
-def require_labels(path: Path) -> None:
-    """Raise a `UserError` unless a file exists, which may have labels."""
-    require_path(path, "labels (.npy, .npz, .txt, .csv or .parquet)")
+require_labels = partial(require_path, expected="labels (.npy, .npz, .txt, .csv or .parquet)")
+require_table = partial(require_path, expected="a table (.csv or .parquet)")
+require_study_file = partial(require_path, expected="a study, e.g. recipes/study/mpa.yaml")
 
 
 def require_review(path: Path) -> None:
@@ -251,11 +252,6 @@ def require_some_images(path: Path) -> None:
             some_image_files(path)  # raises the error
     else:
         require_table(path)
-
-
-def require_table(path: Path) -> None:
-    """Raise a `UserError` unless there is a table."""
-    require_path(path, "a table (.csv or .parquet)")
 
 
 def require_dataset(path: Path, expected: str = "a folder with one subfolder per class, or a table") -> None:
@@ -313,16 +309,6 @@ def require_run(path: Path) -> None:
         raise UserError(f"{path}: no run here ({' or '.join(missing)} is missing); expected a folder that train wrote")
 
 
-def require_runs(paths: Sequence[Path]) -> None:
-    """Raise a `UserError` unless there are at least two runs, each given once."""
-    if len(paths) < 2:
-        raise UserError(f"compare: expected at least two runs, got {len(paths)}")
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("compare: got the same run twice; remove one of them")
-    for path in paths:
-        require_run(path)
-
-
 def require_gallery(path: Path) -> None:
     """Raise a `UserError` unless a folder is a gallery whose creation was not interrupted."""
     if (path / GALLERY_MARK).exists():
@@ -339,12 +325,6 @@ def require_study(path: Path) -> None:
     require_path(path, "a folder that dmlkit study wrote")
     if not is_study(path):
         raise UserError(f"{path}: is not a study ({STUDY_MARK} is missing); expected a folder that dmlkit study wrote")
-
-
-def require_study_file(path: Path) -> None:
-    """Raise a `UserError` unless the file of a study exists."""
-    if not path.exists():
-        raise UserError(f"{path}: no such file; expected a study, e.g. recipes/study/mpa.yaml")
 
 
 def is_study(path: Path) -> bool:

@@ -251,7 +251,7 @@ MISTAKES = [
     ("compare empty half", f"empty: {NO_RUN}"),
     ("data check empty --run none --threshold 0.9", f"none: {NO_RUN}"),
     ("data check none", f"none: {NO_DATA}"),
-    ("study none", "none: no such file; expected a study, e.g. recipes/study/mpa.yaml"),
+    ("study none", "none: no such file or folder; expected a study, e.g. recipes/study/mpa.yaml"),
     ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
     ("gallery create none -o new", f"none: {NO_RUN}"),
     ("gallery add none images", f"none: {NO_GALLERY}"),

@@ -743,7 +743,7 @@ def test_a_grid_that_is_too_large_is_counted_before_it_is_built_t16(dmlkit, tmp_
 
 
 def test_files_that_are_no_study(dmlkit, tmp_path: Path):
-    assert "none.yaml: no such file; expected a study, e.g." in dmlkit("study", tmp_path / "none.yaml").err
+    assert "none.yaml: no such file or folder; expected a study, e.g." in dmlkit("study", tmp_path / "none.yaml").err
     assert "cannot read this study" in dmlkit("study", tmp_path).err
     (tmp_path / "big.yaml").write_bytes(b"#" * 2_000_000)
     assert "expected a study" in dmlkit("study", tmp_path / "big.yaml").err
