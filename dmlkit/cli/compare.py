@@ -9,9 +9,8 @@ from rich.console import Console
 
 from dmlkit.cli.console import counted, print_table, say, say_json
 from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Writes, argument, each, examples, option, with_options
-from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_latex, as_markdown
-from dmlkit.files.outputs import check_file, writing
+from dmlkit.files.outputs import check_file, write_output
 from dmlkit.files.source import require_run
 
 if TYPE_CHECKING:
@@ -65,8 +64,7 @@ def compare(
     if output is not None:
         rows = comparison_rows(lines_of(results, differences))
         text = as_markdown(rows) if output.suffix.lower() == ".md" else as_latex(rows)
-        with writing(output), atomic_write(output) as written:
-            written.write_text(f"{text}\n", encoding="utf-8")
+        write_output(output, f"{text}\n")
         say(console, f"wrote {output}")
 
 

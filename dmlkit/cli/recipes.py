@@ -24,9 +24,8 @@ from dmlkit.cli.options import (
     with_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import printable
-from dmlkit.files.outputs import check_file, writing
+from dmlkit.files.outputs import check_file, write_output
 
 if TYPE_CHECKING:
     from dmlkit.recipe.overrides import RecipeHeader
@@ -66,8 +65,7 @@ def list_members(
             raise UserError(f"list: --output {output}: has all families; remove {family}")
         from dmlkit.recipe.reference import as_markdown
 
-        with writing(output), atomic_write(output) as written:
-            written.write_text(as_markdown(find_reference()), encoding="utf-8")
+        write_output(output, as_markdown(find_reference()))
         say(Console(), f"wrote {output}")
     elif family == "recipes":
         print_recipes(root, name, Console())

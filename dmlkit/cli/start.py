@@ -1,6 +1,5 @@
 """``dmlkit start``: a first recipe for your photos."""
 
-import re
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
@@ -13,9 +12,8 @@ from dmlkit.cli.console import bars, counted, print_table, say, say_prose
 from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import TRAIN, Device, Writes, argument, examples, option, with_options
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import command_word, printable
-from dmlkit.files.outputs import check_file, writing
+from dmlkit.files.outputs import check_file, write_output
 from dmlkit.files.source import require_dataset
 from dmlkit.recipe.start import TUNING_WORDS
 
@@ -64,17 +62,17 @@ def start(
 
     from dmlkit.backbones.weights import UNKNOWN, license_words
     from dmlkit.loading.check import dataset_at
+    from dmlkit.study.status import parse_duration
     from dmlkit.training.start import start_with
 
-    seconds = None if budget is None else seconds_of(budget)
+    seconds = None if budget is None else parse_duration(budget, "--budget")
     console, config = Console(), dataset_at(photos, columns=table.columns(), root=table.root)
     print_nesting(config, console)
     found = start_with(config, budget=seconds, device=device, download=download, bar=bars(console))
     print_survey(found.survey, str(photos), console)
     print_several_labels(config, found.survey, console)
     print_measured(found, console)
-    with writing(output), atomic_write(output) as written:
-        written.write_text(found.text, encoding="utf-8")
+    write_output(output, found.text)
     say(console, f"wrote {output}: {found.recipe.training.epochs} epochs")
     backbone = found.setting.backbone
     weights = license_words(found.recipe.backbone.license() or UNKNOWN)
@@ -219,16 +217,3 @@ def duration(seconds: float) -> str:
     """
     minutes = max(1, round(seconds / 60))
     return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
-
-
-def seconds_of(budget: str) -> float:
-    """Return the seconds of a time such as 90s, 10m or 2h.
-
-    Example:
-        >>> seconds_of("10m"), seconds_of("1.5h")
-        (600.0, 5400.0)
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h)", budget.strip())
-    if match is None or not float(match[1]):
-        raise UserError(f"--budget {budget}: expected a time above 0, e.g. 90s, 10m or 2h")
-    return float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[match[2]]

@@ -8,7 +8,7 @@ from shutil import copyfile
 from tempfile import TemporaryFile
 
 from dmlkit.errors import UserError, first_line
-from dmlkit.files.atomic import atomic_write
+from dmlkit.files.atomic import atomic_write, write_text
 from dmlkit.files.escape import spreadsheet, unambiguous
 
 GALLERY_MARK, RUN_MARKS = "gallery.json", ("recipe.yaml", "environment.json")  # files that identify a folder
@@ -114,6 +114,12 @@ def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator
         reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
         after = f"; {advice}" if advice else ""
         raise UserError(f"{path}: cannot write this file: {reason}{after}") from error
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a text as UTF-8, atomically, into a folder that is created, see `writing`."""
+    with writing(path):
+        write_text(path, text)
 
 
 def check_writable(folder: Path) -> None:

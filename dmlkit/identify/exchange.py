@@ -11,11 +11,10 @@ from typing import NamedTuple
 from dmlkit import __version__
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError, counted
-from dmlkit.files.atomic import atomic_write
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.image_table import BOX, text_column
 from dmlkit.files.labels import UNKNOWN
-from dmlkit.files.outputs import write_table, writing
+from dmlkit.files.outputs import write_output, write_table
 from dmlkit.files.readers.base import ImageTable, json_at, reader_of
 from dmlkit.files.readers.camtrap import OBSERVATIONS
 from dmlkit.identify.answers import Answer, Identified
@@ -144,8 +143,7 @@ def write_detections(listed: Listed, path: Path) -> str:
         sure = min(max(answer.score if answer.probability is None else answer.probability, 0.0), 1.0)
         box["classifications"] = [[numbers[answer.label], round(sure, 4)], *box.get("classifications", [])]
         count += 1
-    with writing(path), atomic_write(path) as partial:
-        partial.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")
+    write_output(path, json.dumps(data, ensure_ascii=False, indent=1))
     return f"{counted(count, 'box', 'boxes')} with a label"
 
 
@@ -169,8 +167,7 @@ def write_tracks(listed: Listed, path: Path) -> str:
         frame = frames[str(paths[row])]
         lines.append((frame, f"{frame},{tracks[row]},{box},1,{-1 if label == UNKNOWN else names.index(label) + 1},1"))
     for file, texts in ((path, [line for _, line in sorted(lines)]), (path.with_name(NAMES), names)):
-        with writing(file), atomic_write(file) as partial:
-            partial.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        write_output(file, "".join(f"{text}\n" for text in texts))
     return f"{counted(len(lines), 'box', 'boxes')}, and {path.with_name(NAMES)} with the names of labels"
 
 

@@ -16,10 +16,9 @@ from PIL import Image, ImageDraw
 
 from dmlkit.datasets.files.image import read_image, thumbnail
 from dmlkit.datasets.files.samples import ImageSamples
-from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import printable
 from dmlkit.files.image_file import BadImageError, Box, decoding, upright_size
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import write_output
 
 MOST = 200  # queries of a page: with 10 neighbors each 2 200 pictures, about 10 MB
 HERE = Path(__file__).parent
@@ -117,8 +116,7 @@ def write_blocks(
             "form-action 'none'"
         ),
     )
-    with writing(path):
-        write_text(path, text)
+    write_output(path, text)
     return text.count(PLACEHOLDER)
 
 

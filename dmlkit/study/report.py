@@ -14,9 +14,9 @@ from urllib.parse import quote
 import numpy as np
 
 from dmlkit.errors import UserError, counted
-from dmlkit.files.atomic import atomic_write, write_text
+from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_markdown, markdown, printable
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import write_output, writing
 from dmlkit.files.pictures import picture
 from dmlkit.study.definition.config import Axis
 from dmlkit.study.record import StudyFailures, StudyRecord
@@ -193,8 +193,7 @@ def write_section(results: StudyResults, folder: Path) -> Path:
     """Write the document and picture of a study into its folder, and return the path of the document."""
     plot_study(results, folder / PLOT)
     document = folder / "results.md"
-    with writing(document):
-        write_text(document, f"{study_page(results)}\n")
+    write_output(document, f"{study_page(results)}\n")
     return document
 
 

@@ -6,9 +6,8 @@ from itertools import compress
 from pathlib import Path
 
 from dmlkit.evaluation.compare import p_text
-from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import Rows, as_latex, latex, printable
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import write_output
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.file import is_error_rate
@@ -206,8 +205,7 @@ def write_tables(studies: Mapping[str, StudyResults], path: Path, arguments: str
     """Write the tables of studies into one file, atomically; its first line has the arguments of the command."""
     tables = [table for name, results in studies.items() for table in study_tables(name, results)]
     text = "\n\n".join([f"{MARK} {printable(arguments)}\n{NEEDS}", *tables])
-    with writing(path):
-        write_text(path, f"{text}\n")
+    write_output(path, f"{text}\n")
 
 
 def study_tables(name: str, results: StudyResults) -> list[str]:

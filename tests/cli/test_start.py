@@ -239,9 +239,8 @@ def test_the_budget_chooses_how_much_is_trained(
 @pytest.mark.parametrize("budget", ["3x", "0m", "-1h", ""])
 def test_a_budget_that_is_no_time_is_refused(budget: str, dmlkit: Cli, birds: Path):
     result = dmlkit("start", birds, f"--budget={budget}", "--device", "cpu")
-    assert (
-        result.code == 2 and result.err == f"error: --budget {budget}: expected a time above 0, e.g. 90s, 10m or 2h\n"
-    )
+    expected = "expected hours, minutes and seconds, above 0, e.g. 90m, 2h or 1h30m"
+    assert result.code == 2 and result.err == f"error: --budget {budget!r}: {expected}\n"
 
 
 def test_the_screen_says_which_of_nested_folders_are_the_classes(
