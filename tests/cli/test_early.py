@@ -217,10 +217,7 @@ MISTAKES = [
     ("plot epochs half", f"half: {NO_RUN.replace('recipe.yaml or ', '')}"),
     ("plot epochs study none", f"study: {NO_RUN}"),
     ("plot results none", "none: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs"),
-    ("cluster none -k 2", f"none: {NO_SOURCE}"),
-    ("duplicates none --threshold 0.9", f"none: {NO_SOURCE}"),
     ("duplicates x.npy none --threshold 0.9", f"none: {NO_SOURCE}"),
-    ("curvature none", f"none: {NO_SOURCE}"),
     (
         "search empty x.npy",
         "empty: expected a run, a folder of embeddings, a gallery or a file of vectors; embed images with dmlkit embed "
@@ -255,11 +252,6 @@ MISTAKES = [
     ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
     ("gallery create none -o new", f"none: {NO_RUN}"),
     ("gallery add none images", f"none: {NO_GALLERY}"),
-    ("gallery remove none --label robin", f"none: {NO_GALLERY}"),
-    ("gallery info none", f"none: {NO_GALLERY}"),
-    ("gallery history none", f"none: {NO_GALLERY}"),
-    ("gallery restore none 2", f"none: {NO_GALLERY}"),
-    ("gallery compact none", f"none: {NO_GALLERY}"),
     ("gallery index empty", f"empty: {NO_GALLERY}"),
     ("train none", f"none: {NO_RECIPE}"),
     (
