@@ -86,23 +86,10 @@ class BoxOptions(TableOptions):
         option("NUMBER", "Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2."),
     ] = None
 
-    def given(self) -> dict[str, object]:
-        """Return the values by the names of the options."""
-        return {
-            "--boxes": self.box_source,
-            "--box-margin": self.box_margin,
-            "--box-confidence": self.box_confidence,
-            "--column": self.column,
-            "--root": self.root,
-        }
-
     def read(self, where: str | None = None) -> "Boxes | None":
-        """Return the options, with conditions on rows; None without any, for which nothing is imported.
-
-        Raises:
-            UserError: a column is not NAME=COLUMN, or a number is out of its range.
-        """
-        if where is None and all(value in (None, []) for value in self.given().values()):
+        """Return the options, with conditions on rows; None without any, for which nothing is imported."""
+        given = (self.box_source, self.box_margin, self.box_confidence, self.column, self.root, where)
+        if all(value in (None, []) for value in given):
             return None
         from dmlkit.datasets.files.boxes import Boxes
 
