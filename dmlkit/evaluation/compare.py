@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, Scope, evaluate_scope
@@ -49,8 +49,7 @@ def compare_runs(
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
     by: Unit = "classes",
-    device: str = "auto",
-    fabric: Ranks | None = None,
+    fabric: Ranks,
 ) -> tuple[list[Result], list[dict[str, Comparison]]]:
     """Evaluate runs on their test classes, and compare each run with the first.
 
@@ -61,7 +60,6 @@ def compare_runs(
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, for all runs; see `Scope`.
         by: the units that intervals and p-values draw; ``queries`` assumes that queries of a class are independent.
-        fabric: a device and ranks that are already launched.
 
     Returns:
         results: one per run.
@@ -74,7 +72,6 @@ def compare_runs(
         raise UserError("compare: got the same run twice; remove one of them")
     for path in paths:
         require_run(path)
-    fabric = fabric or start_ranks(device)
     evaluated = [
         evaluate_scope(path, fabric, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths
     ]

@@ -407,6 +407,11 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
     ).choice()
 
 
+def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
+    """Return the local scores of images by the rows of their features (N, P, C) float16."""
+    return Rescorer(match_scores(fusion.run, features.__getitem__), fusion.share, CANDIDATES)
+
+
 def local_features(
     kind: str, trained: TrainedModel, fabric: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
 ) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from dmlkit.evaluation.calibration import (
     threshold_of_pairs,
     threshold_on,
 )
-from dmlkit.evaluation.second import ROWS, LocalChoice, choose_fusion, choose_local
+from dmlkit.evaluation.second import ROWS, LocalChoice, by_features, choose_fusion, choose_local
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt
@@ -37,13 +37,12 @@ from dmlkit.identify.probability import drawn_rows
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.pairing import Pairing
 from dmlkit.metrics.reliability import Share
-from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairProbability, Threshold, threshold_of
 from dmlkit.vectors.fusion import fuse, with_local
 from dmlkit.vectors.images import ImageList
 from dmlkit.vectors.in_memory import Embeddings
-from dmlkit.vectors.local_features import features_of, match_scores
+from dmlkit.vectors.local_features import features_of
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.store import hash_images, stored_model
@@ -392,8 +391,3 @@ def matched_pairs(
         return rescorer.mixed(similarity[:, None], first, second[:, None])[:, 0]
 
     return scores
-
-
-def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
-    """Return the local scores of images by the rows of their features (N, P, C) float16."""
-    return Rescorer(match_scores(fusion.run, features.__getitem__), fusion.share, CANDIDATES)
