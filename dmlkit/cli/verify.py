@@ -107,16 +107,11 @@ def verify(
     if json:
         say_json(found.stamped())
         return
-    print_found(found, console, is_single=len(compared) == 2)
-    if output is not None:
-        say(console, f"written to {output}")
-
-
-def print_found(found: "Verification", console: Console, *, is_single: bool) -> None:
-    """Print the verdicts, and how the similarities of two runs were weighted."""
-    (print_verdict if is_single else print_verdicts)(found, console)
+    (print_verdict if len(compared) == 2 else print_verdicts)(found, console)
     if found.fusion is not None:
         say(console, fusion_line(found.fusion.model_dump()))
+    if output is not None:
+        say(console, f"written to {output}")
 
 
 def print_verdict(found: "Verification", console: Console) -> None:
@@ -124,9 +119,8 @@ def print_verdict(found: "Verification", console: Console) -> None:
     from dmlkit.evaluation.verification import answer
 
     (pair,) = found.pairs
-    assert (
-        pair.same is not None and pair.score is not None and pair.probability is not None
-    )  # images that cannot be read are an error
+    # images that cannot be read are an error
+    assert pair.same is not None and pair.score is not None and pair.probability is not None
     say(console, f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
     say(console, f"{found.similarity} {pair.score:.6g}, threshold {threshold_text(found)}")
     say(console, f"probability of the same class: {percent(pair.probability)}, at a prior of {found.prior:g}")
