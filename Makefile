@@ -6,7 +6,7 @@ FOR_DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.installed-for-demo
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dmlkit needs Python 3.11 or later; set PYTHON, e.g. make PYTHON=python3.12")'
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test test-heavy test-gpu test-postgres test-browser lint audit bench clean docs papers fuzz wheel gpu-hour
+.PHONY: setup demo test test-heavy test-gpu test-postgres test-browser test-trackers lint audit bench clean docs papers fuzz wheel gpu-hour
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -56,6 +56,14 @@ test-browser: setup  ## Install Playwright and axe-core, find or install chromiu
 	$(BIN)/pip install --quiet --disable-pip-version-check 'playwright>=1.40' axe-playwright-python
 	@command -v chromium >/dev/null || $(BIN)/playwright install --with-deps chromium
 	$(BIN)/python -m pytest -m browser -rs
+
+# On top of .venv, since PyTorch alone has gigabytes; their other requirements are there or not needed here.
+TRACKERS := build/trackers
+test-trackers: setup  ## Install Ultralytics and BoxMOT into an environment of their own, and run exported models in them
+	$(BIN)/python -m venv $(TRACKERS)
+	$(BIN)/python -c 'import site, sys; print(*site.getsitepackages())' > $$(echo $(TRACKERS)/lib/python*/site-packages)/dmlkit.pth
+	$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --no-deps ultralytics==8.4.190 boxmot==25.0.0 lapx==0.11.1
+	$(TRACKERS)/bin/python -m pytest -rs tests/export/test_trackers.py
 
 docs: setup  ## Build the documentation site into site/; fails for broken links and references
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -19,6 +19,7 @@ from dmlkit.export.model import Parity, export_model, manifest_path
 from dmlkit.export.precision import lower
 from dmlkit.export.wanted import (
     AS_TRAINED,
+    FLOATS,
     MODEL_FORMATS,
     PROGRAMS,
     STORES,
@@ -198,6 +199,8 @@ def check_export(source: Path, export_format: str, options: Mapping[str, object]
         if export_format not in formats:
             words = f"stores ({', '.join(formats)})" if formats == STORES else " and ".join(formats)
             raise UserError(f"export: {name} applies only to {words}; remove this option")
+    if export_format == "torch-export" and (takes := str(given.get("--input"))) in FLOATS:
+        raise UserError(f"export: --input {takes} applies only to onnx, which trackers load; use --format onnx")
     if export_format == "onnx" and given.get("--precision") == "binary":
         raise UserError("export: --precision binary applies only to faiss; an onnx model has fp32, fp16 or int8")
     require_exportable(source, export_format)

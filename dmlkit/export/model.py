@@ -14,8 +14,8 @@ from torch import Tensor
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.errors import UserError
 from dmlkit.export.precision import Lowered, ValidationScores
-from dmlkit.export.preparation import images_program, prepend_preparation
-from dmlkit.export.wanted import ModelFormat, ModelInput
+from dmlkit.export.preparation import as_floats, images_program, prepend_preparation
+from dmlkit.export.wanted import FLOATS, ModelFormat, ModelInput
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import writing
@@ -76,12 +76,12 @@ def export_model(
     """Write a model, and next to it a manifest of its preprocessing and geometry.
 
     The exported model returns points (B, D). It takes vectors (B, F) float32, or RGB images: (B, H, W, 3) uint8 of any
-    size, or squares (B, 3, S, S) uint8, resized as the manifest says.
+    size, or squares (B, 3, S, S), resized as the manifest says, uint8 or as `as_floats` gives them.
 
     Args:
         trained: the model on the CPU, not merged: the merged export is compared with the model as it was trained.
         format: ``safetensors`` (weights only), ``onnx``, or ``torch-export`` (a .pt2 program).
-        takes: whether a model of images contains their resizing and crop.
+        takes: what a model of images takes, and so whether it contains their resizing and crop.
         labels: names of the training classes, for the metadata of an ONNX file.
         lowered: the model in a lower precision, which is written to an ONNX file instead.
 
@@ -101,6 +101,8 @@ def export_model(
             expected.append((expected[0][0].expand(2, -1, -1, -1), expected[0][1].expand(2, -1)))
         else:
             expected = [(batch, model(batch)) for batch in (inputs, inputs[:1])]
+        if takes in FLOATS:
+            expected = [(as_floats(batch, takes), points) for batch, points in expected]
     trained.model.backbone.merge()
     with (
         writing(output, SafetensorError),
@@ -155,6 +157,10 @@ def input_text(inputs: Tensor, samples: Samples, takes: ModelInput = "squares") 
     if takes == "images":
         return "images: uint8 RGB (batch, height, width, 3) of any size, upright"
     sides, kind = ", ".join(map(str, inputs.shape[1:])), str(inputs.dtype).removeprefix("torch.")
+    if takes in FLOATS:
+        mean, std = FLOATS[takes]
+        pixels = "in 0..1" if takes == "tracker" else f"in 0..1 less {mean}, divided by {std}"
+        return f"images: float32 RGB (batch, {sides}), {pixels}"
     return f"{samples.name}s: {kind}{' RGB' if samples.has_pixels else ''} (batch, {sides})"
 
 
@@ -198,8 +204,8 @@ def write_onnx(
             program = onnx_program(traced(trained.model, inputs), name).model
         except NotExportableError as error:
             raise UserError(f"--format onnx: {error}; use --format torch-export, or another backbone") from error
-    if takes == "images" and trained.recipe.transform:
-        prepend_preparation(program, trained.recipe.transform)
+    if takes != "squares" and trained.recipe.transform:
+        prepend_preparation(program, trained.recipe.transform, takes)
     program.metadata_props.update({"dmlkit": json.dumps(describe(trained).stamped()), **metadata})
     onnxscript.ir.save(program, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -1,10 +1,11 @@
-"""Preparation of images inside an exported model: RGB images of any size to the squares that the network takes."""
+"""Preparation of images inside an exported model: to the squares of uint8 that the network takes."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dmlkit.export.wanted import FLOATS, ModelInput
 from dmlkit.transforms.base import Resizing, TransformConfig
 from dmlkit.vectors.graphs import traced
 
@@ -48,8 +49,18 @@ def images_program(model: nn.Module, transform: TransformConfig) -> torch.export
     return traced(FromImages(model, transform), example, "batch", "height", "width")
 
 
-def prepend_preparation(program: Any, transform: TransformConfig) -> None:
-    """Change an ONNX program of squares (B, 3, S, S) uint8 into one of images (B, H, W, 3) uint8 of any size.
+def as_floats(squares: Tensor, takes: ModelInput) -> Tensor:
+    """Return squares (B, 3, S, S) uint8 as float32, normalized by the statistics of `FLOATS`."""
+    mean, std = (torch.tensor(colors).view(3, 1, 1) for colors in FLOATS[takes])
+    return (squares / 255 - mean) / std
+
+
+def prepend_preparation(program: Any, transform: TransformConfig, takes: ModelInput) -> None:
+    """Change an ONNX program of squares (B, 3, S, S) uint8 into one of other images.
+
+    They are images (B, H, W, 3) uint8 of any size, or squares in float32, see `as_floats`. Since the program's first
+    step makes float32 of bytes, it gets the pixels of the latter in 0..255 without rounding: bytes inside a graph are
+    more than some engines have.
 
     ONNX's own Resize rounds other pixels than torch: up to 2.5 % of them by 1 of 255, which changes coordinates of
     EfficientNet-Lite0's embeddings by up to 0.004. Here the resizing is two products of integers that equal torch's.
@@ -57,13 +68,31 @@ def prepend_preparation(program: Any, transform: TransformConfig) -> None:
     import onnx
     from onnxscript import ir
 
-    preparation = ir.from_proto(onnx.parser.parse_model(_program(transform.size, transform.resizing)))
+    size = transform.size
+    text = _scaling(size, takes) if takes in FLOATS else _program(size, transform.resizing)
+    preparation = ir.from_proto(onnx.parser.parse_model(text))
     images, squares = preparation.graph.inputs.pop(), preparation.graph.outputs.pop()
     nodes, graph = list(preparation.graph), program.graph
     preparation.graph.remove(nodes)
+    if takes in FLOATS:  # a reordering of colors before the first step has a result of the same type
+        for value in [output for node in graph for output in node.outputs if output.dtype == ir.DataType.UINT8]:
+            value.type = value.shape = None
     ir.convenience.replace_all_uses_with([graph.inputs[0]], [squares])
     graph.insert_before(graph[0], nodes)
     graph.inputs[0] = images
+
+
+def _scaling(size: int, takes: ModelInput) -> str:
+    """Return the program that undoes `as_floats`, without rounding."""
+    mean, std = (", ".join(f"{255 * value:.9g}" for value in colors) for colors in FLOATS[takes])
+    shape = f"[batch, 3, {size}, {size}]"
+    return f"""<ir_version: 9, opset_import: ["" : {OPSET}]>
+scaling (float{shape} images) => (float{shape} squares) {{
+    p_mean = Constant<value = float[3, 1, 1] {{{mean}}}>()
+    p_std = Constant<value = float[3, 1, 1] {{{std}}}>()
+    p_scaled = Mul(images, p_std)
+    squares = Add(p_scaled, p_mean)
+}}"""
 
 
 def _program(size: int, resizing: Resizing) -> str:

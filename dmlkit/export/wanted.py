@@ -1,13 +1,14 @@
 """What is exported, and in which format. It imports no torch, for the help of the command."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
-ModelInput = Literal["images", "squares"]
-"""What an exported model takes: images of any size, or squares that are already resized and cropped."""
+ModelInput = Literal["images", "squares", "tracker", "normalized"]
+"""What an exported model takes: images of any size, or squares that are already resized and cropped. Their pixels are
+uint8 for ``squares``, and float32 as trackers give them otherwise: in 0..1, or normalized by ImageNet's statistics."""
 ModelPrecision = Literal["fp32", "fp16", "int8"]
 """Precision of the weighted layers of an exported ONNX model."""
 IndexPrecision = Literal["fp32", "fp16", "int8", "binary"]
@@ -20,6 +21,11 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
 STORES: tuple[StoreFormat, ...] = get_args(StoreFormat)
 PROGRAMS: tuple[ModelFormat, ...] = ("onnx", "torch-export")
 """Formats with the computation, not only the weights."""
+FLOATS: Mapping[str, tuple[Sequence[float], Sequence[float]]] = {
+    "tracker": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "normalized": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""Mean and standard deviation of red, green and blue in 0..1 by which squares of float32 are normalized."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,8 @@ class WantedModel:
     takes: Annotated[
         ModelInput | None,
         "INPUT",
-        "What the exported model takes: images of any size, or squares, already resized and cropped, in batches. "
-        "Default: images.",
+        "What the exported model takes: images of any size, or squares, already resized and cropped, in batches; for "
+        "trackers as float32: tracker (0..1, as in Ultralytics) or normalized (as in BoxMOT). Default: images.",
     ] = None
     dims: Annotated[
         int | None, "N", "Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka."

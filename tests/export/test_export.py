@@ -297,6 +297,10 @@ def test_squares_and_fewer_coordinates(dmlkit, run, tmp_path):
         ((run, "--format", "onnx", "--dims", "9"), "--dims 9: expected 1 to 8"),
         ((run, "--format", "safetensors", "--dims", "4"), "--dims applies only to onnx and torch-export"),
         ((run, "--format", "safetensors", "--input", "squares"), "--input applies only to onnx and"),
+        (
+            (run, "--format", "torch-export", "--input", "tracker"),
+            "--input tracker applies only to onnx, which trackers",
+        ),
     ):
         wrong = dmlkit("export", *words)
         assert wrong.code == 2 and message in wrong.err, wrong.err

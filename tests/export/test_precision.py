@@ -87,6 +87,19 @@ def test_the_file_is_smaller_and_what_was_reported(run: Path, precision: str, ki
 
 
 @pytest.mark.slow
+def test_a_tracker_gives_floats_to_a_smaller_file(run: Path, tmp_path: Path, dmlkit: Cli):
+    path = tmp_path / "tracker.onnx"
+    words = ("--format", "onnx", "--precision", "int8", "--input", "tracker", "-o", path)
+    assert dmlkit("export", run, *words).code == 0
+    assert json.loads(Path(f"{path}.json").read_text())["input"] == "images: float32 RGB (batch, 3, 16, 16), in 0..1"
+    dataset = RunFolder(run).recipe().dataset.build("test")
+    images = torch.stack([dataset.sample(row) for row in range(8)])
+    points = onnxruntime.InferenceSession(path).run(None, {"images": images.numpy().astype(np.float32) / 255})[0]
+    own = package.load(run, device="cpu").embed([image.permute(1, 2, 0).numpy() for image in images])
+    assert cosines(points, own).min() > 0.98
+
+
+@pytest.mark.slow
 def test_points_of_a_curved_space_are_on_it(
     trained_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -6,9 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.export.preparation import OPSET, _program, images_program  # pyright: ignore[reportPrivateUsage]
+from dmlkit.export.preparation import (
+    OPSET,
+    _program,  # pyright: ignore[reportPrivateUsage]
+    images_program,
+    prepend_preparation,
+)
+from dmlkit.export.wanted import ModelInput
+from dmlkit.model import Normalization
 from dmlkit.transforms.base import TransformConfig
-from dmlkit.transforms.presets import CgmlCarsConfig, ImageNetConfig, PlainConfig, PretrainedConfig
+from dmlkit.transforms.presets import (
+    BNInceptionConfig,
+    CgmlCarsConfig,
+    ImageNetConfig,
+    PlainConfig,
+    PretrainedConfig,
+)
+from dmlkit.vectors.graphs import onnx_program, traced
 
 SIZES = ((301, 517), (90, 60), (333, 100), (48, 48), (1, 1), (2, 70), (31, 29), (257, 1001))
 
@@ -46,3 +60,23 @@ def test_the_pixels_equal_those_of_the_transform(transform: TransformConfig):
         images[1] = 255 * (images[1] > 127)  # extremes, at which a cubic overshoots
         expected = [prepare(torch.from_numpy(image).permute(2, 0, 1)).numpy() for image in images]
         np.testing.assert_array_equal(session.run(None, {"images": images})[0], expected)
+
+
+@pytest.mark.parametrize("takes", ["tracker", "normalized"])
+@pytest.mark.parametrize("transform", [ImageNetConfig(size=8, resize=8), BNInceptionConfig(size=8, resize=8)])
+def test_floats_of_a_tracker_give_what_bytes_give(takes: ModelInput, transform: TransformConfig):
+    onnxruntime: Any = pytest.importorskip("onnxruntime")
+    ir: Any = pytest.importorskip("onnxscript").ir
+    model = Normalization(transform.mean, transform.std, transform.channels, transform.pixel_max)
+    squares = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    program = onnx_program(traced(model, squares), "images").model
+    prepend_preparation(program, transform, takes)
+    session = onnxruntime.InferenceSession(ir.to_proto(program).SerializeToString())
+    assert (session.get_inputs()[0].type, session.get_inputs()[0].shape[1:]) == ("tensor(float)", [3, 8, 8])
+    pixels = squares.double().numpy() / 255
+    if takes == "normalized":  # as BoxMOT does, by ImageNet's red, green and blue
+        for channel, (mean, std) in enumerate(((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))):
+            pixels[:, channel] = (pixels[:, channel] - mean) / std
+    for count in (1, 5):
+        computed = session.run(None, {"images": pixels[:count].astype(np.float32)})[0]
+        np.testing.assert_allclose(computed, model(squares[:count]).numpy(), rtol=1e-5, atol=1e-4)
