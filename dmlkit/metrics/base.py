@@ -44,6 +44,8 @@ class Ranking:
             0 where a query has no positive j. Positives are then the items of the same class at the coarsest level.
             None without a hierarchy.
         levels: L, number of levels; 1 without a hierarchy.
+        single_shot: (Q, K) float64, probability of a hit among the 1..K nearest if one item of each class is drawn, for
+            metrics that need it.
     """
 
     above: Tensor
@@ -54,6 +56,7 @@ class Ranking:
     gallery: Tensor
     grades: Tensor | None = None
     levels: int = 1
+    single_shot: Tensor | None = None
 
     def at_level(self, level: int) -> "Ranking":
         """Return the ranking whose positives have the class of their query at ``level``, 1 for the coarsest."""
@@ -76,6 +79,7 @@ class Ranking:
             hits_tied=sizes.gather(1, group),
             positives=kept.sum(1),
             gallery=self.gallery,
+            single_shot=self.single_shot,
         )
 
     def cut(self, k: int) -> Tensor:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -183,16 +183,34 @@ class NdcgConfig(CutoffConfig, frozen=True):
 
 
 class CmcConfig(CutoffConfig, frozen=True):
-    """CMC@k, which equals recall@k: the name and the ranks used in re-identification and for In-Shop."""
+    """CMC@k, which equals recall@k: the name and the ranks used in re-identification and for In-Shop.
+
+    ``compat: cuhk03`` is single-shot: the gallery has one image of each class, drawn at random from those that are no
+    junk of the query. It is the mean over all draws, and is reported as e.g. ``cmc@1:cuhk03``.
+    """
 
     name: Literal["cmc"] = "cmc"
     k: Cutoffs = (1, 10, 20, 30, 40, 50)
+    compat: Literal["cuhk03"] | None = None
+    """``cuhk03`` searches a gallery with one image of each class, on average over all draws of them."""
     key: ClassVar[str] = "cmc@k"
-    definition: ClassVar[str] = "cmc@k: any hit in the k nearest of the gallery; equals recall@k"
+    definition: ClassVar[str] = (
+        "cmc@k: any hit in the k nearest of the gallery; equals recall@k (:cuhk03 with one image drawn per class)"
+    )
     first_only: ClassVar[bool] = True
 
+    @model_validator(mode="after")
+    def _draws_images_of_classes(self) -> "CmcConfig":
+        if self.compat and self.level:
+            raise ValueError(f"compat {self.compat} draws an image of each class; remove level {self.level}")
+        return self
+
     def at(self, ranking: Ranking, k: Tensor) -> Tensor:
-        return ranking.any_within(k)
+        if self.compat is None:
+            return ranking.any_within(k)
+        if ranking.single_shot is None:
+            raise ValueError(f"{self.names()[0]}: draws images of a gallery with one label each; remove the metric")
+        return ranking.single_shot.gather(1, k[:, None] - 1)[:, 0]
 
 
 class HierarchicalApConfig(MetricConfig, frozen=True):

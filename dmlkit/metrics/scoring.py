@@ -28,6 +28,8 @@ from dmlkit.metrics.ranking.rankings import (
 )
 from dmlkit.metrics.ranking.rerank import ExpandedGallery, Expansion, KReciprocal, ReciprocalGallery, Rerank
 from dmlkit.metrics.ranking.search import Search
+from dmlkit.metrics.ranking.single_shot import single_shot
+from dmlkit.metrics.retrieval import CmcConfig
 from dmlkit.nearest.rescore import Rescorer, rescored_rows
 
 _NEAREST = "nearest"
@@ -197,8 +199,18 @@ def _score(
     if searching:
         blocks: list[dict[str, Tensor]] = []
         mine = scored if group is None else scored[dist.get_rank(group) :: dist.get_world_size(group)]
+        start = 0
+        shots = max(
+            (max(config.k) for config in searching if isinstance(config, CmcConfig) and config.compat), default=0
+        )
+        single = None
+        if shots and labeling.members is None:
+            single = single_shot(search, labeling.classes, mine, shots, is_pessimistic=ties == "pessimistic")
         for ranking, near in rankings(search, mine, searching, ties):
             found: dict[str, Tensor] = {}
+            if single is not None:
+                ranking = replace(ranking, single_shot=single[start : start + len(near)])
+                start += len(near)
             for config in searching:
                 found |= config.named(config.per_query(labeling.ranking(config, ranking)))
             blocks.append(found | {_NEAREST: near.double()})

@@ -1,0 +1,88 @@
+"""CMC of single-shot galleries against a loop over all draws, each with a loop over its items."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.metrics import Labeled, metrics_from_hits, retrieval_metrics, score_retrieval
+from dmlkit.metrics.ranking import single_shot
+
+METRICS = ["cmc@1:cuhk03", "cmc@2:cuhk03", "cmc@3:cuhk03", "map"]
+
+
+def over_all_draws(queries: Labeled, gallery: Labeled, k: int, ties: str) -> list[float]:
+    """Values of the queries: mean over every choice of one item per class, as torchreid's `eval_cuhk03` draws some."""
+    x, y = (np.asarray(side.embeddings) for side in (queries, gallery))
+    values: list[float] = []
+    for query, label, own in zip(x, queries.labels, queries.ids, strict=True):
+        scores = y @ query
+        of_class: dict[int, list[int]] = {}
+        for item in range(len(y)):
+            if gallery.ids[item] != own:
+                of_class.setdefault(int(gallery.labels[item]), []).append(item)
+        if int(label) not in of_class:
+            continue
+        hits: list[float] = []
+        for draw in product(*of_class.values()):
+            (hit,) = (item for item in draw if gallery.labels[item] == label)
+            above = sum(scores[item] > scores[hit] for item in draw)
+            tied = sum(scores[item] == scores[hit] for item in draw)
+            places = range(above + 1, above + tied + 1) if ties == "expected" else [above + tied]
+            hits.append(float(np.mean([place <= k for place in places])))
+        values.append(float(np.mean(hits)))
+    return values
+
+
+def sides(seed: int, *, has_ties: bool) -> tuple[Labeled, Labeled]:
+    random = np.random.default_rng(seed)
+    corners = np.array([[3, 4], [4, 3], [-3, 4], [5, 0]]) / 5  # few directions, so that many scores are equal
+    points = [
+        corners[random.integers(0, 4, count)] if has_ties else random.normal(size=(count, 2)) for count in (8, 13)
+    ]
+    x, y = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in points)
+    labels = random.integers(0, 5, 8), np.concatenate([np.arange(5), random.integers(0, 5, 8)])
+    cameras = random.integers(0, 4, 8), random.integers(0, 4, 13)
+    return Labeled(x, labels[0], cameras[0]), Labeled(y, labels[1], cameras[1])
+
+
+@pytest.mark.parametrize("ties", ["expected", "pessimistic"])
+@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_against_all_draws(seed: int, has_ties: bool, ties, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(single_shot, "BLOCK_ENTRIES", 3 * 13)  # blocks of 3 queries or fewer
+    queries, gallery = sides(seed, has_ties=has_ties)
+    scores = score_retrieval(queries, gallery, metrics=METRICS, ties=ties)
+    for k in (1, 2, 3):
+        expected = over_all_draws(queries, gallery, k, ties)
+        np.testing.assert_allclose(scores.per_query[f"cmc@{k}:cuhk03"], expected, atol=1e-12)
+    classes = len(np.unique(gallery.labels))
+    assert retrieval_metrics(
+        *(queries.embeddings, queries.labels, gallery.embeddings, gallery.labels),
+        ids=(queries.ids, gallery.ids),
+        metrics=[f"cmc@{classes}:cuhk03"],
+    ) == pytest.approx({f"cmc@{classes}:cuhk03": 1})
+
+
+def test_each_among_all_others_and_with_a_hierarchy():
+    points, labels = sides(5, has_ties=False)[1].embeddings, np.arange(13) % 4
+    rows = np.arange(13)
+    expected = np.mean(over_all_draws(*[Labeled(points, labels, rows)] * 2, 2, "expected"))
+    plain = score_retrieval(Labeled(points, labels), metrics=["cmc@2:cuhk03"])
+    assert plain.values["cmc@2:cuhk03"] == pytest.approx(expected, abs=1e-12)
+    levels = {"family": labels % 2, "species": labels}
+    deep = score_retrieval(Labeled(points, levels), metrics=["cmc@2:cuhk03", "h_ap", "recall@1:family"])
+    assert deep.values["cmc@2:cuhk03"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_it_does_not_apply_to():
+    with pytest.raises(ValueError, match="draws an image of each class; remove level family"):
+        score_retrieval(
+            Labeled(torch.eye(4), {"family": [0, 0, 1, 1], "kind": [0, 0, 1, 1]}), metrics=["cmc@1:cuhk03:family"]
+        )
+    with pytest.raises(ValueError, match="cmc@1:cuhk03: draws images of a gallery with one label each"):
+        metrics_from_hits([[1, 0]], [1], ["cmc@1:cuhk03"])
+    members = np.array([[1, 0], [1, 1], [0, 1], [0, 1]], dtype=bool)
+    with pytest.raises(ValueError, match="one label each; remove the metric"):
+        score_retrieval(Labeled(torch.eye(4), members), metrics=["cmc@1:cuhk03"])
