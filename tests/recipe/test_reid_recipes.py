@@ -47,6 +47,16 @@ def test_each_takes_steps(name: str, tmp_path: Path):
     assert rows[-1].validation is not None and 0 < rows[-1].validation["map"] <= 1
 
 
+@pytest.mark.parametrize("name", ["bag_of_tricks", "tracker", "miewid", "megadescriptor"])
+def test_a_tall_box_is_seen_from_head_to_foot(name: str):
+    transform = read_recipe(RECIPES[name]).transform
+    assert transform is not None
+    box = torch.zeros(3, 256, 128, dtype=torch.uint8)
+    box[0, :16], box[2, -16:] = 255, 255
+    seen = transform.evaluation()(box)
+    assert seen[0, 0].float().mean() == 255 and seen[2, -1].float().mean() == 255
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_headers_say_where_the_values_are_from(name: str):
     text = RECIPES[name].read_text(encoding="utf-8")
