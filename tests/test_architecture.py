@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.recipe.reference import meanings_of
-from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
+from dmlkit.recipe.schema import FAMILIES, EvaluationConfig, Recipe, TrainingConfig
 from dmlkit.study.definition.config import Expectation, StudyConfig, VariantConfig
 
 PACKAGE = Path(__file__).parent.parent / "dmlkit"
@@ -183,7 +183,7 @@ def test_a_family_exports_its_members_alone(family: str):
 
 def configs() -> Iterator[type[BaseModel]]:
     """Every class that a recipe's or a study's keys belong to."""
-    roots = [Recipe, TrainingConfig, StudyConfig, VariantConfig, Expectation, TransportWeights.Config]
+    roots = [Recipe, TrainingConfig, EvaluationConfig, StudyConfig, VariantConfig, Expectation, TransportWeights.Config]
     yield from roots
     for family in FAMILIES.values():
         yield from family.variants.values()

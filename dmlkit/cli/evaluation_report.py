@@ -12,13 +12,13 @@ from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table,
 
 if TYPE_CHECKING:
     from dmlkit.distributed.launch import Ranks
-    from dmlkit.evaluation.augmented import Copies
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Evidence, Report
     from dmlkit.evaluation.run import Scope
     from dmlkit.files.where import Where
     from dmlkit.metrics.ranking.codec import Stored
     from dmlkit.metrics.ranking.rerank import Rerank
+    from dmlkit.recipe.schema import Copies
     from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.vectors.manifest import Fusion
     from dmlkit.vectors.points import PointSet
@@ -229,6 +229,8 @@ def tell_run(
         check_scope(source, scope)
         fusion = choose_second(source, second, checkpoint=checkpoint, fabric=fabric, bar=progress)
         shown = replace(shown, fusion=fusion.weight if isinstance(fusion, LocalFusion) else fusion)
+    elif not (shown.rerank or scope.images or scope.overrides or checkpoint == "pretrained"):
+        shown = _with_techniques(shown, source)
     scope = replace(scope, rerank=shown.rerank, copies=shown.copies, fusion=shown.fusion)
     run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, bar=progress)
     if not fabric.is_global_zero:
@@ -247,6 +249,19 @@ def tell_run(
         say_prose(shown.console, gain)
     if run.path is not None:
         say(shown.console, f"written to {run.path}")
+
+
+def _with_techniques(shown: Shown, source: Path) -> Shown:
+    """Return the same with the techniques that validation chose for a run at the end of its training, if any."""
+    from dmlkit.metrics.ranking.rerank import parse_rerank
+    from dmlkit.run_folder.documents import Summary
+    from dmlkit.run_folder.folder import RunFolder
+
+    path = RunFolder(source).summary_path
+    chosen = Summary.read(path).techniques if path.exists() else None
+    if chosen is None:
+        return shown
+    return replace(shown, copies=chosen.tta, rerank=parse_rerank(chosen.rerank) if chosen.rerank else None)
 
 
 def _metric_rows(report: "Report", definitions: dict[str, str]) -> list[list[str]]:

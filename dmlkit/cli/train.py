@@ -204,6 +204,12 @@ def print_figures(summary: "Summary", metric: str, console: Console) -> None:
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
         if checkpoint and checkpoint.test:
             say_metrics(console, f"{name} (epoch {checkpoint.epoch})  test", checkpoint.test)
+    if chosen := summary.techniques:
+        known = [f"{name} {value:.3f}" for name, value in (chosen.validation or {}).items()]
+        why = f"{metric} on validation: {', '.join(known)}" if known else "without validation classes"
+        say_prose(console, f"at test time: {chosen.name} ({why})")
+        if chosen.test:
+            say_metrics(console, f"{chosen.name}  test", chosen.test)
     if not summary.last.test:
         figures = f"; {summary.basis.line()}" if summary.basis else ""
         say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")

@@ -1,7 +1,5 @@
 """Test-time augmentation: the mean of the embeddings of an image and of changed copies of it."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -9,13 +7,12 @@ from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, first_line
 from dmlkit.recipe.file import dump_recipe, parse_recipe
-from dmlkit.recipe.schema import Recipe
+from dmlkit.recipe.schema import Copies, Recipe
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.vectors.in_memory import Embeddings, embed_dataset
 from dmlkit.vectors.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.vectors.trained import TrainedModel
 
-Copies = Literal["flip", "scales"]
 SCALES = (0.5**0.5, 2**0.5)
 """Sides of the copies of ``scales``, in units of the image's, as in DELG (Cao et al. 2020, arXiv:2001.05027)."""
 WORDS: dict[Copies, str] = {

@@ -15,7 +15,6 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
-from dmlkit.evaluation.augmented import Copies
 from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column
 from dmlkit.evaluation.evaluate import CLASS, ClassFigures, ConfusedClasses, Evaluation
 from dmlkit.files.arrays import read_arrays
@@ -26,7 +25,7 @@ from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Stored
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.recipe.file import plain
-from dmlkit.recipe.schema import Recipe
+from dmlkit.recipe.schema import Copies, Recipe
 from dmlkit.run_folder.folder import CheckpointName
 from dmlkit.vectors.manifest import Fusion
 

@@ -14,7 +14,7 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError, counted, warn
-from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
+from dmlkit.evaluation.augmented import check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
@@ -32,7 +32,7 @@ from dmlkit.nearest.place import evidence_of
 from dmlkit.nearest.rescore import Rescorer
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.overrides import parse_override
-from dmlkit.recipe.schema import Recipe
+from dmlkit.recipe.schema import Copies, Recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.fusion import fuse
 from dmlkit.vectors.in_memory import Embeddings

@@ -54,7 +54,7 @@ class Reference(NamedTuple):
     """Reference of recipes."""
 
     recipe: tuple[KeyReference, ...]  # top-level keys
-    training: tuple[KeyReference, ...]  # keys below ``training``
+    below: dict[str, tuple[KeyReference, ...]]  # keys below ``training`` and ``evaluation``
     families: dict[str, tuple[MemberReference, ...]]  # members of each family, by name
     schema: dict[str, Any]  # a JSON schema
 
@@ -73,10 +73,9 @@ def as_markdown(reference: Reference) -> str:
         "## recipe",
         "",
         *_lines(key._replace(default="") for key in reference.recipe),
-        "## training",
-        "",
-        *_lines(reference.training),
     ]
+    for name, keys in reference.below.items():
+        lines += [f"## {name}", "", *_lines(keys)]
     for family, members in reference.families.items():
         shared = _shared_keys(members)
         lines += [f"## {family}", "", *_lines(shared.values())]
@@ -116,13 +115,14 @@ def _escaped(text: str) -> str:
 
 def describe() -> Reference:
     """Return the reference of all recipe keys known in this process."""
-    from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
+    from dmlkit.recipe.schema import FAMILIES, EvaluationConfig, Recipe, TrainingConfig
 
     families = {
         family: tuple(describe_member(member) for _, member in sorted(root.variants.items()))
         for family, root in FAMILIES.items()
     }
-    return Reference(tuple(keys_of(Recipe)), tuple(keys_of(TrainingConfig)), families, schema())
+    below = {"training": tuple(keys_of(TrainingConfig)), "evaluation": tuple(keys_of(EvaluationConfig))}
+    return Reference(tuple(keys_of(Recipe)), below, families, schema())
 
 
 def describe_member(member: type[ComponentConfig]) -> MemberReference:

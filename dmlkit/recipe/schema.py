@@ -6,6 +6,7 @@ from functools import reduce
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Field,
     NonNegativeInt,
@@ -30,6 +31,7 @@ from dmlkit.losses.base import too_curved
 from dmlkit.manifolds import Lorentz, ManifoldConfig, Poincare, Sphere
 from dmlkit.manifolds.base import NEEDS_BOUNDED
 from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
+from dmlkit.metrics.ranking.rerank import parse_rerank
 from dmlkit.miners import MinerConfig
 from dmlkit.optimizers import AdamWConfig, OptimizerConfig
 from dmlkit.pooling import PoolingConfig
@@ -43,8 +45,14 @@ from dmlkit.transforms.augmentations import AugmentationConfig
 from dmlkit.transport import TransportConfig
 
 LoggerName = Literal["tensorboard", "mlflow", "wandb"]
+Copies = Literal["flip", "scales"]
 Faults = Iterator[tuple[Key, str]]
 """Keys of a recipe, and what is wrong with their values."""
+
+
+def _check_method(text: str) -> str:
+    parse_rerank(text)
+    return text
 
 
 class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -94,6 +102,15 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         return self.stop_after or self.epochs
 
 
+class EvaluationConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Techniques at test time. Validation classes choose which of them are used, none, one or both."""
+
+    tta: Copies | None = None
+    """Mean of each image and copies of it, flip or scales, as in ``eval --with``; null for none."""
+    rerank: Annotated[str, AfterValidator(_check_method)] | None = None
+    """Method of re-ranking with its options, as in ``eval --rerank``, e.g. ``k_reciprocal:k1=10``; null for none."""
+
+
 class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     """Settings of a training run. Use `dmlkit.recipe.file.read_recipe` to read a recipe from YAML.
 
@@ -138,6 +155,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         MapAtRConfig(),
     )
     """Metrics of validation and test classes, e.g. ``[recall@1, map@r, ndcg@8]``."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Techniques at test time, whose metrics are reported next to the plain ones."""
 
     _origins: dict[Key, str] = PrivateAttr(default_factory=dict[Key, str])
 
@@ -190,6 +209,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             *self._proxies_that_cannot_be_shared_out(),
             *self._stop_after_the_end(),
             *self._augmentation_without_views(),
+            *self._techniques_that_do_not_apply(),
         ]
         if faults:
             message = "; ".join(f"{'.'.join(map(str, key))}: {text}" for key, text in faults)
@@ -317,6 +337,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         if self.transform and self.transform.augment:
             text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
             yield ("transform", "augment"), text
+
+    def _techniques_that_do_not_apply(self) -> Faults:
+        if self.evaluation.tta and not samples_named(self.dataset.sample).has_pixels:
+            yield ("evaluation", "tta"), f"got {self.evaluation.tta}, but the dataset has no images; remove this key"
+        chosen = self.training.select_by
+        unranked = [name for metric in self.metrics if not metric.searches for name in metric.names()]
+        if self.evaluation != EvaluationConfig() and chosen in unranked:
+            yield ("evaluation",), f"is chosen by training.select_by, and {chosen} ranks no gallery; use e.g. map@r"
 
     def _proxies_that_cannot_be_shared_out(self) -> Faults:
         if not self.training.shard_proxies:

@@ -59,6 +59,34 @@ class ScoredCheckpoint(BaseModel, frozen=True, extra="forbid"):
     """Metrics on test classes, which are not used for selection; null if every class was trained on."""
 
 
+class ChosenTechniques(BaseModel, frozen=True, extra="forbid"):
+    """Techniques of a recipe's ``evaluation`` that validation classes chose for the chosen checkpoint."""
+
+    tta: Literal["flip", "scales"] | None
+    """Copies of which the mean with each image is taken; null if validation prefers none."""
+    rerank: str | None
+    """Method of re-ranking; null if validation prefers none."""
+    validation: Metrics | None
+    """Metric that chooses, on validation classes, by the techniques; null without validation classes."""
+    test: Metrics | None
+    """Metrics on test classes with the chosen techniques; null if every class was trained on."""
+
+    @property
+    def name(self) -> str:
+        """The techniques in words."""
+        return technique_name(self.tta, self.rerank)
+
+
+def technique_name(tta: str | None, rerank: str | None) -> str:
+    """Return the name of a pair of techniques.
+
+    Example:
+        >>> technique_name("flip", "k_reciprocal"), technique_name(None, None)
+        ('flip, k_reciprocal', 'plain')
+    """
+    return ", ".join(filter(None, (tta, rerank))) or "plain"
+
+
 class Basis(Document, frozen=True):
     """``basis.json``, the reference run of a model that was trained on every class (``dmlkit final``)."""
 
@@ -176,6 +204,8 @@ class Summary(Document, frozen=True):
     macOS since the process started), without processes that read images. null if neither is available."""
     basis: Basis | None = None
     """The reference run of a model that has no test metrics of its own; see `Basis`."""
+    techniques: ChosenTechniques | None = None
+    """Techniques of the recipe's ``evaluation``; null if it has none."""
 
     @model_validator(mode="after")
     def check_selection(self) -> "Summary":

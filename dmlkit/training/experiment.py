@@ -19,10 +19,12 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.errors import OptionError, UserError, warn
+from dmlkit.evaluation.augmented import check_copies
 from dmlkit.evaluation.evaluate import check_levels
 from dmlkit.loading.inputs import refuse_missing
 from dmlkit.losses.base import Loss
 from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.ranking.rerank import check_rerank, parse_rerank
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.file import dump_recipe
 from dmlkit.recipe.schema import Recipe
@@ -241,7 +243,7 @@ def loss_of(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Loss:
 
 
 def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: bool) -> None:
-    """Check the images of a split as far as that is possible before they are read."""
+    """Check the images of a split, and techniques for them, as far as that is possible before they are read."""
     refuse_missing(dataset, recipe.dataset.on_bad_image, f"the {split} split")
     if not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
         refuse_zero_vectors(dataset)
@@ -250,6 +252,12 @@ def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: b
         raise OptionError("dataset", fault)
     for note in notes if is_first else ():
         warn(note)
+    if split != "train":
+        check_copies(dataset, recipe, recipe.evaluation.tta)
+        with recipe.errors_at("evaluation", "rerank"):
+            if recipe.evaluation.rerank:
+                images = len(dataset) if dataset.gallery is None else int(dataset.gallery.sum())
+                check_rerank(parse_rerank(recipe.evaluation.rerank), images)
 
 
 def sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:

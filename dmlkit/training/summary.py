@@ -7,27 +7,44 @@ epochs that validation chose in the run.
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import nan
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.exchange import gather_lists
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
-from dmlkit.evaluation.evaluate import Evaluation, evaluate
+from dmlkit.evaluation.augmented import embed_with_copies
+from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, evaluate, score_split
 from dmlkit.evaluation.report import Figures
 from dmlkit.files.atomic import atomic_write
-from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.documents import Alignment, Basis, ClassMetrics, EpochRow, Metrics, ScoredCheckpoint, Summary
+from dmlkit.metrics.base import Points
+from dmlkit.metrics.ranking.rerank import parse_rerank
+from dmlkit.recipe.schema import Copies, EvaluationConfig, Recipe
+from dmlkit.run_folder.documents import (
+    Alignment,
+    Basis,
+    ChosenTechniques,
+    ClassMetrics,
+    EpochRow,
+    Metrics,
+    ScoredCheckpoint,
+    Summary,
+    technique_name,
+)
 from dmlkit.run_folder.folder import RunFolder, named
 from dmlkit.training.checkpoint import State
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment
 from dmlkit.training.pretrained import compare_with_pretrained
-from dmlkit.vectors.trained import recipe_of, take_weights
+from dmlkit.vectors.in_memory import embed_dataset
+from dmlkit.vectors.trained import TrainedModel, recipe_of, take_weights
 
 
 def summarize(
@@ -47,7 +64,7 @@ def summarize(
         experiment.average.put_in_place()
     tuned = evaluate_test(experiment, data, fabric, state)
     last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned and tuned.scores.values)
-    best = None
+    best, final = None, {}
     if state.best is not None and state.best["epoch"] == state.epoch:
         best = last = last.model_copy(update={"validation": state.best["metrics"]})  # a row may be damaged
     elif state.best is not None:
@@ -56,6 +73,8 @@ def summarize(
         tuned = evaluate_test(experiment, data, fabric, state)
         tested = tuned and tuned.scores.values
         best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=tested)
+    techniques = choose_techniques(experiment, fabric)
+    if final:
         experiment.model.load_state_dict(final)
     summary = Summary(
         last=last,
@@ -70,6 +89,7 @@ def summarize(
             (row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None), default=None
         ),
         basis=run.basis(),
+        techniques=techniques,
     )
     if fabric.is_global_zero:
         with atomic_write(run.curves_path) as partial:
@@ -87,6 +107,49 @@ def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Ranks, sta
     evaluation = evaluate(fabric, data.model, data.test, experiment.recipe, split="test")
     state.note_skipped(evaluation.faults)
     return evaluation
+
+
+def choose_techniques(experiment: Experiment, fabric: Ranks) -> ChosenTechniques | None:
+    """Score the techniques of a recipe's ``evaluation`` on validation classes, and the best of them on test classes.
+
+    They are scored alone and together, with the current weights; without validation classes, all of them are taken.
+    """
+    recipe, metric = experiment.recipe, experiment.recipe.training.select_by
+    tta, rerank = recipe.evaluation.tta, recipe.evaluation.rerank
+    if not (tta or rerank):
+        return None
+    trained = TrainedModel.of(recipe, experiment.model)
+    figures: Metrics | None = None
+    if experiment.validation is not None:
+        pairs = list(product(dict.fromkeys((None, tta)), dict.fromkeys((None, rerank))))
+        scored = _with_techniques(trained, fabric, experiment.validation, "validation", pairs)
+        figures = {technique_name(*pair): metrics[metric] for pair, metrics in zip(pairs, scored, strict=True)}
+        tta, rerank = max(pairs, key=lambda pair: figures[technique_name(*pair)])  # the first of several: the fewest
+    test = None
+    if experiment.test is not None:
+        (test,) = _with_techniques(trained, fabric, experiment.test, "test", [(tta, rerank)])
+    return ChosenTechniques(tta=tta, rerank=rerank, validation=figures, test=test)
+
+
+def _with_techniques(
+    trained: TrainedModel,
+    fabric: Ranks,
+    dataset: Dataset,
+    split: Split,
+    pairs: Sequence[tuple[Copies | None, str | None]],
+) -> list[Metrics]:
+    """Return the metrics with each pair of techniques; with any, those that rank."""
+    recipe = trained.recipe
+    copies: Copies | None = next((tta for tta, _ in pairs if tta), None)
+    own = embed_dataset(fabric, trained.model, dataset, recipe.transform, workers=recipe.training.workers)
+    means = embed_with_copies(fabric, trained, dataset, own, copies) if copies else own
+    metrics: list[Metrics] = []
+    for tta, rerank in pairs:
+        points = Points(means.points, means.labels, trained.manifold) if tta else None
+        second = SecondScoring(parse_rerank(rerank) if rerank else None, points)
+        evaluation = score_split(fabric, trained, own, dataset, split=split, second=second)
+        metrics.append((evaluation.alternative or evaluation.scores).values)
+    return metrics
 
 
 def class_metrics(evaluation: Evaluation) -> ClassMetrics:
@@ -180,10 +243,11 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, pretrained: Metrics | N
 def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Basis]:
     """Return the recipe that trains on every class, and the run whose figures stand for its model.
 
-    It is the recipe of a finished run with two changes. ``dataset.split`` is ``all``: training, validation and test
+    It is the recipe of a finished run with three changes. ``dataset.split`` is ``all``: training, validation and test
     classes are trained on. ``training.stop_after`` is the epoch of the run's best checkpoint on validation classes, or
     of its last one if it had none; the schedule of the learning rate still spans the epochs of the run, so that each
     epoch has the learning rate that it had there. An epoch passes over more images, thus has more steps.
+    ``evaluation`` names the techniques that validation chose.
     """
     run = RunFolder(path)
     recipe = recipe_of(run, overrides)
@@ -200,10 +264,12 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
         raise UserError(f"{path}: is not finished, expected a summary.json; continue it with dmlkit train --resume")
     summary = Summary.read(run.summary_path)
     run.warn_of_loss()
-    changes = {
+    changes: dict[str, Any] = {
         "dataset": recipe.dataset.model_copy(update={"split": "all"}),
         "training": recipe.training.model_copy(update={"stop_after": summary.chosen.epoch}),
     }
+    if chosen := summary.techniques:
+        changes["evaluation"] = EvaluationConfig(tta=chosen.tta, rerank=chosen.rerank)
     selected_by = summary.selected_by or recipe.training.select_by
     return recipe.model_copy(update=changes), Basis(
         run=str(named(path)), selected_by=selected_by, checkpoint=summary.chosen

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageColor
 
 from dmlkit.losses.base import LossConfig
 from dmlkit.metrics import retrieval_metrics
-from tests.conftest import ROOT
+from tests.conftest import ONE_EPOCH, ROOT
 from tests.datasets import trees
 from tests.docs.blocks import blocks_of, page, run_blocks
 from tests.processes import Forked, run_code
@@ -59,6 +60,41 @@ def test_one_hierarchy_from_a_folder_tree_to_h_ap(
     blocks = blocks_of(page("guides/hierarchy"), "sh", "yaml", "python")
     printed = run_blocks(blocks, dmlkit, lambda words: tiny if "birds.yaml" in words else [])
     assert "map@r:family" in printed and "h_ap" in printed and "'recall@1:genus': 1.0" in printed
+
+
+@pytest.mark.slow
+def test_a_tracked_video_with_named_individuals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]
+):
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(ONE_EPOCH)
+    assert dmlkit("train", "recipe.yaml", "-o", "runs/tracker").code == 0
+    random, photos = np.random.default_rng(0), dict[str, list[Image.Image]]()
+    for name in ("red", "lime", "blue", "yellow", "white", "black", "cyan", "magenta"):  # a pet is of one color
+        Path("known", name).mkdir(parents=True)
+        color = np.array(ImageColor.getrgb(name))
+        noisy = (color + random.normal(0, 12, (8, 16, 16, 3))).clip(0, 255).astype(np.uint8)
+        photos[name] = [Image.fromarray(photo) for photo in noisy]
+        for row, photo in enumerate(photos[name]):
+            photo.save(Path("known", name, f"{row}.png"))
+    for folder in ("frames", "tracked/labels"):
+        Path(folder).mkdir(parents=True)
+    shown = {3: "red", 8: "cyan"}  # pets by track
+    for number in range(1, 5):  # frames of 100 x 40, which the two cross
+        frame, lines = Image.new("RGB", (100, 40), "gray"), list[str]()
+        for track, pet in shown.items():
+            left, top = (10 * number if track == 3 else 80 - 10 * number), 4 if track == 3 else 22
+            frame.paste(photos[pet][number], (left, top))
+            lines.append(f"0 {(left + 8) / 100} {(top + 8) / 40} 0.16 0.4 0.9 {track}")
+        frame.save(f"frames/clip_{number}.png")
+        Path(f"tracked/labels/clip_{number}.txt").write_text("\n".join(lines))
+    run_blocks(blocks_of(page("guides/reid"), "sh"), dmlkit, lambda _: [])
+    names = Path("labels.txt").read_text().split()
+    rows = [line.split(",") for line in Path("clip.txt").read_text().splitlines()]
+    assert [(int(row[0]), row[1]) for row in rows] == [
+        (number, track) for number in range(1, 5) for track in ("3", "8")
+    ]
+    assert [names[int(row[7]) - 1] for row in rows] == ["red", "cyan"] * 4
 
 
 @pytest.mark.heavy

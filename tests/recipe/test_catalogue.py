@@ -32,7 +32,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
     made: list[Reference] = []
 
     def describe() -> Reference:
-        made.append(Reference((), (), {}, {"number": len(made)}))
+        made.append(Reference((), {}, {}, {"number": len(made)}))
         return made[-1]
 
     monkeypatch.setattr("dmlkit.recipe.reference.describe", describe)
