@@ -90,14 +90,20 @@ class PictureOptions:
     overrides: SetDataset = None
     device: Device = "auto"
 
-    def embed(self, run: Path, split: SplitName) -> "tuple[EmbeddedSplit, Console]":
-        """Check the output, then embed a split of a run with a progress bar."""
+    def embed(self, run: Path, split: SplitName, *, with_gallery: bool = False) -> "tuple[EmbeddedSplit, Console]":
+        """Check the output, then embed a split of a run with a progress bar, see `embed_split`."""
         from dmlkit.gallery.split import embed_split
 
         check_target(self.output, [run])
         console, overrides = Console(), self.overrides or []
         found = embed_split(
-            run, split, checkpoint=self.checkpoint, device=self.device, overrides=overrides, bar=bars(console)
+            run,
+            split,
+            checkpoint=self.checkpoint,
+            device=self.device,
+            overrides=overrides,
+            with_gallery=with_gallery,
+            bar=bars(console),
         )
         return found, console
 
@@ -145,7 +151,7 @@ def retrieval(
     """Draw queries and their nearest neighbors, marked as right or wrong."""
     from dmlkit.plots.retrieval import plot_retrieval
 
-    embedded, console = options.embed(run, split)
+    embedded, console = options.embed(run, split, with_gallery=True)
     written, panel = plot_retrieval(embedded, options.output, queries=number, neighbors=k, bar=bars(console))
     count = counted(len(panel.queries), "query", "queries")
     say_written(console, written, f"{count}, including the {panel.worst} worst")

@@ -118,11 +118,11 @@ def print_several_labels(config: "DatasetConfig", found: "Survey", console: Cons
 
 def print_survey(found: "Survey", title: str, console: Console) -> None:
     """Print one row per split, the sizes of classes and images, what is not trained on, and what is not used."""
-    images, classes = {**found.images}, {**found.classes}
-    if "validation" in found.held_out and not found.names_validation:  # cut from the training classes
+    images, classes, is_known = {**found.images}, {**found.classes}, found.dataset.tests_known
+    if "validation" in found.held_out and not found.names_validation:  # cut from the training split
         images |= {"train": found.trained, "validation": found.images["train"] - found.trained}
         held_out = len(found.held_out["validation"])
-        classes |= {"train": found.classes["train"] - held_out, "validation": held_out}
+        classes |= {"train": found.classes["train"] - held_out * (not is_known), "validation": held_out}
     rows = [["split", "images", "classes"]]
     rows += [[split, f"{count:,}", f"{classes[split]:,}"] for split, count in images.items() if count]
     print_table(rows, console, title)
@@ -130,10 +130,11 @@ def print_survey(found: "Survey", title: str, console: Console) -> None:
     say(console, f"images per training class: {smallest} to {largest}, median {median:g}")
     smallest, median, largest = found.sides
     say(console, f"shorter side: {smallest} to {largest} pixels, median {median:g}")
-    for split, names in found.held_out.items():
+    for split, names in found.held_out.items() if not is_known else ():
         say(console, with_names(f"not trained on: {len(names)} {split} classes", names))
     if "validation" not in found.held_out:
-        say(console, "no validation: too few training classes to hold some out")
+        what = "images of each class" if is_known else "training classes"
+        say(console, f"no validation: too few {what} to hold some out")
     for note in found.notes:
         say_prose(console, note)
     if found.unreadable:

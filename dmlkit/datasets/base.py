@@ -1,24 +1,27 @@
 """Interface of the datasets: labeled samples of one split, with validation classes taken from the training classes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, PrivateAttr
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
 from dmlkit.datasets.files.class_names import SplitClasses, cut_between_groups, path_levels, several_labels
 from dmlkit.datasets.files.dataset import Dataset, class_subset
-from dmlkit.datasets.files.listing import NO_QUERIES, Listing
+from dmlkit.datasets.files.listing import LISTED_SPLITS, NO_QUERIES, ListedSplit, Listing
 from dmlkit.errors import OptionError, UserError, counted, option_errors, some_of, warn_once
 from dmlkit.files.image_file import MAX_PIXELS
+from dmlkit.files.paths import DATA_CHECK, raise_faults
 
 Split = Literal["train", "validation", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FOLDS = 4
+SHARE = 0.8  # of the images of a known class that are trained on, by default
 
 
 def _two_different(levels: tuple[str, ...]) -> tuple[str, ...]:
@@ -28,6 +31,17 @@ def _two_different(levels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 LevelNames = Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], ...], AfterValidator(_two_different)]
+
+
+def _kind_of_split(value: Any) -> str:
+    return "<time>" if isinstance(value, dict) else "<name>"
+
+
+Division = Annotated[
+    Annotated[Literal["official", "halves", "reality_check", "all", "images"], Tag("<name>")]
+    | Annotated[dict[Literal["time"], Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1), Tag("<time>")],
+    Discriminator(_kind_of_split),
+]
 
 
 class DatasetConfig(ComponentConfig, frozen=True):
@@ -42,14 +56,17 @@ class DatasetConfig(ComponentConfig, frozen=True):
     titled_by: ClassVar[str | None] = None
     """Key that says which data these are, such as ``root``; None if the name of the dataset does."""
 
-    split: Literal["official", "halves", "reality_check", "all"] = "official"
+    split: Division = "official"
     """``official`` uses the dataset's own split; ``halves`` tests on the last half of the classes instead;
     ``reality_check`` too, and validates on a fold of the first half; ``all`` trains on every class and leaves none to
-    measure the model on, see ``dmlkit final``."""
+    measure the model on, see ``dmlkit final``. Two are for known classes, whose test images search the training images:
+    ``images`` is the dataset's own split of images, or else tests on the last fifth of each class; ``{time: 0.8}``
+    tests on the last fifth by time."""
     fold: Annotated[int, Field(ge=0, lt=FOLDS)] = 0
     """Number of the validation fold, with ``split: reality_check``."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the training classes to hold out for choosing the best checkpoint: the last ones, at least two."""
+    """Share of the training classes to hold out for choosing the best checkpoint: the last ones, at least two. Where
+    test images are of known classes, share of the training images."""
     on_bad_image: Literal["error", "skip"] = "error"
     """What to do with an unreadable image: ``error`` stops the command, ``skip`` excludes the image and lists it in the
     summary."""
@@ -62,6 +79,9 @@ class DatasetConfig(ComponentConfig, frozen=True):
     new_classes: Literal["ignore", "test"] = "ignore"
     """What commands on a trained run do with classes that its data have gained since: ``ignore`` leaves them out of the
     run's splits and reports their number, ``test`` adds them to its test classes."""
+    group: Literal["day"] | None = None
+    """``day`` makes the images of each class of one day a group, instead of the column ``group``, by the column
+    ``time`` or else by the EXIF data of the files; null keeps the groups of the dataset."""
 
     _of_run: SplitClasses | None = PrivateAttr(None)
 
@@ -103,8 +123,21 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     @property
     def validates(self) -> bool:
-        """Whether the dataset has validation classes."""
-        return "validation" in self.own_splits
+        """Whether the dataset has validation classes, which are not trained on."""
+        return "validation" in self.own_splits and not self.tests_known
+
+    @property
+    def tests_known(self) -> bool:
+        """Whether validation and test images are of classes that are trained on: a closed set."""
+        return self.split == "images" or isinstance(self.split, dict)
+
+    def require_unseen(self, what: str) -> None:
+        """Raise a `UserError` that names ``what`` needs validation classes, if every class is trained on."""
+        if self.tests_known:
+            raise UserError(
+                f"{what}: needs classes that the model has not seen, but dataset.split {self.split} trains on every "
+                "class; create a gallery of the training images (dmlkit gallery create), and calibrate that"
+            )
 
     @property
     def default_split(self) -> Split:
@@ -128,17 +161,39 @@ class DatasetConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: a file is missing, too few classes are left for the split, or the run has no such classes.
         """
+        return self.images_of(self._listed_with_notes(), split)
+
+    def searched(self, split: Split) -> Dataset:
+        """Return the samples by which a split is scored: as `build`; of known classes also the gallery to search in."""
+        return self.searched_of(self._listed_with_notes(), split)
+
+    def _listed_with_notes(self) -> Listing | None:
         listing = self.listed()
         if listing is not None:
             listing.warn_of_notes()
-        return self.images_of(listing, split)
+        return listing
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
         """Return the samples of a split from a listing, see `build`; it is None for a dataset without files."""
-        if self._of_run is None or split == "all":
+        if self.tests_known and split != "all":
+            images = self._known(listing, split).part(split)
+            names = self._of_run.names["train"] if self._of_run and split == "train" else ()
+            kept = [name for name in names if name in images.class_names]
+            if kept and kept != list(images.class_names):  # proxies have the order that training had
+                images = class_subset(images, [images.class_names.index(name) for name in kept])
+        elif self._of_run is None or split == "all":
             images = self._divided(listing, split)
         else:
             images = self._recorded(self._of_run, listing, split)
+        return self._with_levels(images)
+
+    def searched_of(self, listing: Listing | None, split: Split) -> Dataset:
+        """Return the samples by which a split is scored from a listing, see `searched`."""
+        if self.tests_known and split in ("validation", "test"):
+            return self._with_levels(self._known(listing, split).searched(split))
+        return self.images_of(listing, split)
+
+    def _with_levels(self, images: Dataset) -> Dataset:
         if self.levels:
             if images.levels:
                 raise OptionError("dataset.levels", f"{self.name} has super-classes of its own; remove this key")
@@ -146,6 +201,58 @@ class DatasetConfig(ComponentConfig, frozen=True):
                 images.levels = path_levels(images.class_names, self.levels)
         images.limit(self.max_pixels)
         return images
+
+    def _known(self, listing: Listing | None, split: ListedSplit) -> Listing:
+        """Return the listing with the splits of images of known classes; those of a run by their names."""
+        if listing is None:
+            raise OptionError("dataset.split", f"{self.split}: {self.name} has no files to divide; use official")
+        raise_faults(listing.faults, DATA_CHECK)
+        if self._of_run is not None:
+            self._of_run.require(split)
+        listing = self._recorded_images(self._of_run, listing) if self._of_run else self._with_validation(listing)
+        if split == "validation" and not len(listing.rows_of(split)):
+            raise OptionError("dataset.validation_fraction", "0.0 holds out no images for validation")
+        return listing
+
+    def _recorded_images(self, own: SplitClasses, listing: Listing) -> Listing:
+        """Return the listing with the splits that a run has; other images of its classes are for testing."""
+        known = {*own.names["train"], *own.names["test"]}
+        self._require_split_of(own)
+        if own.images is None or known.isdisjoint(listing.class_names):
+            warn_once(f"{self.title}: has none of the classes of {own.run}, and is divided by its own rule")
+            return self._with_validation(self._divided_by_images(listing))
+        self._gained(own, listing.class_names, "train")
+        labels = [label for label, name in enumerate(listing.class_names) if name in known]
+        places = {key: place for place, split in enumerate(LISTED_SPLITS) for key in own.images.get(split, ())}
+        tested, missing = LISTED_SPLITS.index("test"), set(places)
+        splits = np.where(np.isin(listing.labels, labels), tested, -1).astype(np.int8)
+        for row, key in enumerate(listing.keys()):
+            if splits[row] == tested and key in places:
+                splits[row] = places[key]
+                missing.discard(key)
+        if missing:
+            lost = f"{len(missing)} of the {len(places)} images that {own.run} was trained or validated on"
+            warn_once(f"{self.title}: lacks {lost}: {some_of(sorted(missing))}")
+        return replace(listing, splits=splits)
+
+    def _require_split_of(self, own: SplitClasses) -> None:
+        """Raise an error if a run tests known classes and the dataset does not, or the other way around."""
+        if self.tests_known != (own.images is not None) and self.split != "all":
+            kind = "unseen classes" if self.tests_known else "known classes"
+            raise OptionError("dataset.split", f"got {self.split}, but {own.run} was trained to test {kind}; keep that")
+
+    def _with_validation(self, listing: Listing) -> Listing:
+        return listing.with_validation_images(self.validation_fraction, by_time=isinstance(self.split, dict))
+
+    def training_images(self) -> dict[str, tuple[str, ...]] | None:
+        """Return the names of the images to train and to validate on, if test images are of the same classes.
+
+        They are for a run, which never tests on them, whatever its dataset gains.
+        """
+        if not self.tests_known or (listing := self.listed()) is None:
+            return None
+        listing, keys = self._known(listing, "train"), np.array(listing.keys(), dtype=object)
+        return {split: tuple(keys[listing.rows_of(split)]) for split in LISTED_SPLITS if split != "test"}
 
     def _divided(self, listing: Listing | None, split: Split) -> Dataset:
         """Return the samples of a split by the rule of the dataset."""
@@ -164,6 +271,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         Data with none of the run's classes are other data, which are divided by their own rule.
         """
         own.require(split)
+        self._require_split_of(own)
         if listing is None and (images := self._divided(None, split)).class_names == tuple(own.names[split]):
             return images  # samples that are rendered gain no classes
         whole = self.load("all") if listing is None else listing.images("all")
@@ -200,7 +308,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
         if self.new_classes == "ignore":
             if new:
                 classes = counted(len(new), "class is", "classes are")
-                way = "; dataset.new_classes=test adds them to the test classes" if own.names["test"] else ""
+                can_test = own.names["test"] and not self.tests_known
+                way = "; dataset.new_classes=test adds them to the test classes" if can_test else ""
                 warn_once(
                     f"{self.title}: {classes} new since {own.run} was trained on it, and left out: {some_of(new)}{way}"
                 )
@@ -256,7 +365,25 @@ class DatasetConfig(ComponentConfig, frozen=True):
     def listed(self) -> Listing | None:
         """Return the listing of the dataset's files, with the split that the recipe asks for; see `listing`."""
         listing = self.listing()
+        if self.group is not None:
+            if listing is None:
+                raise OptionError("dataset.group", f"{self.name} has no files, so it has no times; remove this key")
+            listing = listing.grouped_by_day()
+        if listing is not None and self.tests_known and self._of_run is None:
+            return self._divided_by_images(listing)
         return listing.halved() if listing is not None and self.split == "halves" else listing
+
+    def _divided_by_images(self, listing: Listing) -> Listing:
+        share = self.split["time"] if isinstance(self.split, dict) else SHARE
+        return listing.of_known_classes(share, by_time=isinstance(self.split, dict))
+
+    @model_validator(mode="after")
+    def _tests_known_or_new_classes(self) -> Self:
+        if self.tests_known and self.new_classes == "test":
+            raise ValueError(
+                f"split {self.split} tests known classes, so new_classes cannot be test; remove one of them"
+            )
+        return self
 
     @classmethod
     def lacks(cls) -> list[str]:

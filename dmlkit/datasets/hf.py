@@ -54,7 +54,7 @@ class HfConfig(DatasetConfig, frozen=True):
         root = Path(self.root)
         parts = open_parts(root)
         others = [split for split in parts if split not in LISTED_SPLITS]
-        has_splits = len(parts) > 1 and self.split == "official"
+        has_splits = len(parts) > 1 and self.split in ("official", "images")
         if others and has_splits:
             raise OptionError(
                 "dataset.split",

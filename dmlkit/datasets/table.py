@@ -72,7 +72,7 @@ class TableConfig(DatasetConfig, frozen=True):
     def _has_paths_or_sets(self) -> "TableConfig":
         if self.separator is not None and self.levels:
             raise ValueError("separator and levels cannot be used together; remove one")
-        if self.separator is not None and self.split in ("halves", "reality_check"):
+        if self.separator is not None and (self.tests_known or self.split in ("halves", "reality_check")):
             raise ValueError(f"split {self.split} does not support a separator; use official or all")
         return self
 
@@ -117,6 +117,7 @@ class TableRows:
         query, gallery = (self._truths(name) for name in ("query", "gallery"))
         groups = group_numbers(self.table, str(self.file))
         boxes = self._boxes()
+        times = text_column(self.table, str(self.file), "time") if "time" in self.table.column_names else None
         self._refuse_repeated(names, labels, boxes)
         keep = self.keep.nonzero()[0]
         masks = [None if mask is None else mask[keep] for mask in (query, gallery)]
@@ -138,6 +139,7 @@ class TableRows:
             notes=self.notes,
             source=self.file,
             separator=self.separator,
+            times=None if times is None else ArrowNames(times.take(keep)),
         )
 
     def where(self, row: int) -> str:

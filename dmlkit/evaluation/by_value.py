@@ -1,6 +1,7 @@
 """Metrics, and error rates of a calibration, per value of a column of a table, e.g. per camera: whom a model fails."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
-from dmlkit.files.image_table import BOX, LABEL, text_column
+from dmlkit.files.exif import exif_sightings
+from dmlkit.files.image_table import BOX, LABEL, SIGHTING, text_column, time_of
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import TABLES
 from dmlkit.gallery.sources import open_points, split_points
@@ -32,6 +34,7 @@ from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.trained import load_model
 
 MOST_VALUES = 200  # more are names of images, not groups of them
+MOST_DATES = 31  # values of a time
 BLOCK_ENTRIES = 2**23  # similarities at once: 32 MB in float32
 
 
@@ -91,6 +94,7 @@ def figures_by_value(
     """
     if not per_query:
         raise UserError("--by: none of the metrics has a value per query; add one with --metric, e.g. recall@1")
+    values = dated(values) if column == "time" else values
     names = sorted({value for value in values if value is not None})
     if not 2 <= len(names) <= MOST_VALUES:
         given = f"the only value is {names[0]!r}" if len(names) == 1 else f"it has {len(names)} values"
@@ -127,14 +131,40 @@ def figures_by_value(
     return ByColumn(column=column, without=int((~kept).sum()), values=tuple(found))
 
 
-def read_column(images: Sequence[str], source: TableConfig, column: str) -> list[str | None]:
+def dated(values: Sequence[str | None]) -> Sequence[str | None]:
+    """Return times as days, months or years, the finest of which there are few; others as they are.
+
+    Example:
+        >>> dated([f"2026-{month:02}-{day:02}T12:00" for month in (5, 6) for day in range(1, 31)])[29:31]
+        ['2026-05', '2026-06']
+    """
+    if len({*values}) <= MOST_DATES:
+        return values
+    try:
+        times = [time_of(value, "") for value in values]
+    except UserError:  # morning, evening
+        return values
+    for length in (10, 7, 4):
+        found = [None if time is None else time.isoformat()[:length] for time in times]
+        if len({*found}) <= MOST_DATES:
+            return found
+    return values
+
+
+BOX_OF_KEY = re.compile(r" \([-+.\w]+(, [-+.\w]+){3}\)( margin \S+)?$")
+
+
+def read_column(images: Sequence[str], source: TableConfig | None, column: str) -> list[str | None]:
     """Return the values (N,) of images in a table; None for an empty cell, or an image that is not in the table.
 
     Args:
         images: paths, or keys of a dataset, see `dmlkit.datasets.files.dataset.Dataset.key`.
-        source: table with the columns ``path``, the named one and, if it has boxes, ``x1 y1 x2 y2``.
+        source: table with the columns ``path``, the named one and, if it has boxes, ``x1 y1 x2 y2``; None for a column
+            of `SIGHTING` by the EXIF data of the images.
         column: its name in the table, or dmlkit's.
     """
+    if source is None:
+        return [getattr(seen, column) for seen in exif_sightings([BOX_OF_KEY.sub("", image) for image in images])]
     read = source.table(**{LABEL: source.columns.get(column) or column})
     table, file, root = read.table, read.file, read.root
     names: list[str] = text_column(table, str(file), "path").to_pylist()
@@ -173,8 +203,10 @@ def absolute(path: str | Path) -> str:
     return os.path.abspath(path)  # noqa: PTH100
 
 
-def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | Path | None) -> TableConfig:
-    """Return the table that has a column, with the names of columns that the recipe gives.
+def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | Path | None) -> TableConfig | None:
+    """Return the table that has a column, with the names of columns that the recipe gives; None for EXIF data.
+
+    They have the columns of `SIGHTING` where the dataset has no table, or its table no such column.
 
     Args:
         table: the table. Default: that of the dataset.
@@ -184,11 +216,15 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | P
         found = TableConfig(file=str(table))
     else:
         known = plain(RunFolder(dataset).recipe())["dataset"] if isinstance(dataset, Path) else dataset
+        if known is not None and known["name"] == "folder" and column in SIGHTING:
+            return None
         if known is None or known["name"] != "table":
             what = f"the dataset of the run is {known['name']}, which has no columns" if known else "no run is known"
             advice = f"name a table with the columns path and {column}: --by FILE:{column}"
             raise UserError(f"--by {column}: {what}; {advice}")
         found = TableConfig(file=known["file"], root=known["root"], columns=known["columns"])
+        if column in SIGHTING and column not in found.table(("path",)).table.column_names:
+            return None
     found.table(**{LABEL: found.columns.get(column) or column})
     return found
 
@@ -207,7 +243,7 @@ def points_table(column: str, table: Path | None, points: PointSet) -> Path | No
             if not source.exists():
                 raise UserError(f"--by {column}: {source}, which was embedded, is no longer there; {advice}")
             table = source
-        elif source.exists():  # otherwise the name of a split
+        elif source.exists() and column not in SIGHTING:  # otherwise the name of a split
             raise UserError(f"--by {column}: {points.source} has the images of {source}, which is no table; {advice}")
     column_table(column, table, points.run)
     return table

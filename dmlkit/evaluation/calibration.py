@@ -117,6 +117,7 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric:
     """Return the points and labels of a split, see `split_embeddings`."""
     config = trained.recipe.dataset
     config.require_one_label(str(run.path))
+    config.require_unseen(str(run.path))
     found = split_embeddings(run, trained, fabric, config.build(split), split, bar=bar)
     refuse_faults(found.faults, config.on_bad_image)
     labels = found.labels.unique(return_inverse=True)[1]

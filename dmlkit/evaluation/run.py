@@ -147,7 +147,7 @@ def evaluate_scope(
             return EvaluatedRun(*stored, None, target, trained.checkpoint, name)
     except UserError as error:
         note = f"{error}; evaluated again"
-    dataset = recipe.dataset.build(split)
+    dataset = recipe.dataset.searched(split)
     check_copies(dataset, recipe, scope.copies)
     own_model, trained = trained, replace(trained, recipe=recipe, recorded=weights)
 
@@ -192,6 +192,11 @@ def _seen_notes(run: RunFolder, dataset: Dataset) -> list[str]:
     seen = set(run.training_classes()).intersection(dataset.class_names)
     every = len(seen) == len(dataset.class_names)
     some = "every class was" if every else counted(len(seen), "class was", "classes were")
+    if dataset.query is not None and dataset.gallery is not None and run.recipe().dataset.tests_known:
+        queries, gallery = (f"{int(mask.sum()):,}" for mask in (dataset.query, dataset.gallery))
+        return [
+            f"known classes: {queries} test images search {gallery} others; these metrics do not measure unseen classes"
+        ]
     return [f"{some} {TRAINED_ON}"] if seen else []
 
 
@@ -264,8 +269,8 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
             f"{recipe.dataset.sample}s; use --set dataset.embeddings=FILE to evaluate other vectors"
         )
     if scope.images is not None:
-        own = recipe.dataset
-        folder = FolderConfig(root=str(scope.images), on_bad_image=own.on_bad_image, levels=own.levels)
+        own, known = recipe.dataset, "images" if recipe.dataset.tests_known else "official"
+        folder = FolderConfig(root=str(scope.images), split=known, on_bad_image=own.on_bad_image, levels=own.levels)
         recipe = recipe.model_copy(update={"dataset": folder.of_run(own.classes_of_run)})
     if scope.column is not None:
         column_table(*scope.column, plain(recipe)["dataset"])

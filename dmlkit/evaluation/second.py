@@ -20,7 +20,7 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import column_table, read_column
 from dmlkit.evaluation.calibration import sampled_pairs
-from dmlkit.files.image_table import LIMITS, days_of, degrees_of
+from dmlkit.files.image_table import LIMITS, SightingCells, days_of, degrees_of, warn_of_unplaced
 from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT, check_options, kind_of, place_of_run, require_run
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.manifest import read_gallery_manifest
@@ -252,7 +252,7 @@ def choose_place(run: RunFolder, trained: TrainedModel, fabric: Ranks, bar: Bar 
     """
     trained.recipe.dataset.require_one_label("--with place")
     dataset = trained.recipe.dataset.build("validation")
-    sightings_of(trained, dataset, [0])  # before anything is embedded
+    sightings_of(trained, dataset, range(len(dataset)))  # before anything is embedded
     found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
     sightings = sightings_of(trained, dataset, found.indices.tolist())
     with torch.no_grad():
@@ -322,23 +322,29 @@ def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, 
 
 
 def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]) -> Sightings:
-    """Return where and when images of a dataset were taken, from the table of the run."""
-    images, name = [dataset.key(index) for index in indices], trained.recipe.dataset.name
-    if name != "table":
+    """Return where and when images of a dataset were taken, by the table of the run, else by their EXIF data."""
+    config, images = trained.recipe.dataset, [dataset.key(index) for index in indices]
+    if config.name not in ("table", "folder"):
         raise UserError(
-            f"--with {PLACE}: the dataset is {name}, which has no columns; train on a table with the columns path, "
-            "label, latitude, longitude and time"
+            f"--with {PLACE}: the dataset is {config.name}, which has no columns; train on a table with the columns "
+            "path, label, latitude, longitude and time"
         )
-    table = column_table("latitude", None, plain(trained.recipe)["dataset"])
-    degrees: list[Tensor] = []
-    for column in LIMITS:
-        cells = zip(images, read_column(images, table, column), strict=True)
-        degrees.append(torch.tensor([degrees_of(cell, column, f"{table.file}: {one}") for one, cell in cells]).double())
-    days = torch.zeros(len(images), dtype=torch.float64)
-    if "time" in table.table(("path",)).table.column_names:
-        cells = zip(images, read_column(images, table, "time"), strict=True)
-        days = torch.tensor([days_of(cell, f"{table.file}: {one}") for one, cell in cells], dtype=torch.float64)
-    return Sightings.at(degrees[0], degrees[1], days)
+    known = plain(trained.recipe)["dataset"]
+    columns = [read_column(images, column_table(one, None, known), one) for one in SightingCells._fields]
+    rows = [SightingCells(*row) for row in zip(*columns, strict=True)]
+    if not any(row.latitude for row in rows):
+        raise UserError(
+            f"--with {PLACE}: no image of {config.title} has a place; train on a table with the columns path, label, "
+            "latitude, longitude and time, or on photos with these EXIF data"
+        )
+    warn_of_unplaced(rows, config.title)
+    numbers = list[list[float]]()
+    for image, row in zip(images, rows, strict=True):
+        where = f"{config.title}: {image}"
+        degrees = (degrees_of(getattr(row, column), column, where) for column in LIMITS)
+        numbers.append([*degrees, days_of(row.time, where)])
+    latitude, longitude, days = torch.tensor(numbers, dtype=torch.float64).T
+    return Sightings.at(latitude, longitude, days if days.isfinite().any() else torch.zeros_like(days))
 
 
 ROWS = 16  # whose pairs are matched at once

@@ -232,6 +232,7 @@ def verify(
     calibrate += " --set dataset.root=FOLDER --set dataset.split=official" if run.model else ""
     if threshold is None:
         trained.recipe.dataset.require_one_label(str(path))
+        trained.recipe.dataset.require_unseen(str(path))
         if own := run.classes():
             own.require("validation")
         raise UserError(f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with {calibrate}")

@@ -218,7 +218,7 @@ in which those of one class are near each other.
 
 ## Figures
 
-{_figures(figures)}
+{_figures(figures, recipe)}
 
 ## Use
 
@@ -239,17 +239,21 @@ Those of pretrained weights and of the training images may apply too.
 """
 
 
-def _figures(figures: CardFigures | None) -> str:
+def _figures(figures: CardFigures | None, recipe: Recipe) -> str:
     if figures is None:
         return "None were measured on test classes."
     rows = ["| metric | test classes | 95 % interval |", "|---|---|---|"]
     for name, value in figures.metrics.items():
         ends = figures.intervals.get(name)
         rows.append(f"| {name} | {value:.4f} | {f'{ends[0]:.4f} .. {ends[1]:.4f}' if ends else ''} |")
-    about = "Classes that were not trained on."
+    about = "not trained on"
+    if recipe.dataset.tests_known:
+        about = "trained on; the gallery has the training images, and the queries are others"
     if figures.queries is not None:
-        about = f"{figures.queries:,} queries of {figures.classes:,} classes that were not trained on"
+        about = f"{figures.queries:,} queries of {figures.classes:,} classes that were {about}"
         about += "; intervals by bootstrap over classes." if any(figures.intervals.values()) else "."
+    else:
+        about = f"Classes that were {about}."
     return "\n".join([*rows, "", about])
 
 

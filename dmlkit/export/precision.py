@@ -105,7 +105,7 @@ def _validation_scores(
 ) -> ValidationScores | None:
     """Return the metric of both models on validation images; None if there are none."""
     try:
-        images = trained.recipe.dataset.build("validation")
+        images = trained.recipe.dataset.searched("validation")
     except UserError:
         return None
     source = f"the validation split of {run.path}"

@@ -652,6 +652,13 @@ def has_sightings(table: ImageTable) -> bool:
     return all(column in table.table.column_names for column in LIMITS)
 
 
+def warn_of_unplaced(cells: Sequence[SightingCells], where: str) -> None:
+    """Warn of images without a place, once per command."""
+    if without := sum(one.latitude is None for one in cells):
+        has = counted(without, "image has", "images have")
+        warn_once(f"{where}: {has} no place, of {len(cells):,}, so only similarity counts for them")
+
+
 def sighting_cells(found: ImageTable) -> list[SightingCells]:
     """Return where and when the image of each row was taken, checked; without a column all cells are empty."""
     columns = [
@@ -690,19 +697,36 @@ def degrees_of(cell: str | None, column: str, where: str) -> float:
     return value
 
 
+COLONS = r"^(\d{4}):(\d\d):(\d\d)(?=\D|$)"  # of a date as EXIF has it
+
+
 def days_of(cell: str | None, where: str) -> float:
     """Return days since 1970; nan for an empty cell. A time without a zone is of UTC.
 
     Example:
-        >>> days_of("1970-01-02T12:00", "birds.csv: 1.jpg")
-        1.5
+        >>> days_of("1970-01-02T12:00", "birds.csv: 1.jpg"), days_of("1970:01:02 06:00:00", "birds.csv: 2.jpg")
+        (1.5, 1.25)
     """
-    if cell is None:
-        return nan
+    return in_days(time_of(cell, where))
+
+
+def in_days(time: datetime | None) -> float:
+    """Return days since 1970, see `days_of`."""
+    return nan if time is None else (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() / SECONDS
+
+
+def time_of(cell: str | None, where: str) -> datetime | None:
+    """Return the time in a cell; None for an empty one, and for the zeros of a camera without a clock.
+
+    Raises:
+        UserError: the cell is not a time; the error begins with ``where``.
+    """
+    text = re.sub(COLONS, r"\1-\2-\3", (cell or "").strip())
+    if not text or text.startswith("0000-00-00"):
+        return None
     try:
-        time = datetime.fromisoformat(cell.strip())
+        return datetime.fromisoformat(text)
     except ValueError:
         raise UserError(
-            f"{where}: time: got {cell[:50]!r}, expected a date or a time such as 2026-05-31 or 2026-05-31T14:30"
+            f"{where}: time: got {text[:50]!r}, expected a date or a time such as 2026-05-31 or 2026-05-31T14:30"
         ) from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() / SECONDS

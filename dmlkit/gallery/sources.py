@@ -152,10 +152,17 @@ def embedded_points(
 
 
 def split_points(
-    run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split, bar: Bar = no_bar
+    run: RunFolder,
+    trained: TrainedModel,
+    fabric: Ranks,
+    split: Split,
+    bar: Bar = no_bar,
+    *,
+    with_gallery: bool = False,
 ) -> PointsInMemory:
-    """Return the points of the images of a run's split that can be read; see `split_embeddings`."""
-    dataset = trained.recipe.dataset.build(split)
+    """Return the points of the images of a run's split that can be read, see `split_embeddings` and `embed_split`."""
+    config = trained.recipe.dataset
+    dataset = config.searched(split) if with_gallery else config.build(split)
     found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
     return _with_images(found, trained, dataset, f"{split} split of {run.path}", run.path)
 

@@ -131,17 +131,19 @@ def embed_split(
     checkpoint: CheckpointName | None = None,
     device: str = "auto",
     overrides: Sequence[str] = (),
+    with_gallery: bool = False,
     bar: Bar = no_bar,
 ) -> EmbeddedSplit:
     """Return a split of a run's dataset with its embeddings, see `split_embeddings`.
 
     Args:
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
+        with_gallery: whether test images of known classes come with their gallery, see `DatasetConfig.searched`.
     """
     fabric, run = start_ranks(device), RunFolder(path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     trained.recipe.dataset.require_one_label(str(path))
-    found = split_points(run, trained, fabric, split, bar)
+    found = split_points(run, trained, fabric, split, bar, with_gallery=with_gallery)
     refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
     assert found.images is not None
     _, dataset, rows, _ = found.images

@@ -14,7 +14,17 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.files.image_table import LIMITS, SIGHTING, SightingCells, days_of, degrees_of, has_sightings, sighting_cells
+from dmlkit.files.exif import exif_sightings
+from dmlkit.files.image_table import (
+    LIMITS,
+    SIGHTING,
+    SightingCells,
+    days_of,
+    degrees_of,
+    has_sightings,
+    sighting_cells,
+    warn_of_unplaced,
+)
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.nearest.place import Range, Sightings, evidence_of
@@ -142,7 +152,7 @@ class Places(Second):
     def __init__(self, gallery: PointSet, fusion: PlaceFusion) -> None:
         super().__init__(check_placed(gallery))
         self.fusion = fusion
-        self.added = self._sightings(self.gallery.sightings, gallery.source)
+        self.added = self._sightings(sightings_in(self.gallery), gallery.source)
         self.rescorer = Rescorer(self._evidence, fusion.share, what="place")
 
     def _evidence(self, queries: Tensor, items: Tensor) -> Tensor:
@@ -154,22 +164,25 @@ class Places(Second):
         gallery = gallery_of(asked)
         table = None if gallery is not None else query_table(images, None)
         if gallery is not None:
-            cells, where = gallery.sightings, asked.source
-        elif table is None or not has_sightings(table) or asked.images is None:
+            cells, where = sightings_in(gallery), asked.source
+        elif table is not None and has_sightings(table) and asked.images is not None:
+            read, where = sighting_cells(table), str(images)
+            cells = [read[row] for row in asked.images.rows.tolist()]
+        elif not any(one.latitude for one in exif_sightings(asked.paths)):
             names = [] if table is None else table.table.column_names
             near = next((name for side in SIGHTING if side not in names for name in get_close_matches(side, names)), "")
             raise UserError(
                 f"--with {PLACE}: {images} has no places; give a table with the columns path, latitude, longitude and "
-                "time" + (f"; did you mean {near!r}?" if near else "")
+                "time, or photos with these EXIF data" + (f"; did you mean {near!r}?" if near else "")
             )
         else:
-            read, where = sighting_cells(table), str(images)
-            cells = [read[row] for row in asked.images.rows.tolist()]
+            cells, where = exif_sightings(asked.paths), str(images)
         numbers = self.add(self._sightings(cells, where))
         return numbers if rows is None else numbers[rows]
 
     def _sightings(self, cells: Sequence[SightingCells], where: str) -> Tensor:
         """Return places and days (N, 4) float64 of sightings; times count only where the evidence decays."""
+        warn_of_unplaced(cells, where)
         degrees = [[degrees_of(getattr(one, column), column, where) for one in cells] for column in LIMITS]
         decays = isfinite(self.fusion.range.days)
         days = [days_of(one.time, where) if decays else 0.0 for one in cells]
@@ -182,14 +195,20 @@ class Places(Second):
         return torch.cat([found.places, found.days[:, None]], dim=1)
 
 
+def sightings_in(gallery: GalleryFolder) -> list[SightingCells]:
+    """Return where and when the images of a gallery were taken: by its table, or else by the EXIF data of the files."""
+    found = gallery.sightings
+    return found if any(one.latitude for one in found) else exif_sightings(gallery.paths)
+
+
 def check_placed(gallery: PointSet) -> GalleryFolder:
     """Return a gallery whose images have places."""
     if gallery.manifest is not None and gallery.manifest.fusion is not None:
         raise UserError(f"--with {PLACE}: {gallery.source} has embeddings of two runs; expected a gallery of one run")
     found = gallery_of(gallery)
-    if found is None or not any(one.latitude for one in found.sightings):
+    if found is None or not any(one.latitude for one in sightings_in(found)):
         raise UserError(
             f"--with {PLACE}: no image of {gallery.source} has a place; create a gallery from a table with the columns "
-            "path, label, latitude, longitude and time"
+            "path, label, latitude, longitude and time, or from photos with these EXIF data"
         )
     return found

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.base import SHARE, DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.datasets.files.image import Turns, frames
@@ -25,9 +25,9 @@ from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSpl
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.hf import stored_dataset
 from dmlkit.datasets.table import TableConfig
-from dmlkit.errors import UserError, counted, some_of
+from dmlkit.errors import OptionError, UserError, counted, some_of
 from dmlkit.files.image_file import BadImageError, decoding, opened
-from dmlkit.files.image_table import EXPECTED, lists_images
+from dmlkit.files.image_table import EXPECTED, lists_images, read_images
 from dmlkit.files.paths import DATA_CHECK, raise_faults
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.loading.batches import WORKER_START, default_workers, start_reader
@@ -73,9 +73,15 @@ def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
     listing = config.listed()
     if listing is None:
         raise UserError(f"dataset {config.name}: the images are rendered; expected a dataset of image files")
-    notes = listing.overlaps()
-    if notes:  # known classes are tested on other images, which no metric here measures
-        config, listing = config.model_copy(update={"split": "halves"}), listing.halved()
+    shared, notes = listing.shared_classes() if not config.tests_known else [], list[str]()
+    if shared:
+        raise_faults(listing.overlaps() if config.label_separator else [])
+        config, listing = config.model_copy(update={"split": "images"}), listing.of_known_classes(SHARE)
+        notes.append(
+            f"{listing.source or listing.root}: {counted(len(shared), 'class is', 'classes are')} in several splits "
+            f"({some_of(shared)}), so the recipe has split: images: test images search the training images of known "
+            "classes; halves would test unseen classes instead"
+        )
     raise_faults(listing.faults, DATA_CHECK)
     listing.warn_of_notes()
     counts: dict[ListedSplit, np.ndarray] = {split: listing.class_sizes(split) for split in LISTED_SPLITS}
@@ -84,11 +90,17 @@ def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
         config.check_depth()
     _check_classes(classes, str(listing.source or listing.root))
     sides, measured, unreadable = _measure(listing, bar)
-    settled = config.model_copy(update={"validation_fraction": validation_fraction(classes["train"])})
-    validates = settled.validates or classes["validation"]
+    fraction = validation_fraction(int(counts["train"].sum()) if config.tests_known else classes["train"])
+    settled = config.model_copy(update={"validation_fraction": fraction})
+    if settled.tests_known:
+        try:
+            settled.images_of(listing, "validation")
+        except OptionError:  # two photos of each class remain to train on
+            settled = settled.model_copy(update={"validation_fraction": 0.0})
+    validates = "validation" in settled.own_splits or classes["validation"]
     held_out: tuple[Split, ...] = ("validation", "test") if validates else ("test",)
     splits: tuple[Split, ...] = ("train", *held_out)
-    parts = {split: settled.images_of(listing, split) for split in splits}
+    parts = {split: settled.searched_of(listing, split) for split in splits}
     for split, images in parts.items():
         fault, remarks = search_faults(images, split, str(listing.source or listing.root))
         raise_faults([] if fault is None else [fault])
@@ -148,6 +160,14 @@ def _measure(listing: Listing, bar: Bar) -> tuple[tuple[int, float, int], int, l
     return (min(sides), float(np.median(sides)), max(sides)), len(sample), unreadable
 
 
+DAY = "day"
+"""Column of groups that no table needs: the images of each class of one day are a group."""
+
+
+def _has_day(target: Path) -> bool:
+    return lists_images(target) and DAY in read_images(target, needs=("path",), is_told=False).table.column_names
+
+
 def dataset_at(
     target: Path,
     dataset: str | None = None,
@@ -160,11 +180,22 @@ def dataset_at(
 
     Args:
         dataset: name of the dataset in a folder. Default: recognized by its files.
+        columns: see `read_images`; ``{"group": "day"}`` groups by day, unless a table has a column ``day``.
     """
+    columns = dict(columns or {})
+    if columns.get("group") != DAY or is_recipe(target) or _has_day(target):
+        return _dataset_at(target, dataset, overrides, columns, root)
+    del columns["group"]
+    return _dataset_at(target, dataset, overrides, columns, root).model_copy(update={"group": DAY})
+
+
+def _dataset_at(
+    target: Path, dataset: str | None, overrides: Sequence[str], columns: dict[str, str], root: Path | None
+) -> DatasetConfig:
     published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
     sign = next((name for sign, name in signs.items() if (target / sign).exists()), None)
-    stored = stored_dataset(target, columns or {}) if dataset is None and target.exists() else None
+    stored = stored_dataset(target, columns) if dataset is None and target.exists() else None
     is_table = stored is None and dataset is None and sign is None and target.exists() and lists_images(target, columns)
     if (columns or root) and not is_table and (stored is None or root):
         raise UserError(f"--column, --root: apply to a table, got {target}; remove them, or write them into the recipe")
@@ -184,7 +215,7 @@ def dataset_at(
         return stored
     if is_table:
         own = None if root is None else str(root)
-        return TableConfig(file=str(target), root=own, columns=dict(columns or {}), validation_fraction=0.0)
+        return TableConfig(file=str(target), root=own, columns=columns, validation_fraction=0.0)
     if not target.is_dir():
         raise UserError(f"{target}: unsupported kind of file; {EXPECTED}, or a recipe (.yaml)")
     return DatasetConfig.variants[sign or "folder"](root=str(target), validation_fraction=0.0)
@@ -247,7 +278,7 @@ def split_faults(config: DatasetConfig, listing: Listing) -> tuple[list[str], li
     notes: list[str] = []
     for split in config.own_splits:
         try:
-            images = config.images_of(listing, split)
+            images = config.searched_of(listing, split)
         except UserError as error:
             faults.append(str(error))
             continue

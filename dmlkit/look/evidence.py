@@ -47,7 +47,7 @@ def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, 
     trained = load_model(folder, fabric, run.checkpoint)
     split = cast(Split, run.report.split)
     trained.recipe.dataset.require_one_label(f"--evidence {regions}")
-    dataset = trained.recipe.dataset.build(split)
+    dataset = trained.recipe.dataset.searched(split)
     embeddings = split_embeddings(folder, trained, fabric, dataset, split, bar=bar)
     return evidence_of(trained, dataset, embeddings, list(run.per_query)[-1], regions, bar=bar)
 

@@ -86,7 +86,8 @@ def plan_steps(images: int, trained: int) -> tuple[int, int, int]:
 
 def held_out_classes(setting: Photos) -> int:
     """Return the number of training classes that are held out for validation."""
-    fraction = 0.0 if setting.names_validation else validation_fraction(setting.classes)
+    is_none = setting.names_validation or setting.dataset.tests_known
+    fraction = 0.0 if is_none else validation_fraction(setting.classes)
     return max(2, ceil(setting.classes * fraction)) if fraction else 0
 
 
@@ -97,15 +98,22 @@ def trained_classes(setting: Photos) -> int:
 
 def _dataset(setting: Photos) -> list[str]:
     dataset = setting.dataset
-    place = {
-        key: value for key in ("root", "file", "columns", "image", "label") if (value := getattr(dataset, key, None))
-    }
+    keys = ("root", "file", "columns", "image", "label", "group")
+    place = {key: value for key in keys if (value := getattr(dataset, key, None))}
     lines = ["dataset:", f"  name: {dataset.name}"]
     lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in place.items()]
     if dataset.split != "official":
-        lines.append(f"  split: {dataset.split}   # of the classes: known individuals are no test of unseen ones")
-    fraction = validation_fraction(setting.classes)
-    if not setting.names_validation and not fraction:
+        why = "test images are of known classes" if dataset.tests_known else "of the classes"
+        split = dataset.split if isinstance(dataset.split, str) else f"{{time: {dataset.split['time']}}}"
+        lines.append(f"  split: {split}   # {why}")
+    fraction = validation_fraction(setting.images if dataset.tests_known else setting.classes)
+    if dataset.tests_known and not setting.names_validation:
+        fraction = fraction if setting.trained < setting.images else 0.0
+        count = setting.images - setting.trained
+        why = f"{count:,} training images choose the best checkpoint; test images never do"
+        why = why if count else "two images of each class remain; the last checkpoint is used"
+        lines.append(f"  validation_fraction: {fraction}   # {why}")
+    elif not setting.names_validation and not fraction:
         lines.append(
             f"  validation_fraction: 0.0   # {setting.classes} training classes are too few to hold out some; the last "
             "checkpoint is used"

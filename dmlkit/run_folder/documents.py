@@ -272,6 +272,8 @@ class RunClasses(Document, frozen=True):
     test_classes: tuple[str, ...]
     images: int
     """Number of images of the training classes."""
+    known_images: dict[str, tuple[str, ...]] | None = None
+    """Names of the images to train and to validate on, if test images are of the same classes; null otherwise."""
 
 
 class Environment(Document, frozen=True):

@@ -207,7 +207,8 @@ class RunFolder:
             return None
         own, basis = RunClasses.read(self.classes_path), self.basis()
         names = {"train": own.training_classes, "validation": own.validation_classes, "test": own.test_classes}
-        return SplitClasses(str(self.path), names, f"; {basis.line()}; use {basis.run} instead" if basis else "")
+        reference = f"; {basis.line()}; use {basis.run} instead" if basis else ""
+        return SplitClasses(str(self.path), names, reference, own.known_images)
 
     def training_classes(self) -> tuple[str, ...]:
         """Return the names of the labels 0..C-1 of the loss's proxies."""

@@ -109,7 +109,7 @@ def plot_epochs(groups: Mapping[str, Sequence[Path]], output: Path, *, metric: s
                 if curve.runs > 1:
                     axes.fill_between(band.epochs, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0)
             axes.grid(alpha=0.3)
-        above.set(title="Validation classes, unseen in training", ylabel=metric)
+        above.set(title="Validation images, not trained on", ylabel=metric)
         below.set(title="Training", ylabel="loss", xlabel="epoch")
         below.xaxis.get_major_locator().set_params(integer=True)
         losses = [value for curve in curves for value in (*curve.loss.low, *curve.loss.high)]

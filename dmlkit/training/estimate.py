@@ -56,7 +56,7 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     fabric = start_fabric(device, recipe.training.precision)
     train = recipe.dataset.build("train")
     held_out: list[Split] = [split for split in recipe.dataset.own_splits if split != "train"]
-    sizes = {split: len(recipe.dataset.build(split)) for split in held_out}
+    sizes = {split: len(recipe.dataset.searched(split)) for split in held_out}
     with torch.random.fork_rng(devices=[]):
         model = build_model(recipe if at_hand else without_pretrained_weights(recipe)).to(fabric.device)
         pixels, reading = _read(train, recipe)

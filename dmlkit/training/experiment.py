@@ -180,7 +180,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with recipe.errors_at("training", "loggers"):
         check_loggers(recipe.training.loggers)
     with recipe.errors_at("dataset"):
-        splits: dict[Split, Dataset] = {split: recipe.dataset.build(split) for split in recipe.dataset.own_splits}
+        splits: dict[Split, Dataset] = {split: recipe.dataset.searched(split) for split in recipe.dataset.own_splits}
         train, validation, test = (splits.get(split) for split in ("train", "validation", "test"))
         assert train is not None
         if len(train.class_names) < 2:

@@ -142,7 +142,7 @@ def evaluate_recipe(
     """
     recipe, split = with_scope(read_recipe(path, scope.overrides), scope), scope.evaluated_split
     with recipe.errors_at("dataset") if scope.images is None else nullcontext():
-        dataset = recipe.dataset.build(split)
+        dataset = recipe.dataset.searched(split)
     trained = pretrained_model(recipe, dataset.num_features, fabric)
     try_model(recipe, trained.model, dataset)
     question = Question.of(recipe, trained.fingerprint, "pretrained", split)

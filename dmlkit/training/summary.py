@@ -231,7 +231,7 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, pretrained: Metrics | N
             )
             if pretrained and name in pretrained:
                 right.axhline(pretrained[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
-        right.set(xlabel="epoch", title="Validation classes" if names else "No validation classes", ylim=(0, 1.02))
+        right.set(xlabel="epoch", title="Validation" if names else "No validation", ylim=(0, 1.02))
         if names:
             right.legend(loc="lower right", fontsize="small")
         for axes in (left, right):

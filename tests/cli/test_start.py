@@ -115,7 +115,7 @@ def test_known_individuals_in_other_photos_are_divided_by_class(
         classes_at(Path("photos", split), [f"class_{number}" for number in range(8)])
     started, trained = start_and_train(dmlkit, "photos")
     assert "photos: 8 classes are in several splits (class_0, " in " ".join(started.out.split())
-    assert "split: halves" in Path("recipe.yaml").read_text()
+    assert "split: images" in Path("recipe.yaml").read_text()
     assert trained.code == 0, trained.err
 
 

@@ -77,7 +77,7 @@ def test_splits_are_used_if_they_share_no_class_and_pooled_if_asked(rows: Any, t
     assert sorted(order) == list(config.build("all").class_names)
     library.DatasetDict({"train": rows, "dev": rows}).save_to_disk(str(tmp_path / "dev"))
     library.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "both"))
-    with pytest.raises(UserError, match=r"both: 6 classes are in several splits .*; use dataset\.split=halves"):
+    with pytest.raises(UserError, match=r"both: 6 classes are in several splits .*; use dataset\.split=images"):
         HfConfig(root=str(tmp_path / "both")).build("train")
     with pytest.raises(UserError, match=r"dataset\.split: .*dev: unknown split 'dev'; expected train, validation"):
         HfConfig(root=str(tmp_path / "dev")).build("train")

@@ -135,10 +135,10 @@ def test_a_label_of_two_super_classes_is_a_fault(tmp_path: Path):
 
 
 def test_a_class_in_both_splits_is_refused(tmp_path: Path):
-    """In one line, whatever their number, with the two ways on."""
+    """In one line, whatever their number, with the ways on."""
     config = write(tmp_path, {"split": ["train", "test"] * 4})
     with pytest.raises(
-        UserError, match=r"(\d) classes are in several splits \(crow, .*dataset\.split=halves.*=all"
+        UserError, match=r"(\d) classes are in several splits \(crow, .*dataset\.split=images .*, halves .*, or all"
     ) as refused:
         config.build("train")
     assert "\n" not in str(refused.value)

@@ -228,22 +228,34 @@ def search_faults(images: Dataset, split: str, where: str) -> tuple[str | None, 
     kind, sample = ("training" if split == "train" else split), images.kind.name
     classes = f"of {len(alone) + len(grouped) + others} {kind} classes"
     if split == "train":
-        text = f"{where}: {len(alone)} {classes} have a single {sample}, which has no positive: {some_of(alone)}"
-        return None, [text] if alone else []
+        notes: list[str] = []
+        if alone:
+            some = f"a single {sample}, which has no positive: {some_of(alone)}"
+            notes.append(f"{where}: {len(alone)} {classes} have {some}")
+        if grouped and not others:
+            notes.append(
+                f"{where}: all {sample}s of each training class are of one group (camera, burst, video), so that a "
+                f"model may learn the groups instead of the classes; add {sample}s of other groups"
+            )
+        return None, notes
     if not others and grouped:
         return (
             f"{where}: nothing to find in the {split} split: all {sample}s of each class are of one group (camera, "
             "burst, video), and those of one group are not searched; give classes several groups, or leave out the "
-            'column with --column group=, in a recipe dataset.columns={group: ""}',
+            'column with --column group=, in a recipe dataset.columns={group: ""} or dataset.group=null',
             [],
         )
     if not others:
-        return f"{where}: nothing to find in the {split} split: no class has two {sample}s", []
+        absent = f"no class has two {sample}s" if images.gallery is None else "the gallery has none of its classes"
+        return f"{where}: nothing to find in the {split} split: {absent}", []
     notes: list[str] = []
     if alone:
         notes.append(
             f"{where}: {len(alone)} {classes} have no second {sample} to find, so theirs are searched but are no "
             f"queries: {some_of(alone)}"
+            if images.gallery is None
+            else f"{where}: {len(alone)} {classes} have no {sample} in the gallery, so theirs are no queries: "
+            f"{some_of(alone)}"
         )
     if grouped:
         notes.append(

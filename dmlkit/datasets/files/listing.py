@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,8 @@ from dmlkit.datasets.files.class_names import members_of
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import OptionError, UserError, counted, some_of, warn_once
+from dmlkit.files.exif import exif_sightings
+from dmlkit.files.image_table import in_days, time_of
 from dmlkit.files.paths import DATA_CHECK, PickedPaths, inside, leaves_root, raise_faults
 
 NO_QUERIES = "does not support separate query and gallery images, which the dataset has; use official"
@@ -43,6 +46,7 @@ class Listing:
     notes: list[str] = field(default_factory=list[str])  # remarks on what is unusual but not wrong
     source: Path | None = None  # file that errors refer to, a table; None for the root
     separator: str | None = None  # see `Dataset`
+    times: Any = None  # N texts of when images were taken, None for an empty cell; or None
 
     def __post_init__(self) -> None:
         self.splits[self.labels < 0] = -1
@@ -83,16 +87,175 @@ class Listing:
         """Return an error on the classes that are in more than one split, if there are any."""
         shared = self.shared_classes()
         one, many = ("class is", "classes are") if self.separator is None else ("label is", "labels are")
-        halves = "" if self.separator else "dataset.split=halves to divide the classes instead, or "
+        ways = "" if self.separator else "dataset.split=images to search test images of known classes, halves to "
+        ways += "dataset.split=all to train" if self.separator else "divide the classes, or all to train"
         return [
             f"{self.source or self.root}: {counted(len(shared), one, many)} in several splits ({some_of(shared)}), but "
-            f"those of the test split must be unseen in training; use {halves}dataset.split=all to train on all images "
-            "and then identify known classes with a gallery"
+            f"those of the test split must be unseen in training; use {ways} on all images and then identify known "
+            "classes with a gallery"
         ][: len(shared)]
+
+    def of_known_classes(self, share: float, *, by_time: bool = False) -> "Listing":
+        """Return the listing with test images of classes that are trained on.
+
+        They are those of the data's own splits, if these share classes; otherwise the last images of each class, by
+        their time or in the order of the listing. Images of one time, or in that order of one group, are in one split;
+        those without a time are in none.
+
+        Args:
+            share: share of the images of each class to train on.
+
+        Raises:
+            OptionError: the dataset has separate query and gallery images, or no image has a time.
+        """
+        if self.query is not None:
+            raise OptionError("dataset.split", f"images and time {NO_QUERIES}")
+        where, notes, order = self.source or self.root, list(self.notes), self._order(by_time)
+        if by_time:
+            undated = np.flatnonzero(np.isnan(order) & (self.labels >= 0))
+            if len(undated) == (self.labels >= 0).sum():
+                raise OptionError(
+                    "dataset.split",
+                    f"{where}: no {self.sample} has a time; expected a column time of a table, or EXIF data",
+                )
+            if len(undated):
+                have = counted(len(undated), f"{self.sample} has", f"{self.sample}s have")
+                some = some_of([self.names[row] for row in undated.tolist()])
+                notes.append(f"{where}: {have} no time and are left out of all splits: {some}")
+        elif self.shared_classes():
+            return self
+        rows = np.flatnonzero((self.labels >= 0) & ~np.isnan(order))
+        sizes = np.bincount(self.labels[rows], minlength=len(self.class_names))
+        wanted = np.where(sizes > 1, np.maximum(1, np.floor(np.round(sizes * (1 - share), 6) + 0.5)), 0).astype(
+            np.int64
+        )
+        splits = np.full(len(self.labels), -1, dtype=np.int8)
+        splits[rows] = LISTED_SPLITS.index("train")
+        tested = self._last_images(rows, order, wanted, kept=1)
+        splits[tested] = LISTED_SPLITS.index("test")
+        untested = np.flatnonzero((sizes > 0) & (np.bincount(self.labels[tested], minlength=len(sizes)) == 0))
+        if len(untested):
+            have = counted(len(untested), "class has", "classes have")
+            unit = "time" if by_time else self.sample if self.groups is None else "group"
+            some = some_of([self.class_names[label] for label in untested.tolist()])
+            notes.append(f"{where}: {have} a single {unit}, which is trained on and searched, not tested: {some}")
+        return replace(self, splits=splits, notes=notes)
+
+    def with_validation_images(self, fraction: float, *, by_time: bool) -> "Listing":
+        """Return the listing with a share of its training images for validation, unless it has validation images.
+
+        They are the last ones of classes with at least three; two of each remain, so that each has a positive.
+        """
+        if len(self.rows_of("validation")) or not fraction:
+            return self
+        rows = self.rows_of("train")
+        sizes = np.bincount(self.labels[rows], minlength=len(self.class_names))
+        quota = np.where(sizes > 2, sizes * fraction, 0).cumsum().round(6)
+        wanted = np.minimum(np.diff(np.floor(quota), prepend=0).astype(np.int64), np.maximum(sizes - 2, 0))
+        held_out = self._last_images(rows, self._order(by_time), wanted, kept=2)
+        if not len(held_out):
+            raise OptionError(
+                "dataset.validation_fraction",
+                f"{fraction} of {len(rows)} training {self.sample}s holds out none for validation, because two of each "
+                "class remain; use 0 for no validation",
+            )
+        splits = self.splits.copy()
+        splits[held_out] = LISTED_SPLITS.index("validation")
+        return replace(self, splits=splits)
+
+    def _last_images(self, rows: np.ndarray, order: np.ndarray, wanted: np.ndarray, kept: int) -> np.ndarray:
+        """Return the rows of the last images of each class.
+
+        Args:
+            rows: (n,) int64, rows to choose from.
+            order: (N,) of all rows, by which the images of a class are sorted; equal ones stay together.
+            wanted: (C,) int64, how many; the nearest number that is possible is taken.
+            kept: least number of images of a class that are not taken.
+        """
+        sorted_rows = rows[np.lexsort((order[rows], self.labels[rows]))]
+        ends = np.cumsum(np.bincount(self.labels[rows], minlength=len(wanted)))
+        found = [np.zeros(0, dtype=np.int64)]
+        for label in np.flatnonzero(wanted).tolist():
+            own = sorted_rows[ends[label - 1] if label else 0 : ends[label]]
+            cuts = 1 + np.flatnonzero(np.diff(order[own]))
+            cuts = cuts[cuts >= kept]
+            if len(cuts):
+                found.append(own[cuts[np.abs(cuts - (len(own) - wanted[label])).argmin()] :])
+        return np.sort(np.concatenate(found))
+
+    def _order(self, by_time: bool) -> np.ndarray:
+        """Return what images are sorted by, (N,): their times, or the first rows of their groups."""
+        if by_time:
+            return self.days()
+        if self.groups is None:
+            return np.arange(len(self.labels))
+        _, first, places = np.unique(self.groups, return_index=True, return_inverse=True)
+        return first[places]
+
+    def days(self) -> np.ndarray:
+        """Return when the images were taken, (N,) float64 in days since 1970; nan for unknown times, see `_times`."""
+        return np.array([in_days(time) for time in self._times()])
+
+    def _times(self) -> list[datetime | None]:
+        """Return when the images were taken, by the table, and where it has no time by EXIF.
+
+        Raises:
+            UserError: a cell is no time.
+        """
+        found, faults = list[datetime | None](), list[str]()
+        for row in range(len(self.labels)):
+            cell = None if self.times is None else self.times[row]
+            try:
+                found.append(time_of(cell, f"{self.source or self.root}: {self.names[row]}"))
+            except UserError as error:
+                faults.append(str(error))
+        raise_faults(faults, DATA_CHECK)
+        without = [row for row, time in enumerate(found) if time is None]
+        seen_at = exif_sightings([f"{self.root}/{self.names[row]}" for row in without])
+        for row, seen in zip(without, seen_at, strict=True):
+            found[row] = time_of(seen.time, "")
+        return found
+
+    def grouped_by_day(self) -> "Listing":
+        """Return the listing with the images of each class of one day as a group, and days as times.
+
+        The day is that of the camera's clock. An image without a time is a group of its own.
+        """
+        dates = [None if time is None else time.date().isoformat() for time in self._times()]
+        undated = [self.names[row] for row, day in enumerate(dates) if day is None]
+        notes = list(self.notes)
+        if undated:
+            have = counted(len(undated), f"{self.sample} has", f"{self.sample}s have")
+            some = f"{have} no time, each of which is a group of its own: {some_of(undated)}"
+            notes.append(f"{self.source or self.root}: {some}")
+        numbers: dict[tuple[int, str], int] = {}
+        groups = [
+            len(dates) + row if day is None else numbers.setdefault((label, day), len(numbers))
+            for row, (label, day) in enumerate(zip(self.labels.tolist(), dates, strict=True))
+        ]
+        return replace(self, groups=np.array(groups, dtype=np.int64), times=dates, notes=notes)
+
+    def keys(self) -> list[str]:
+        """Return N texts that name the images, below the root, also if it moves."""
+        names = [self.names[row] for row in range(len(self.labels))]
+        if self.boxes is None:
+            return names
+        boxes = [box.tolist() for box in self.boxes]
+        return [f"{name} {box}" if box[0] == box[0] else name for name, box in zip(names, boxes, strict=True)]
+
+    def searched(self, split: ListedSplit) -> Dataset:
+        """Return the images of a split as queries, with those of the splits before it as their gallery."""
+        number = LISTED_SPLITS.index(split)
+        query, gallery = self.splits == number, (self.splits >= 0) & (self.splits < number)
+        return replace(self, query=query, gallery=gallery).pick((query | gallery).nonzero()[0])
 
     def images(self, split: ListedSplit | Literal["all"]) -> Dataset:
         """Return the images of a split, with classes numbered 0..C'-1."""
         raise_faults([*self.faults, *([] if split == "all" else self.overlaps())], DATA_CHECK)
+        return self.part(split)
+
+    def part(self, split: ListedSplit | Literal["all"]) -> Dataset:
+        """Return the images of a split, even if there are problems, unless it is empty."""
         rows = (self.labels >= 0).nonzero()[0] if split == "all" else self.rows_of(split)
         if len(rows) == 0:
             raise UserError(

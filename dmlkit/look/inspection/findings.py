@@ -27,6 +27,7 @@ from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.points import PointsInMemory, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
 MOST_TSNE = 5000  # points: 12 s on one core
@@ -120,6 +121,9 @@ def _scored(
     assert images.images is not None
     _, dataset, ids, _ = images.images
     embeddings = Embeddings(images.points, dataset.labels[ids], ids, list(images.skipped))
+    if trained.recipe.dataset.tests_known and split in ("validation", "test"):  # the gallery is not inspected
+        dataset = trained.recipe.dataset.searched(split)
+        embeddings = split_embeddings(RunFolder(path), trained, fabric, dataset, split, bar=bar)
     try:
         with bar("ranking", len(ids)) as advance:
             evaluation = score_dataset(
@@ -127,7 +131,8 @@ def _scored(
             )
     except ValueError as error:
         return replace(inspection, notes=(*inspection.notes, f"cannot evaluate the {split} split: {error}"))
-    queries = torch.arange(len(ids)) if dataset.query is None else dataset.query[ids].nonzero()[:, 0]
+    asked = images.images.dataset.query
+    queries = torch.arange(len(ids)) if asked is None else asked[ids].nonzero()[:, 0]
     report = Report.of(evaluation, str(path), split, epoch=trained.epoch)
     notes = inspection.notes
     if dataset.query is not None:

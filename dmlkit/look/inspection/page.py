@@ -92,7 +92,7 @@ def _curves(inspection: ModelInspection) -> list[Block]:
         )
         for name in names
     ]
-    charts = [loss, *([line_chart("Metrics on validation classes", lines, x_name="epoch")] if lines else [])]
+    charts = [loss, *([line_chart("Metrics on validation", lines, x_name="epoch")] if lines else [])]
     return [("chart", chart) for chart in charts]
 
 
