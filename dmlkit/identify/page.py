@@ -26,12 +26,17 @@ WIDE = "body { max-width: none; }\np { max-width: 75rem; }\n"
 PLACEHOLDER = Markup('<div class="gone">no picture</div>')
 
 
+def _finalize(value: object) -> object:
+    """Return what a page shows of a value: texts of strangers' files without control characters."""
+    return printable(value) if type(value) is str else value
+
+
 TEMPLATES = Environment(
     loader=FileSystemLoader(HERE),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
-    finalize=lambda value: printable(value) if type(value) is str else value,  # texts of strangers' files
+    finalize=_finalize,
 )
 TEMPLATES.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
 Block = tuple[str, Any]

@@ -56,8 +56,9 @@ class Sum(SeveralLosses, name="sum"):
 
     def __post_init__(self) -> None:
         count = len(self.losses)
-        self.weights, self.on = self.weights or (1.0,) * count, self.on or ("after",) * count
-        for key, given in (("weights", self.weights), ("on", self.on)):
+        self.weights = self.weights or (1.0,) * count
+        self.on = self.on or ("after",) * count
+        for key, given in {"weights": self.weights, "on": self.on}.items():
             if len(given) != count:
                 raise ValueError(f"Sum: {key}: expected one for each of {count} losses, got {given}")
         names = [config.name for config in self.losses]
