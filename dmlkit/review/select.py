@@ -4,7 +4,7 @@ Those are chosen that resemble many unlabeled images and no labeled one.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -167,9 +167,12 @@ def choose(
     pool = Pool(images.manifold, images.points, nearest, margins, origin)
     equal = origin - SAME * max(1.0, abs(origin))
     least = equal if threshold is None else min(threshold, equal)
-    greedy = k_center if rule == "k_center" else coverage
+    greedy, rows, scores = k_center if rule == "k_center" else coverage, list[int](), list[float]()
     with bar("choosing", min(count, len(images))) as advance:
-        rows, scores = greedy(pool, count, least, advance)
+        for row, score in greedy(pool, count, least):
+            rows.append(row)
+            scores.append(score)
+            advance(1)
     return ChosenImages(
         images=images,
         rows=torch.tensor(rows, dtype=torch.int64),
@@ -223,45 +226,29 @@ class Pool:
 
 
 @torch.no_grad()
-def k_center(
-    pool: Pool, count: int, threshold: float, advance: Callable[[int], None] = lambda _: None
-) -> tuple[list[int], list[float]]:
-    """Choose points by k_center, see `select`; the pool gets them as centers.
-
-    Returns:
-        At most ``count`` rows, and their scores.
-    """
-    rows, scores = list[int](), list[float]()
+def k_center(pool: Pool, count: int, threshold: float) -> Iterator[tuple[int, float]]:
+    """Yield at most ``count`` rows and their scores by k_center, see `select`; the pool gets them as centers."""
     for _ in range(min(count, len(pool))):
         score = pool.weights * pool.distance()
         score[pool.is_near(threshold)] = -torch.inf
         row = pool.central() if bool(pool.nearest.isneginf().all()) else int(score.argmax())
         if bool(score[row].isneginf()):
-            break
-        rows.append(row)
-        scores.append(float(score[row]))
+            return
         pool.add(row)
-        advance(1)
-    return rows, scores
+        yield row, float(score[row])
 
 
 @torch.no_grad()
-def coverage(
-    pool: Pool, count: int, threshold: float, advance: Callable[[int], None] = lambda _: None
-) -> tuple[list[int], list[float]]:
-    """Choose points by coverage, see `select`; the pool gets them as centers.
+def coverage(pool: Pool, count: int, threshold: float) -> Iterator[tuple[int, float]]:
+    """Yield at most ``count`` rows and their scores by coverage, see `select`; the pool gets them as centers.
 
-    A gain can only shrink while points are chosen, so that gains computed before are bounds, and few are computed again
-    (Minoux 1978).
-
-    Returns:
-        At most ``count`` rows, and their scores: the gains, divided by the weighted distances at the beginning.
+    The scores are the gains, divided by the weighted distances at the beginning. A gain can only shrink while points
+    are chosen, so that gains computed before are bounds, and few are computed again (Minoux 1978).
     """
-    rows, scores = list[int](), list[float]()
     if bool(pool.nearest.isneginf().all()):
-        rows, scores = [pool.central()], [torch.nan]
-        pool.add(rows[0])
-        advance(1)
+        pool.add(first := pool.central())
+        yield first, torch.nan
+        count -= 1
     covered = torch.randperm(len(pool), generator=torch.Generator().manual_seed(0))[:COVERED]
     distance, weights, others = pool.distance()[covered], pool.weights[covered], pool.points[covered]
 
@@ -271,7 +258,7 @@ def coverage(
 
     whole = float(distance @ weights) or 1.0
     gains = torch.cat([gains_of(part) for part in torch.arange(len(pool)).split(TRIED)])
-    for _ in range(min(count, len(pool)) - len(rows)):
+    for _ in range(min(count, len(pool))):
         gains[pool.is_near(threshold)] = -torch.inf
         is_fresh = torch.zeros(len(pool), dtype=torch.bool)
         while not is_fresh[row := int(gains.argmax())] and not gains[row].isneginf():
@@ -280,13 +267,10 @@ def coverage(
             gains[stale] = gains_of(stale)
             is_fresh[stale] = True
         if gains[row].isneginf():
-            break
-        rows.append(row)
-        scores.append(float(gains[row]) / whole)
+            return
         pool.add(row)
         distance = pool.distance()[covered]
-        advance(1)
-    return rows, scores
+        yield row, float(gains[row]) / whole
 
 
 ROUNDS, SEEDS = 5, 5  # of labeling, the first one random in any case; and repetitions
