@@ -73,8 +73,8 @@ def test_a_photo_that_is_gone_is_named_before_training(tmp_path: Path):
     for gone in ("3/1.jpg", "3/2.jpg"):  # of a test class
         (tmp_path / gone).unlink()
     table = f"name: table, file: {tmp_path}/photos.csv, validation_fraction: 0"
-    missing = f"{tmp_path}/3/1.jpg: no such file; 2 of the 8 images of the test split are missing: restore"
-    assert printed(dataset=f"{{{table}}}").startswith(missing)
+    missing = f"{tmp_path}/3/1.jpg: no such file; 2 of the 8 images of the test split are missing, also"
+    assert printed(dataset=f"{{{table}}}").startswith(f"{missing} {tmp_path}/3/2.jpg: restore them, set dataset.root")
     skipping = f"{{{table}, on_bad_image: skip}}"
     text = "".join(f"{key}: {value}\n" for key, value in {**LINES, "dataset": skipping}.items())
     assert len(assemble(parse_recipe(text, "r.yaml")).train) == 8

@@ -39,6 +39,7 @@ from dmlkit.files.source import (
 
 if TYPE_CHECKING:
     from dmlkit.evaluation.by_value import ByColumn
+    from dmlkit.files.where import Where
     from dmlkit.identify.calibrated import Identification
     from dmlkit.metrics.reliability import Reliability
     from dmlkit.run_folder.folder import CheckpointName
@@ -127,16 +128,18 @@ def calibrate(
     chosen on validation classes. For a gallery it is the probability above which
     an image gets a label, chosen on images whose label is left out.
     """
-    kind = kind_of(source)
+    kind, asked = kind_of(source), column_of(by)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
     of_gallery = {f"--{name}": value for name, value in asdict(labels).items()}
     check_options(source, kind, options | of_gallery)
     for name, moved in (("--run", chosen.run), ("--with", chosen.second)):
         if moved is not None and kind == "run":
             raise UserError(f"calibrate: {name} {moved}: names a run of a gallery, but {source} is a run; remove it")
-    asked = column_of(by)
+    if labels.where is not None and asked is not None:
+        raise UserError(f"calibrate: --by {by}: does not apply to --where {labels.where}; leave one out")
+    conditions = where_of(labels.where)
     if kind == "run":
-        _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, json=json)
+        _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, conditions, json=json)
         return
 
     from dmlkit.evaluation.by_value import column_table, identification_rates_by_value
@@ -147,15 +150,12 @@ def calibrate(
 
     console = Console(stderr=json)
     model, place = chosen.choose_with_place(source, bar=bars(console))
-    if labels.where is not None and asked is not None:
-        raise UserError(f"calibrate: --by {by}: does not apply to --where {labels.where}; leave one out")
     if place is not None and asked is not None:
         raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
     if asked is not None:
         column_table(*asked, GalleryFolder(source).run)
-    conditions, progress = where_of(labels.where), bars(console)
     asked_of: dict[str, Any] = {**asdict(labels), "where": conditions}
-    found = calibrate_gallery(source, **asked_of, place=place, model=model, bar=progress)
+    found = calibrate_gallery(source, **asked_of, place=place, model=model, bar=bars(console))
     by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
@@ -237,6 +237,7 @@ def _calibrate_run(
     overrides: list[str],
     device: str,
     column: "tuple[str, Path | None] | None",
+    where: "Where | None",
     *,
     json: bool,
 ) -> None:
@@ -250,7 +251,8 @@ def _calibrate_run(
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
     if column is not None:
         column_table(*column, run)
-    found = calibrate_run(run, far=far, checkpoint=checkpoint, overrides=overrides, fabric=fabric, bar=bars(console))
+    asked: dict[str, Any] = {"far": far, "checkpoint": checkpoint, "overrides": overrides, "where": where}
+    found = calibrate_run(run, **asked, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:
         return
     by_value = None if column is None else pair_rates_by_value(run, found, *column, fabric=fabric, bar=bars(console))

@@ -117,13 +117,20 @@ def convert(
     columns: TableOptions,
     output: Annotated[Path, Writes(check_file, (".csv",)), option("FILE", "Table to write (.csv).", "--output", "-o")],
 ) -> None:
-    """Write the one table that any list of images is read into: path, label, group, box, time, place and others."""
+    """Write the one table that any list of images is read into: path, label, group, box, time, place and others.
+
+    Images that are stored in Parquet or Arrow files are saved in a folder next to the table.
+    """
     from dmlkit.files.image_table import lists_images, read_images, write_images
 
-    console, named = Console(), columns.columns()
-    if lists_images(source, named) or not source.is_dir():
+    console, named, found = Console(), columns.columns(), None
+    if columns.root is None and (source.is_dir() or source.suffix.lower() == ".parquet"):
+        from dmlkit.datasets.hf import saved_images
+
+        found = saved_images(source, named, output.with_suffix(""))
+    if found is None and (lists_images(source, named) or not source.is_dir()):
         found = read_images(source, columns.root, named, ("path",))
-    else:
+    if found is None:
         from dmlkit.vectors.images import folder_table
 
         found = folder_table(source)

@@ -165,7 +165,7 @@ def evaluate(
     if second is not None:
         check_second(second, kind, rerank, overrides)
     if evidence is not None:
-        check_evidence(evidence, images, overrides)
+        check_evidence(evidence, images, overrides or where)
     labels_of = array_labels(source, kind, other, labels or [])
 
     from dmlkit.evaluation.run import Scope
@@ -176,9 +176,9 @@ def evaluate(
     except ValueError as error:
         raise UserError(str(error)) from None
     shown = Shown(Console(stderr=json), json, output, asked, rerank_of(rerank), forms=forms, evidence=evidence)
-    scope = Scope(split, images, overrides or (), metric or (), asked)
+    scope = Scope(split, images, overrides or (), metric or (), asked, where_of(where))
     if kind not in ("run", "backbone"):
-        tell_points(source, other, shown, scope, labels_of, manifold, where_of(where))
+        tell_points(source, other, shown, scope, labels_of, manifold)
         return
 
     from dmlkit.distributed.launch import start_ranks
@@ -212,10 +212,12 @@ def check_second(second: Path, kind: Kind, rerank: str | None, overrides: list[s
         raise UserError(f"--with {second}: orders the nearest images itself; remove --rerank")
 
 
-def check_evidence(evidence: str, images: Path | None, overrides: list[str] | None) -> None:
+def check_evidence(evidence: str, images: Path | None, changes: list[str] | str | None) -> None:
     """Check that there are regions, and that the images are the run's own."""
-    if overrides or images is not None:
-        raise UserError(f"--evidence {evidence}: is measured on a run's own images; remove --set and other images")
+    if changes or images is not None:
+        raise UserError(
+            f"--evidence {evidence}: is measured on a run's own images; remove --set, --where and other images"
+        )
     if evidence != "center":
         require_path(Path(evidence), "center, or a table (.csv or .parquet) with boxes or masks")
 

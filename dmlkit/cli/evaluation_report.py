@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Evidence, Report
     from dmlkit.evaluation.run import Scope
-    from dmlkit.files.where import Where
     from dmlkit.metrics.ranking.codec import Stored
     from dmlkit.metrics.ranking.rerank import Rerank
     from dmlkit.recipe.schema import Copies
@@ -188,18 +187,17 @@ def tell_points(
     scope: "Scope",
     labels: dict[Path, Path],
     manifold: str | None,
-    where: "Where | None" = None,
 ) -> None:
     """Evaluate points, searched among themselves or in others."""
     from dmlkit.evaluation.arrays import evaluate_points
     from dmlkit.files.source import require_source
     from dmlkit.gallery.sources import array_points, open_points
 
-    points = open_points(source, labels=labels.get(source), manifold=manifold, where=where)
+    points = open_points(source, labels=labels.get(source), manifold=manifold, where=scope.where)
     gallery = other and (
-        array_points(other, labels.get(other), points.manifold, where)
+        array_points(other, labels.get(other), points.manifold, scope.where)
         if require_source(other) == "array"
-        else open_points(other, where=where)
+        else open_points(other, where=scope.where)
     )
     shown, bar = shown.with_table(points), bars(shown.console)
     found = evaluate_points(points, gallery, metrics=scope.metrics, rerank=shown.rerank, bar=bar)

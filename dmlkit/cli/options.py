@@ -148,8 +148,8 @@ Conditions = Annotated[
     str | None,
     option(
         "CONDITIONS",
-        "Take only rows of a gallery, embeddings, or a table with e.g. 'side=left and year=2020..2022'; also COLUMN "
-        "in A, B. Other columns: label, path, id.",
+        "Take only rows of a gallery, embeddings, a table or that of a run with e.g. 'side=left and year=2020..2022'; "
+        "also COLUMN in A, B. Other columns: label, path, id.",
         "--where",
         check=where_of,
     ),

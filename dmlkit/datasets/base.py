@@ -17,6 +17,7 @@ from dmlkit.datasets.files.listing import LISTED_SPLITS, NO_QUERIES, ListedSplit
 from dmlkit.errors import OptionError, UserError, counted, option_errors, some_of, warn_once
 from dmlkit.files.image_file import MAX_PIXELS
 from dmlkit.files.paths import DATA_CHECK, raise_faults
+from dmlkit.files.where import Where
 
 Split = Literal["train", "validation", "test", "all"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -154,6 +155,17 @@ class DatasetConfig(ComponentConfig, frozen=True):
         dataset = self.model_copy()
         dataset._of_run = classes  # pyright: ignore[reportAttributeAccessIssue] - private, although the model is frozen
         return dataset
+
+    def limited(self, where: Where) -> Self:
+        """Return the dataset of the rows of its table that fulfill conditions.
+
+        Raises:
+            UserError: it is no table.
+        """
+        raise UserError(
+            f"--where {where.text}: the dataset is {self.title}, which has no columns; create a gallery from a table "
+            "with this column, or remove this option"
+        )
 
     def build(self, split: Split) -> Dataset:
         """Return the samples of a split; validation classes come from the training classes, never from test.

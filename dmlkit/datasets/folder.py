@@ -15,6 +15,7 @@ from dmlkit.errors import OptionError, counted, some_of
 from dmlkit.files.image_file import OUTSIDE, LeftOut, image_files, reason_left_out
 from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.paths import readable_name, unreadable_name
+from dmlkit.files.readers.base import other_lists
 from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES
 
@@ -36,6 +37,15 @@ class FolderConfig(DatasetConfig, frozen=True):
         root = Path(self.root)
         if not root.is_dir():
             raise OptionError("dataset.root", f"{root}: {NO_CLASS_FOLDERS}")
+        hint = other_lists(root)
+        try:
+            found = self._of_folders(root)
+        except OptionError as error:
+            raise OptionError(error.key, f"{error.message}; {hint}" if hint else error.message) from None
+        (found.faults or found.notes).extend([hint] if hint else [])
+        return found
+
+    def _of_folders(self, root: Path) -> Listing:
         if is_split(root):
             return split_folders(root, self.levels)
         classes, faults = nested_folders(root, self.levels)

@@ -6,6 +6,7 @@ the name of one of the library's own readers, never that of a script.
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,14 +23,17 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import decode_image
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import OptionError, UserError, first_line
+from dmlkit.errors import OptionError, UserError, first_line, some_of
+from dmlkit.files.atomic import atomic_folder
 from dmlkit.files.csv_table import own_column
-from dmlkit.files.image_file import BadImageError, decoding
+from dmlkit.files.image_file import BadImageError, decoding, opened
+from dmlkit.files.outputs import writing
 from dmlkit.files.paths import inside
 from dmlkit.files.readers.base import ImageTable
-from dmlkit.files.regular import EXTENSIONS
+from dmlkit.files.regular import EXTENSIONS, check_regular
 from dmlkit.files.source import MOVED
 
+SUFFIXES = {"JPEG": "jpg", "JPEG2000": "jp2"}
 SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
 
 
@@ -105,16 +109,20 @@ class HfImages(ListedImages):
         part, row = map(int, self.places[index])
         with decoding(path):
             (cell,) = self.parts[part][row].values()
-            if not cell or (cell["bytes"] is None and not cell["path"]):
-                raise BadImageError(f"{path}: this row has no image; fix or remove it")
-            if cell["bytes"] is not None:
-                return decode_image(path, cell["bytes"], None, self.max_pixels)
-            name = inside(self.root, cell["path"])
-            if name is None:
-                raise BadImageError(
-                    f"{path}: the image is outside of the dataset, at {cell['path']}; store images in it"
-                )
-            return decode_image(self.root / name, None, None, self.max_pixels)
+            return decode_image(path, _content(path, cell, self.root), None, self.max_pixels)
+
+
+def _content(path: str, cell: dict[str, Any] | None, root: Path) -> bytes:
+    """Return the file of an image that is stored in a cell, or that the cell names below a root."""
+    if not cell or (cell["bytes"] is None and not cell["path"]):
+        raise BadImageError(f"{path}: this row has no image; fix or remove it")
+    if cell["bytes"] is not None:
+        return cell["bytes"]
+    name = inside(root, cell["path"])
+    if name is None:
+        raise BadImageError(f"{path}: the image is outside of the dataset, at {cell['path']}; store images in it")
+    check_regular(root / name)
+    return (root / name).read_bytes()
 
 
 def open_parts(root: Path) -> dict[str, Any]:
@@ -219,3 +227,43 @@ def undecoded(part: Any, image: str) -> Any:
     """Return the image column of a split, whose cells stay files."""
     library: Any = import_module("datasets")
     return part.select_columns([image]).with_format(None).cast_column(image, library.Image(decode=False))
+
+
+def saved_images(path: Path, columns: Mapping[str, str], folder: Path) -> ImageTable | None:
+    """Save the images of a stored dataset as files in a folder, and return their table with all other columns.
+
+    None for another path, see `stored_dataset`.
+
+    Raises:
+        UserError: there is such a folder, or the images cannot be read or written.
+    """
+    import pyarrow as pa
+
+    if (config := stored_dataset(path, columns)) is None:
+        return None
+    if folder.exists():
+        raise UserError(f"{folder}: exists already, where the images would be saved; choose another --output")
+    root, tables, faults, hidden = Path(config.root), list[Any](), list[str](), set[str]()
+    parts = open_parts(root)
+    with writing(folder), atomic_folder(folder) as partial:
+        for split, part in parts.items():
+            check_columns(part, split, root, config.image, config.label)
+            names = list[str | None]()
+            for row, (cell,) in enumerate(one.values() for one in undecoded(part, config.image)):
+                where, name = f"{root}: row {row + 1} of {split}", f"{re.sub(r'[^a-z]', '_', split)}-{row:06}"
+                names.append(None)
+                try:
+                    with decoding(where), opened(where, content := _content(where, cell, root)) as image:
+                        suffix = SUFFIXES.get(image.format or "", f"{image.format}".lower())
+                    (partial / f"{name}.{suffix}").write_bytes(content)
+                    names[-1] = f"{name}.{suffix}"
+                except BadImageError as error:
+                    faults.append(str(error))
+            own = {"path": pa.array(names, pa.string()), "label": pa.array(label_texts(part, config.label))}
+            own |= {"split": pa.array([split] * len(part))} if len(parts) > 1 else {}
+            others = part.remove_columns([config.image, config.label]).with_format("arrow")[:]
+            hidden |= own.keys() & {*others.column_names}
+            tables.append(pa.table({name: others[name] for name in others.column_names} | own))
+    table = pa.concat_tables(tables, promote_options="permissive")
+    notes = [f"{root}: left out: other columns {some_of(sorted(hidden))}"] if hidden else []
+    return ImageTable(table.filter(table["path"].is_valid()), root, folder, faults=faults, notes=notes)

@@ -1,17 +1,19 @@
 """Dataset of a table of images, CSV or Parquet, with a path and a label per row, and the checks of its cells."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.class_names import cut_between_groups, in_groups, label_in, label_set, path_fault
 from dmlkit.datasets.files.image import ROUNDING
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.errors import UserError, option_errors
+from dmlkit.files.csv_table import key_of
 from dmlkit.files.image_table import (
     BOX,
     ArrowNames,
@@ -23,8 +25,16 @@ from dmlkit.files.image_table import (
 )
 from dmlkit.files.labels import label_notes
 from dmlkit.files.paths import SUSPICIOUS, inside, leaves_root
-from dmlkit.files.readers.base import ImageTable
+from dmlkit.files.readers.base import ImageTable, reader_of
 from dmlkit.files.source import MOVED
+from dmlkit.files.where import Where, cells_of
+
+
+def _conditions(text: str) -> str:
+    try:
+        return Where.of(text).text
+    except UserError as error:
+        raise ValueError(str(error)) from None
 
 
 class TableConfig(DatasetConfig, frozen=True):
@@ -50,6 +60,8 @@ class TableConfig(DatasetConfig, frozen=True):
     separator: Annotated[str, Field(min_length=1)] | None = None
     """Text between several labels of an image in the column ``label``, e.g. ``|`` for ``a|b``: images that share a
     label are positives, in losses that compare pairs and in metrics that search; null is one label per image."""
+    where: Annotated[str, AfterValidator(_conditions)] | None = None
+    """Conditions on the rows, e.g. ``side=left and year=2020..2022``; others are left out. null takes all."""
 
     @property
     def data_root(self) -> None:
@@ -66,7 +78,15 @@ class TableConfig(DatasetConfig, frozen=True):
         if not file.exists():
             raise UserError(f"{file}: no such file; {MOVED}file=PATH")
         root = None if self.root is None else Path(self.root)
-        return read_images(file, root, self.columns | columns, needs, is_told=not columns)
+        is_told = not columns and self.classes_of_run is None  # a run was told when it was trained
+        found = read_images(file, root, self.columns | columns, needs, is_told=is_told)
+        if self.where is None or columns:
+            return found
+        cells = cells_of({name: found.table[name] for name in found.table.column_names})
+        return found.kept(Where.of(self.where).rows(cells, str(file), len(found)))
+
+    def limited(self, where: Where) -> "TableConfig":
+        return self.model_copy(update={"where": where.text})
 
     @model_validator(mode="after")
     def _has_paths_or_sets(self) -> "TableConfig":
@@ -75,6 +95,27 @@ class TableConfig(DatasetConfig, frozen=True):
         if self.separator is not None and (self.tests_known or self.split in ("halves", "reality_check")):
             raise ValueError(f"split {self.split} does not support a separator; use official or all")
         return self
+
+
+def other_table(file: Path, own: TableConfig | None) -> TableConfig:
+    """Return a table on images that another one lists, whose names of columns hold as far as it has them.
+
+    Its paths are relative to its own folder; if they lead to no image there, to that of the other table.
+    """
+    reader = reader_of(file)
+    if own is None or reader is None:
+        return TableConfig(file=str(file))
+    keys = {key_of(name) for name in reader.read(file).table.column_names} if own.columns else set[str]()
+    parts = {name: re.findall(r"\{(.*?)\}", text) or [text] for name, text in own.columns.items()}
+    columns = {name: own.columns[name] for name, some in parts.items() if keys.issuperset(map(key_of, some))}
+    found, home = TableConfig(file=str(file), columns=columns), Path(own.file)
+    home = Path(own.root) if own.root is not None else home if home.is_dir() else home.parent
+    if home.resolve() == file.parent.resolve():
+        return found
+    read = read_images(file, None, columns, ("path",), is_told=False)
+    names = text_column(read.table, str(file), "path")
+    is_near = len(names) and names[0].is_valid and (read.root / names[0].as_py()).exists()
+    return found if is_near else found.model_copy(update={"root": str(home)})
 
 
 MAX_DIGITS = 4000  # longer labels are not sorted as numbers; Python converts at most 4300 digits
@@ -144,7 +185,7 @@ class TableRows:
 
     def where(self, row: int) -> str:
         """Return the place of a row in its file, for messages."""
-        if self.file == self.root:
+        if self.file == self.root and not self.rows.places:
             return f"{self.root / self.table['path'][row].as_py()}"
         return self.rows.place(row)
 

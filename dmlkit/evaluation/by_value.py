@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dmlkit.datasets.table import TableConfig
+from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.files.exif import exif_sightings
@@ -204,7 +204,7 @@ def absolute(path: str | Path) -> str:
 
 
 def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | Path | None) -> TableConfig | None:
-    """Return the table that has a column, with the names of columns that the recipe gives; None for EXIF data.
+    """Return the table that has a column, by the recipe's names, see `other_table`; None for EXIF data.
 
     They have the columns of `SIGHTING` where the dataset has no table, or its table no such column.
 
@@ -212,19 +212,18 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | P
         table: the table. Default: that of the dataset.
         dataset: dataset of a resolved recipe, or the run that has it; None if no run is known.
     """
-    if table is not None:
-        found = TableConfig(file=str(table))
-    else:
-        known = plain(RunFolder(dataset).recipe())["dataset"] if isinstance(dataset, Path) else dataset
-        if known is not None and known["name"] == "folder" and column in SIGHTING:
+    known = plain(RunFolder(dataset).recipe())["dataset"] if isinstance(dataset, Path) else dataset
+    kind, keys = known["name"] if known else "", ("file", "root", "columns")
+    own = TableConfig(**{key: known[key] for key in keys}) if known and kind == "table" else None
+    if table is None and column in SIGHTING and kind in ("folder", "table"):
+        has_column = own is not None and column in own.table(("path",)).table.column_names
+        if not has_column:
             return None
-        if known is None or known["name"] != "table":
-            what = f"the dataset of the run is {known['name']}, which has no columns" if known else "no run is known"
-            advice = f"name a table with the columns path and {column}: --by FILE:{column}"
-            raise UserError(f"--by {column}: {what}; {advice}")
-        found = TableConfig(file=known["file"], root=known["root"], columns=known["columns"])
-        if column in SIGHTING and column not in found.table(("path",)).table.column_names:
-            return None
+    found = own if table is None else other_table(table, own)
+    if found is None:
+        what = f"the dataset of the run is {kind}, which has no columns" if kind else "no run is known"
+        advice = f"name a table with the columns path and {column}: --by FILE:{column}"
+        raise UserError(f"--by {column}: {what}; {advice}")
     found.table(**{LABEL: found.columns.get(column) or column})
     return found
 

@@ -22,6 +22,7 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_writable
 from dmlkit.files.pictures import COLORS, COLUMN, picture
+from dmlkit.files.where import Where
 from dmlkit.identify.answers import Sigmoid
 from dmlkit.identify.probability import Trials
 from dmlkit.loading.inputs import refuse_faults
@@ -53,6 +54,7 @@ def calibrate_run(
     far: float | None = None,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
+    where: Where | None = None,
     fabric: Ranks | None = None,
     bar: Bar = no_bar,
 ) -> Threshold:
@@ -65,15 +67,17 @@ def calibrate_run(
         far: the share of the pairs of different classes that may be accepted as the same class. Default: 0.001, or the
             lowest share that the pairs allow.
         overrides: ``key=value`` each, of the run's dataset, which may have moved.
+        where: conditions on the rows of its table, of which alone it is chosen.
     """
     if far is not None and not 0 < far < 1:
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
     run, fabric = RunFolder(path), fabric or start_ranks("auto")
-    trained = load_model(run, fabric, checkpoint, overrides=overrides)
+    trained = load_model(run, fabric, checkpoint, overrides=overrides).limited(where)
     check_writable(run.threshold_path.parent)
     threshold = threshold_on(points_of_split(run, trained, "validation", fabric, bar), run, trained, far)
     test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
-    threshold = threshold.model_copy(update={"test": rates_at(test, threshold.threshold)})
+    rates, text = rates_at(test, threshold.threshold), where and where.text
+    threshold = threshold.model_copy(update={"test": rates, "where": text})
     if fabric.is_global_zero:
         threshold.write(run.threshold_path)
     return threshold

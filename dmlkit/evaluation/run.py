@@ -24,6 +24,7 @@ from dmlkit.evaluation.second import (
     sightings_of,
 )
 from dmlkit.files.source import LOCAL, SIFT
+from dmlkit.files.where import Where
 from dmlkit.identify.second import PlaceFusion
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rerank import Rerank
@@ -60,6 +61,8 @@ class Scope:
     """Names of metrics, instead of the recipe's."""
     column: tuple[str, Path | None] | None = None
     """Column whose values the metrics are reported for, and its table. Default of the table: that of the dataset."""
+    where: Where | None = None
+    """Conditions on the rows of the table of the dataset; others are left out."""
     rerank: Rerank | None = None
     """Rank the queries once more. The stored report is without this and the other ways to score the same images."""
     copies: Copies | None = None
@@ -272,6 +275,8 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
         own, known = recipe.dataset, "images" if recipe.dataset.tests_known else "official"
         folder = FolderConfig(root=str(scope.images), split=known, on_bad_image=own.on_bad_image, levels=own.levels)
         recipe = recipe.model_copy(update={"dataset": folder.of_run(own.classes_of_run)})
+    if scope.where is not None:
+        recipe = recipe.model_copy(update={"dataset": recipe.dataset.limited(scope.where)})
     if scope.column is not None:
         column_table(*scope.column, plain(recipe)["dataset"])
     return recipe

@@ -16,7 +16,7 @@ from pydantic import BaseModel, FiniteFloat
 from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError, warn, warn_once
 from dmlkit.evaluation.calibration import (
     fit_scores,
     points_of_split,
@@ -236,6 +236,10 @@ def verify(
         if own := run.classes():
             own.require("validation")
         raise UserError(f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with {calibrate}")
+    if threshold.where is not None:
+        warn_once(
+            f"{path}: its threshold was chosen for {threshold.where} alone; {calibrate} chooses one for all images"
+        )
     fusion, local = None, None
     if second is not None and second in PARTNERS:
         kept = local_threshold(run, trained, second.name, threshold.far, fabric, bar)

@@ -18,7 +18,7 @@ import numpy as np
 from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
 from dmlkit.files.csv_table import column_called, key_of, own_column
 from dmlkit.files.escape import excerpt
-from dmlkit.files.image_file import BadImageError, decoding, some_image_files, upright_size
+from dmlkit.files.image_file import BadImageError, decoding, image_files, some_image_files, upright_size
 from dmlkit.files.outputs import BOX, write_table
 from dmlkit.files.paths import SUSPICIOUS, are_of_windows, inside, raise_faults
 from dmlkit.files.readers.base import ImageTable, Reader, reader_of
@@ -36,6 +36,8 @@ OWN = (*TEXTS, *SIGHTING, *BOX, "bbox")
 """Names of columns that a user may give to others."""
 UNKNOWN, PATTERN = "unknown", "(?P<"
 """Key of the texts that are no label, and the beginning of a part of a path with a name."""
+CENTERED = (("cx", "cy", "w", "h"), *(("xcenter", "ycenter", *size) for size in (("width", "height"), ("w", "h"))))
+"""Names of the columns of a box by its center and its size."""
 WHOLE = ("bbox", "box", "boundingbox")
 """Names of a column of boxes ``[left, top, width, height]``, as COCO has them."""
 DECIMAL_COMMA = r"^\s*([-+]?[0-9]+),([0-9]+)\s*$"
@@ -83,11 +85,24 @@ def read_images(
         raise UserError("; ".join([f"{source}: lists no images", *found.notes]))
     found = replace(found, root=root or found.root)
     found.table = known_columns(found.table, str(source), needs, columns, is_told=is_told)
+    found.is_share = found.is_share or _are_shares(found)
     found = with_sure_boxes(found, LEAST_CONFIDENCE if confidence is None else confidence)
     found = with_paths(found)
     if images is not None:
         found = _given(found, images)
     return in_pixels(found) if found.is_share and BOX[0] in found.table.column_names else found
+
+
+def _are_shares(found: ImageTable) -> bool:
+    """Return whether boxes are shares of their images, because in pixels none would be larger than one."""
+    if BOX[0] not in found.table.column_names:
+        return False
+    boxes = np.stack([found.table[side].to_numpy() for side in BOX])
+    boxes = boxes[np.isfinite(boxes)]
+    are_shares = boxes.size > 0 and boxes.min() >= 0 and 0 < boxes.max() <= 1
+    if are_shares:
+        warn_once(f"{found.file}: boxes are read as shares of their images, because none is larger than 1")
+    return are_shares
 
 
 def lists_images(source: Path, columns: Mapping[str, str] | None = None) -> bool:
@@ -161,6 +176,10 @@ def _given(found: ImageTable, images: Path) -> ImageTable:
     if missing:
         entries = counted(len(missing), "image that is not", "images that are not")
         found.notes.append(f"{found.file}: left out: {entries} in {found.root}: {some_of(missing)}")
+    listed = {os.path.normpath(found.root / name) for name in names if name}
+    if without := [os.path.relpath(one, images) for one in image_files(images) if os.path.normpath(one) not in listed]:
+        entries = counted(len(without), "image", "images")
+        found.notes.append(f"{found.file}: left out: {entries} of {images} without a box: {some_of(without)}")
     return found.kept(rows)
 
 
@@ -242,8 +261,8 @@ def with_paths(found: ImageTable) -> ImageTable:
 
 def _folders(root: Path) -> list[str]:
     try:
-        names = (one.name for one in os.scandir(root) if one.is_dir() and not one.name.startswith("."))
-        return sorted(names)[:MOST_FOLDERS]
+        names = [one.name for one in os.scandir(root) if one.is_dir() and not one.name.startswith(".")]
+        return sorted(names, key=lambda name: (name.lower() not in ("images", "jpegimages"), name))[:MOST_FOLDERS]
     except OSError:
         return []
 
@@ -394,9 +413,11 @@ def _say(table: Any, where: str, taken: Sequence[str], others: Sequence[str]) ->
     """Print which columns are read, and the others once, of which one that looks like boxes is named."""
     firsts = {name: str(table[name][0]) for name in others if len(table) and others.count(name) == 1}
     boxes = next((name for name, cell in firsts.items() if cell[:1] in ("[", "(") and re.match(FOUR, cell)), None)
+    several = next((name for name, cell in firsts.items() if re.search(r"['\"]bbox['\"]: ", cell)), None)
     parts = [f"reads {', '.join(taken)}"] if taken else []
     parts += [f"other columns: {some_of(list(others))}"] if others else []
     parts += [f"{boxes!r} looks like boxes, which --column bbox={boxes} reads"] if boxes else []
+    parts += [f"{several!r} has boxes, which are not read; write a row per box, with x1, y1, x2, y2"] if several else []
     if parts:
         warn_once(f"{where}: {'; '.join(parts)}")
 
@@ -417,17 +438,38 @@ def _meant(
         if name in meant or named.get(name) == "":
             continue
         taken = {place for column in meant.values() for place in column.places}
-        if named.get(name) or name in needs:
-            place = own_column(names, named.get(name) or name, where, name)
-        else:
-            place = None
-            with suppress(UserError) if name in SIGHTING else nullcontext():  # two times: neither is read
-                place = column_called(names, name, where)
-            if place in taken:
-                continue
-        if place is not None:
+        is_needed = bool(named.get(name)) or name in needs
+        place = _place(table, names, name, where, named.get(name) or name, is_needed=is_needed)
+        if place is not None and (is_needed or place not in taken):
             meant[name] = _Column([place], table.column(place))
     return meant
+
+
+def _place(table: Any, names: Sequence[str], name: str, where: str, wanted: str, *, is_needed: bool) -> int | None:
+    """Return the place of a column that has dmlkit's name ``name``, or the one that the user ``wanted``."""
+    if is_needed:
+        place = own_column(names, wanted, where, name)
+    else:
+        place = None
+        with suppress(UserError) if name in SIGHTING else nullcontext():  # two times: neither is read
+            place = column_called(names, name, where)
+    if place is None or not name == wanted == LABEL or not _are_row_numbers(table, place):
+        return place
+    if not is_needed:
+        return None
+    others = ", ".join(one for one in names if one and one != names[place])
+    raise UserError(
+        f"{where}: {names[place]!r} has another number in each row, so it is not read as the label; name the right one "
+        f"of {others} with --column {LABEL}=NAME, or take it with --column {LABEL}={names[place]}"
+    )
+
+
+def _are_row_numbers(table: Any, place: int) -> bool:
+    """Return whether a column is called id and has another number in each row, as far as the first ones show."""
+    if key_of(table.column_names[place]) != "id":
+        return False
+    texts = [str(text) for text in table.column(place).slice(0, 1000).to_pylist()]
+    return len(texts) > 1 and len({*texts}) == len(texts) and all(text.isdecimal() for text in texts)
 
 
 FOLDERS = ("relativepath", "path", "folder", "directory", "dir", "subfolder")
@@ -492,14 +534,14 @@ def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -
     places = {key.removeprefix("bbox").removeprefix("box") or key: place for place, key in enumerate(keys) if key}
     places |= {name: place for place, name in enumerate(names) if name in BOX}
     places |= {name: own_column(names, column, where, name) for name, column in own.items()}
-    for ways, is_sized in ((SIDES, False), (SIZED, True)):
+    for ways, with_sides in ((SIDES, list[Any]), (SIZED, _with_far_sides), (CENTERED, _with_sides_around)):
         for way in ways:
             if all(side in places for side in way):
                 found = [names[places[side]] for side in way]
                 sides = [numbers(table, places[side], where) for side in way]
                 taken = [] if way == BOX else [f"boxes from {', '.join(map(repr, found))}"]
                 own = [places[side] for side in way]
-                return _Boxes(_with_far_sides(sides) if is_sized else sides, own, taken)
+                return _Boxes(with_sides(sides), own, taken)
     for name in WHOLE:
         if name in own or name in keys:
             place = places[name] if name in own else keys.index(name)
@@ -520,6 +562,12 @@ def _with_far_sides(numbers: Sequence[Any]) -> list[Any]:
     left, top, width, height = numbers
     add = arrow_compute().add
     return [left, top, add(left, width), add(top, height)]
+
+
+def _with_sides_around(numbers: Sequence[Any]) -> list[Any]:
+    (*center, width, height), compute = numbers, arrow_compute()
+    half = [compute.divide(width, 2.0), compute.divide(height, 2.0)]
+    return [step(side, by) for step in (compute.subtract, compute.add) for side, by in zip(center, half, strict=True)]
 
 
 def _whole_boxes(column: Any, where: str) -> list[Any]:
@@ -590,8 +638,8 @@ def text_column(table: Any, where: str, name: str) -> Any:
     column, compute = table[name], arrow_compute()
     if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:  # of Hugging Face
         raise UserError(
-            f"{where}: column {name!r} holds images instead of their paths; start, data check and recipes (dataset hf) "
-            "read them, for other commands save them as files"
+            f"{where}: column {name!r} holds images instead of their paths; dmlkit data convert saves them as files, "
+            "for all commands; start, data check and recipes (dataset hf) read them as they are"
         )
     if pa.types.is_floating(column.type):  # pandas writes an empty cell as nan
         column = compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)

@@ -24,7 +24,8 @@ RAW = frozenset(
     ".rwl .sr2 .srf .srw .x3f".split()
 )
 """Suffixes of raw camera files. Some are TIFF files, of which Pillow reads a picture of 160 x 120 pixels."""
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc", ".json")
+WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc", ".json", *WORKBOOKS)
 VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm"})
 KINDS = {
     stat.S_IFIFO: "a FIFO",

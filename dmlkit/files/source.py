@@ -76,7 +76,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {  # kinds of source to which each option
     "--box-margin": ("images",),
     "--labels": ("array",),
     "--manifold": ("array",),
-    "--where": ("embeddings", "gallery", "array"),
+    "--where": ("run", "embeddings", "gallery", "array", "backbone"),
     "--far": ("run",),
     "--fpir": ("gallery",),
     "--strangers": ("gallery",),

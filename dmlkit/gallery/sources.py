@@ -52,7 +52,8 @@ def open_points(
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         labels: file of the labels (N,) of a file of vectors. Default: those inside.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
-        where: conditions on the columns of a gallery, of a folder of embeddings or of a file of vectors.
+        where: conditions on the columns of a gallery, of a folder of embeddings, of a file of vectors or of the table
+            of a run's dataset.
         model: checkpoint and device of a run, and a second model that embeds its images too.
     """
     kind = require_source(source)
@@ -64,7 +65,7 @@ def open_points(
     match kind:
         case "run":
             fabric, folder = model.start(), RunFolder(source)
-            trained = model.load(folder, fabric, overrides=overrides)
+            trained = model.load(folder, fabric, overrides=overrides).limited(where)
             return split_points(folder, trained, fabric, split or trained.recipe.dataset.default_split, bar)
         case "embeddings":
             found = EmbeddingFolder(source)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.errors import UserError
+from dmlkit.errors import MOST_NAMED, UserError, merged, some_of
 from dmlkit.files.image_file import MAX_PIXELS, BadImageError
 from dmlkit.transforms.base import Resizing, TransformConfig
 
@@ -136,20 +136,33 @@ def check_resized(image: Tensor, resizing: Resizing, path: str) -> None:
 
 
 def refuse_faults(faults: Sequence[str], on_bad_image: str) -> None:
-    """Raise a `UserError` for the first unreadable image, if ``on_bad_image`` is "error"."""
+    """Raise a `UserError` for unreadable images, if ``on_bad_image`` is "error"."""
     if faults and on_bad_image == "error":
-        raise UserError(f"{faults[0]}; repair or remove it, or skip such images with dataset.on_bad_image=skip")
+        raise UserError(f"{merged(faults)[0]}; repair or remove it, or {SKIP}")
 
 
-def refuse_missing(dataset: Dataset, on_bad_image: str, source: str) -> None:
-    """Raise an error for images whose files are gone, before hours of training, without opening any."""
+SKIP = "skip such images with dataset.on_bad_image=skip"
+
+
+def refuse_missing(
+    dataset: Dataset, on_bad_image: str, source: str, way: str = f"set dataset.root if they have moved, or {SKIP}"
+) -> None:
+    """Raise an error for images whose files are gone, before hours of training, without opening any.
+
+    Args:
+        dataset: the images.
+        on_bad_image: "error", or "skip", which is one too if all images are gone.
+        source: name of the images.
+        way: what to do about them, if they cannot be restored.
+    """
     has_files = dataset.kind.has_pixels and len(dataset) and (dataset.file(0) or dataset.box(0)) is not None
     files = list(dataset.paths) if has_files else []
     gone = [path for path in files if not os.path.exists(path)]  # noqa: PTH110 - in a fifth of the time
     if gone and on_bad_image == "error":
+        others = f", also {some_of(gone[1:], MOST_NAMED - 1)}" if gone[1:] else ""
         raise UserError(
-            f"{gone[0]}: no such file; {len(gone):,} of the {len(files):,} images of {source} are missing: restore "
-            "them, set dataset.root if they have moved, or skip such images with dataset.on_bad_image=skip"
+            f"{gone[0]}: no such file; {len(gone):,} of the {len(files):,} images of {source} are missing{others}: "
+            f"restore them, {way}"
         )
     refuse_nothing_read(len(files) - len(gone), [f"{path}: no such file" for path in gone], source)
 

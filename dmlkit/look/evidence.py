@@ -9,16 +9,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.base import Split
+from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import absolute
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.report import Evidence
 from dmlkit.evaluation.run import EvaluatedRun
-from dmlkit.files.image_table import BOX, LABEL, read_images, text_column
+from dmlkit.files.csv_table import own_column
+from dmlkit.files.image_table import BOX, read_images, text_column
 from dmlkit.gallery.split import evenly_spread
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.metrics.base import MetricConfig
@@ -113,7 +115,7 @@ def _parts(
     """
     images, read = inputs_of(dataset, trained.recipe.transform, training=False), None
     if regions != CENTER:
-        masks = RegionMasks(dataset, rows, read_regions(Path(regions), dataset, rows))
+        masks = RegionMasks(dataset, rows, read_regions(Path(regions), trained.recipe.dataset, dataset, rows))
         read = inputs_of(masks, trained.recipe.transform, training=False)
     some = [_input(images, row).double().mean((1, 2)) for row in evenly_spread(rows, FOR_COLOR).tolist()]
     color = torch.stack(some).mean(0).round().to(torch.uint8)[:, None, None]
@@ -166,8 +168,10 @@ class RegionMasks(PickedSamples):
 Values = list[tuple[object, ...]]  # boxes or masks of one image
 
 
-def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, int, int], Tensor]:
-    """Read the boxes or masks of images.
+def read_regions(
+    table: Path, config: DatasetConfig, dataset: Dataset, rows: Tensor
+) -> Callable[[int, int, int], Tensor]:
+    """Read the boxes or masks of images of a dataset, whose table may name the columns, see `other_table`.
 
     Returns:
         Function of the position of an image in ``rows`` and of its height and width: its mask (H, W) bool.
@@ -175,15 +179,17 @@ def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, 
     option = f"--evidence {table}"
     if any(dataset.box(int(row)) is not None for row in rows[:1]):
         raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
-    regions = read_images(table, needs=("path",)).table
+    other = other_table(table, config if isinstance(config, TableConfig) else None)
+    root = None if other.root is None else Path(other.root)
+    found = read_images(table, root, other.columns, ("path",), is_told=False)
+    regions, root = found.table, found.root
     has_boxes = BOX[0] in regions.column_names
-    if not has_boxes:
-        regions = read_images(table, columns={LABEL: MASK}).table
+    mask = "" if has_boxes else regions.column_names[own_column(regions.column_names, MASK, str(table))]
     names: list[str] = text_column(regions, str(table), "path").to_pylist()
-    columns = zip(*(regions[name].to_pylist() for name in (BOX if has_boxes else (LABEL,))), strict=True)
+    columns = zip(*(regions[name].to_pylist() for name in (BOX if has_boxes else (mask,))), strict=True)
     given: defaultdict[str, Values] = defaultdict(list)
     for name, value in zip(names, columns, strict=True):
-        for key in {name, absolute(table.parent / name)} if None not in value else ():
+        for key in {name, absolute(root / name)} if None not in value else ():
             given[key].append(value)
     of_row: list[Values] = []
     for row in rows.tolist():
@@ -192,7 +198,7 @@ def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, 
         if one is None:
             raise UserError(f"{option}: has no {'box' if has_boxes else MASK} of {path}; add a row with this path")
         of_row.append([_box(option, path, box) for box in one] if has_boxes else one)
-    draw = _boxes if has_boxes else partial(_masks, table)
+    draw = _boxes if has_boxes else partial(_masks, table, root)
     return lambda place, height, width: draw(of_row[place], height, width)
 
 
@@ -216,10 +222,10 @@ def _boxes(boxes: Values, height: int, width: int) -> Tensor:
     return inside
 
 
-def _masks(table: Path, names: Values, height: int, width: int) -> Tensor:
+def _masks(table: Path, root: Path, names: Values, height: int, width: int) -> Tensor:
     inside = torch.zeros(height, width, dtype=torch.bool)
     for (name,) in names:
-        drawn = read_image(str(table.parent / str(name))).amax(0) > 0
+        drawn = read_image(str(root / str(name))).amax(0) > 0
         if drawn.shape != inside.shape:
             sizes = " x ".join(map(str, drawn.shape[::-1]))
             raise UserError(

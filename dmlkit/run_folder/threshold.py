@@ -60,6 +60,8 @@ class Threshold(Document, frozen=True):
     """Rates on test classes, which are not used for the choice; null if there are none."""
     probability: PairProbability
     """Probability that two images are of the same class, fitted to validation pairs."""
+    where: str | None = None
+    """Conditions on the rows of the run's table, of which alone it was chosen, see `Where`; null for all."""
 
 
 def threshold_of(run: RunFolder, weights: str) -> Threshold | None:

@@ -24,7 +24,7 @@ from dmlkit.files.image_file import Box, some_image_files
 from dmlkit.files.image_table import BOX, LABEL, lists_images, read_images, text_column
 from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
-from dmlkit.files.readers.base import ImageTable
+from dmlkit.files.readers.base import ImageTable, other_lists
 from dmlkit.files.where import Where, cells_of
 from dmlkit.recipe.schema import Recipe
 
@@ -149,7 +149,7 @@ def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: in
         raise UserError(f"{found.file}: {what}; expected at least one")
     dataset, kept, faults = _checked(found)
     if not options.skips or not kept:
-        way = "remove them" if options.source is None or options.skips else "skip them with --skip-bad-images"
+        way = "remove them" if options.skips else "skip them with --skip-bad-images"
         refuse_entries(str(found.file), faults, way)
     if len(kept) < len(found):
         found = replace(found.kept(kept), faults=[])
@@ -239,6 +239,8 @@ def folder_table(folder: Path) -> ImageTable:
 
 def _files_below(folder: Path, depth: int) -> ImageList:
     paths = some_image_files(folder)
+    if hint := other_lists(folder):
+        warn_once(hint)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     return ImageList(paths, _folder_labels(folder, paths, depth) if depth else None)
 

@@ -30,7 +30,7 @@ from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder, check_place, che
 from dmlkit.files.paths import readable_name
 from dmlkit.files.regular import file_checksum
 from dmlkit.files.source import place_of_run
-from dmlkit.loading.inputs import refuse_nothing_read
+from dmlkit.loading.inputs import refuse_missing, refuse_nothing_read
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
@@ -131,10 +131,14 @@ def embed(
         if output is None and theirs != source:
             raise UserError(f"{place}: has embeddings of {theirs}; choose another folder with --output, or remove it")
     skip = options.skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
-    boxes = options.boxes and options.boxes._replace(skips=skip)
+    boxes = options.boxes
+    if skip and images is not None and trained.samples.has_pixels:
+        boxes = (boxes or Boxes())._replace(skips=True)
     dataset = dataset_of(images, split or "test", trained.recipe, options.labels, boxes)
     for line in merged(dataset.left_out):
         warn_once(line)
+    way = "name their folder with --root, or skip such images with --skip-bad-images"
+    refuse_missing(dataset, "skip" if skip else "error", source, way)
     home = fabric.broadcast(_home(folder, place) if fabric.is_global_zero else place)
     with RayWorkers.started(device) if engine == "ray" else nullcontext() as workers:
         model = stored_model(trained, workers.device if workers else "")

@@ -84,7 +84,7 @@ def image_keys(dataset: Dataset, config: DatasetConfig | None = None) -> Values:
     Args:
         config: options of the dataset. Default: only whole files have a key; others have zeros, which no store has.
     """
-    options = b"" if config is None else config.model_dump_json(exclude={"on_bad_image"}).encode()
+    options = b"" if config is None else config.model_dump_json(exclude={"on_bad_image", "where"}).encode()
     place = cache(os.path.realpath)
 
     def content(index: int) -> bytes | None:

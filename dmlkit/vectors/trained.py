@@ -15,6 +15,7 @@ from dmlkit.backbones.tuning import FullTuningConfig
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.distributed.launch import OneProcess, Ranks
 from dmlkit.errors import OptionError, UserError, warn
+from dmlkit.files.where import Where
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, FirstFeatures, backbone_alone, build_model, fingerprint
 from dmlkit.recipe.overrides import parse_override
@@ -66,6 +67,13 @@ class TrainedModel(Network):
         """Return a network that is built already, in evaluation mode, with the recipe that describes it."""
         parts: Any = {"samples": model.samples, "manifold": model.manifold, "device": model.device}
         return cls(recipe=recipe, checkpoint=checkpoint, epoch=epoch, build=lambda: model, **parts)
+
+    def limited(self, where: Where | None) -> "TrainedModel":
+        """Return the model with the rows of its dataset that fulfill conditions, see `DatasetConfig.limited`."""
+        if where is None:
+            return self
+        dataset = self.recipe.dataset.limited(where)
+        return replace(self, recipe=self.recipe.model_copy(update={"dataset": dataset}))
 
     @property
     def place(self) -> str:

@@ -174,7 +174,7 @@ def with_bbox(*bbox: float) -> dict[str, object]:
         ({**COCO, "annotations": [{"image_id": 7, "bbox": [0, 0, 1, 1], "score": 0.1}]},
          "no boxes of a confidence of at least 0.2; the surest of 1 has 0.1: lower --box-confidence"),
         ({"images": [{"file": "a.png", "detections": [{"category": "1", "conf": 2, "bbox": [0] * 4}]}]}, "0.conf"),
-        ([{"image_id": 9, "bbox": [0, 0, 1, 1]}], "boxes.json: expected a table .*, or annotations of COCO"),
+        ([{"image_id": 9, "bbox": [0, 0, 1, 1]}], "boxes.json: this is a file of COCO results.*; give COCO"),
         ("{", "cannot read this JSON file"),
         ("[" * 200_000, "cannot read this JSON file"),
     ],
@@ -213,14 +213,13 @@ def test_boxes_outside_of_their_images_are_refused_alike(
     with pytest.raises(UserError) as raised:
         images_at(source, boxes=boxes)
     (line,) = str(raised.value).splitlines()
-    way = "remove them" if kind == "table" else "skip them with --skip-bad-images"
-    assert str((boxes and boxes.source) or source) in line and line.endswith(f"; correct such entries, or {way}")
+    way = "correct such entries, or skip them with --skip-bad-images"
+    assert str((boxes and boxes.source) or source) in line and line.endswith(f"; {way}")
     wrong = f"({start}, 0, {start + 10}, 10) of {photos / 'a.png'} is not inside the 40 x 30 image"
     assert f"the box {wrong}; 4 more of this kind: " in line
     assert line.partition("kind: ")[2].count(", ") == 3 + 1  # before what to do
-    if boxes is not None:
-        dataset = images_at(source, boxes=boxes._replace(skips=True))
-        assert len(crops(dataset)) == 1 and len(dataset.left_out) == 5 and wrong in dataset.left_out[0]
+    dataset = images_at(source, boxes=(boxes or Boxes())._replace(skips=True))
+    assert len(crops(dataset)) == 1 and len(dataset.left_out) == 5 and wrong in dataset.left_out[0]
     source, boxes = wide_boxes(kind, photos, tmp_path, border)  # 1 pixel is rounding: the box is cut
     assert crops(images_at(source, boxes=boxes))[-1 if kind != "yolo" else 0][2] == (cut[0], 0, cut[1], 10)
 

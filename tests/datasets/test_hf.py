@@ -9,11 +9,13 @@ import torch
 
 from dmlkit.datasets import FolderConfig, HfConfig
 from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.hf import saved_images
 from dmlkit.errors import UserError
 from dmlkit.files.image_table import read_images
 from dmlkit.loading.check import dataset_at, survey
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training import estimate
+from dmlkit.vectors.images import images_at
 from tests.conftest import Result
 from tests.datasets import trees
 
@@ -143,8 +145,47 @@ def test_stored_images_are_recognized_with_their_columns(kind: str, rows: Any, p
     config = dataset_at(tmp_path / "renamed", columns={"label": "species"})
     assert isinstance(config, HfConfig) and (config.image, config.label) == ("photo", "species")
     if kind == "file":
-        with pytest.raises(UserError, match="column 'path' holds images instead of their paths"):
+        with pytest.raises(UserError, match="column 'path' holds images instead of their paths; dmlkit data convert"):
             read_images(root).table.to_pylist()
+
+
+@pytest.mark.parametrize("kind", ["saved", "parquet", "file"])
+def test_stored_images_are_saved_as_files_for_all_commands(
+    kind: str, rows: Any, photos: Path, tmp_path: Path, dmlkit: Callable[..., Result]
+):
+    """The bytes are those of the files that they were made from; other columns stay."""
+    whole = rows.add_column("side", [["left", None][row % 2] for row in range(18)]) if kind == "saved" else rows
+    root = saved("saved" if kind == "saved" else "parquet", whole, photos, tmp_path)
+    root = next(root.rglob("*.parquet")) if kind == "file" else root
+    table = tmp_path / "out" / "t.csv"
+    result = dmlkit("data", "convert", root, "-o", table)
+    assert result.code == 0 and "wrote" in result.out, result.err
+    files = sorted(photos.rglob("*.jpg"))
+    found = images_at(table)
+    assert [Path(path).read_bytes() for path in found.paths] == [file.read_bytes() for file in files]
+    assert found.label_names(found.labels) == [file.parent.name for file in files]
+    sides = read_images(table).table["side"].to_pylist() if kind == "saved" else None
+    assert sides is None or sides == ["left", None] * 9
+    again = dmlkit("data", "convert", root, "-o", table)
+    assert again.code == 2 and "t: exists already, where the images would be saved" in again.err
+
+
+def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_path: Path):
+    image = (photos / "c0" / "0.jpg").read_bytes()
+    files = [{"bytes": image, "path": None}, {"bytes": b"none", "path": None}, None]
+    columns = {"image": files, "label": ["a", "a", "b"], "path": ["x", "y", "z"]}
+    made = library.Dataset.from_dict(columns).cast_column("image", library.Image(decode=False))
+    library.DatasetDict({"train": made, "a.b": made}).save_to_disk(str(tmp_path / "d"))
+    found = saved_images(tmp_path / "d", {"path": "image"}, tmp_path / "out")
+    assert found is not None and found.table.to_pydict() == {
+        "path": ["train-000000.jpg", "a_b-000000.jpg"],
+        "label": ["a", "a"],
+        "split": ["train", "a.b"],
+    }
+    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == ["a_b-000000.jpg", "train-000000.jpg"]
+    assert len(found.faults) == 4 and "row 2 of train: cannot read this image" in found.faults[0]
+    assert found.notes == [f"{tmp_path / 'd'}: left out: other columns path"]
+    assert saved_images(photos, {}, tmp_path / "other") is None and not (tmp_path / "other").exists()
 
 
 def test_start_names_the_columns(

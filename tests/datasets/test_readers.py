@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dmlkit.datasets import TableConfig
+from dmlkit.datasets import FolderConfig, TableConfig
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.files.image_table import read_images
@@ -58,9 +58,25 @@ def test_tables_of_other_formats(home: Path, suffix: str):
     assert found == [["cam1/a.jpg", "007", None], ["cam2/c.jpg", "fox", "x"]]
 
 
+def test_a_list_of_objects_is_a_table(home: Path):
+    """As pandas writes one; boxes in objects of an image are pointed out."""
+    cells = [{"image": "cam1/a.jpg", "label": 7}, {"image": "cam2/c.jpg", "label": "fox", "side": "left"}]
+    file = write(home / "t.json", cells)
+    assert rows(file, "path", "label", "side") == [["cam1/a.jpg", "7", None], ["cam2/c.jpg", "fox", "left"]]
+    assert read_images(file).place(1) == f"{file}: row 2"
+    with pytest.raises(UserError, match=r"t.json: row 2: got '7'; expected a JSON object"):
+        read_images(write(file, [cells[0], 7]))
+
+
+def test_boxes_of_several_objects_are_not_passed_over(home: Path, caplog: pytest.LogCaptureFixture):
+    line = {"file_name": "cam1/a.jpg", "label": "fox", "objects": {"bbox": [[1, 2, 3, 4]]}}
+    assert len(rows(write(home / "t.jsonl", line), "path")) == 1
+    assert "'objects' has boxes, which are not read; write a row per box, with x1, y1, x2, y2" in caplog.text
+
+
 @pytest.mark.parametrize("line", ["[1]", '{"path":', "7"])
 def test_a_line_that_is_no_object_is_named(home: Path, line: str):
-    with pytest.raises(UserError, match=r"t.jsonl:2: .*expected a JSON object") as raised:
+    with pytest.raises(UserError, match=r"t.jsonl:2: .*expected (a JSON object|objects)") as raised:
         read_images(write(home / "t.jsonl", f'{{"path": "cam1/a.jpg"}}\n{line}\n'))
     assert "\n" not in str(raised.value)
 
@@ -89,6 +105,14 @@ def test_polygons_and_attributes_of_coco(home: Path):
     file = write(home / "c.json", data | {"categories": [{"id": 1, "name": "fox"}]})
     assert rows(file, "path", "label", *SIDES) == [["cam1/a.jpg", "fox", 2, 3, 12, 15.5]]
     assert rows(file, "label", columns={"label": "name"}) == [["Amy"]]
+
+
+def test_images_of_coco_lie_next_to_the_folder_of_annotations(home: Path):
+    annotation = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}
+    data = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [annotation]}
+    trees.photo(home / "images" / "a.jpg", 0)
+    file = write(home / "annotations" / "c.json", data | {"categories": [{"id": 1, "name": "fox"}]})
+    assert list(images_at(file).paths) == [f"{home}/images/a.jpg"]
 
 
 def test_an_annotation_without_a_category_has_no_label(home: Path):
@@ -395,6 +419,37 @@ def test_image_folders_of_hugging_face(tmp_path: Path, suffix: str):
     assert "split" not in read_images(tmp_path, columns=columns).table.column_names  # a single one is none
 
 
+def test_a_folder_with_metadata_of_other_programs(tmp_path: Path):
+    """A table of wildlife-datasets has paths in another column; one without paths may lie next to class folders."""
+    trees.photo(tmp_path / "x" / "a.jpg", 0)
+    file = write(tmp_path / "metadata.csv", ",identity,path,date\n0,fox,x/a.jpg,2020-01-02\n")
+    assert rows(tmp_path, "path", "label", "time") == [["x/a.jpg", "fox", "2020-01-02"]]
+    write(file, "site,date\nnorth,2020-01-02\n")
+    assert reader_of(tmp_path) is None and list(images_at(tmp_path).label_names(images_at(tmp_path).labels)) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.csv", "Image,Id\na.jpg,w_1\n"),
+        ("cct.json", '{"info": {}, "images": []}'),
+        ("annotations/c.json", '{"images": []}'),
+    ],
+)
+def test_a_list_in_a_folder_of_images_is_pointed_out(home: Path, name: str, content: str, caplog: Any):
+    """Whether the folder is read as class folders or is none; other files are only counted."""
+    for other in ("results.csv", "report.json"):
+        write(home / other, "metric,value\n" if other[-1] == "v" else '{"map": 1}')
+    assert images_at(home).class_names == ("cam1", "cam2") and "may list these images" not in caplog.text
+    write(home / name, content)
+    line = f"{home}: {name} may list these images: give it instead"
+    assert images_at(home).class_names == ("cam1", "cam2") and line in caplog.text
+    assert line in [*(listing := FolderConfig(root=str(home)).listing()).notes, *listing.faults]
+    (home / "train").mkdir()
+    with pytest.raises(UserError, match=f"has a folder 'train' but no folder 'test'; add it; {line}"):
+        FolderConfig(root=str(home)).listing()
+
+
 def test_msmt17(tmp_path: Path):
     """Its people are numbered from 0 in both splits; validation images show people of the training."""
     lists = {
@@ -421,6 +476,7 @@ def test_msmt17(tmp_path: Path):
         ("p.json", '[{"annotations": [{"result": []}], "data": {"image": "/data/upload/a.jpg"}}]', "Label Studio"),
         ("a.json", '{"version": "5.4", "flags": {}, "shapes": [{"label": "fox"}], "imagePath": "a.jpg"}', "labelme"),
         ("v.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "the VGG Image Annotator"),
+        ("v.csv", "filename,region_id,region_shape_attributes\na.jpg,0,{}\n", "the VGG Image Annotator"),
         ("a.xml", "<?xml version='1.0'?>\n<annotations><version>1.1</version></annotations>", "CVAT"),
     ],
 )
@@ -465,6 +521,43 @@ def test_texts_that_mean_no_label(home: Path):
     assert rows(file, "label", columns={"unknown": "new_whale|none"}) == [[None], ["Amy"], [None], ["unknown"]]
     images = images_at(file, boxes=Boxes(columns={"unknown": "new_whale|none"}))
     assert images.class_names == ("Amy",) and images.labels.tolist() == [-1, 0, -1, -1]
+
+
+def test_numbers_of_rows_are_no_labels(home: Path):
+    """A column called id is a label unless each row has another number."""
+    names = ["cam1/a.jpg", "cam1/b.jpg", "cam2/a.jpg"]
+    for ids, is_label in ((["1", "2", "3"], False), (["1", "2", "1"], True), (["w1", "w2", "w3"], True)):
+        lines = [f"{number},{name},fox" for number, name in zip(ids, names, strict=True)]
+        file = write(home / "t.csv", "\n".join(["Id,image,species", *lines]))
+        read = read_images(file, needs=("path",)).table
+        assert ("label" in read.column_names) == is_label and ("Id" in read.column_names) != is_label
+        if is_label:
+            assert rows(file, "label") == [[one] for one in ids]
+        else:
+            message = "'Id' has another number in each row, so it is not read as the label; name the right one of"
+            with pytest.raises(UserError, match=f"{message} image, species with --column label=NAME"):
+                images_at(file)
+            assert rows(file, "label", columns={"label": "Id"}) == [["1"], ["2"], ["3"]]
+
+
+@pytest.mark.parametrize(
+    ("head", "pixels", "shares"),
+    [
+        ("cx,cy,w,h", "12,9,12,12", "0.5,0.5,0.5,0.66666667"),
+        ("x_center,y_center,width,height", "12,9,12,12", "0.5,0.5,0.5,0.66666667"),
+        ("xmin,ymin,xmax,ymax", "6,3,18,15", "0.25,0.16666667,0.75,0.83333333"),
+        ("bbox", '"[6, 3, 12, 12]"', '"[0.25, 0.16666667, 0.5, 0.66666667]"'),
+    ],
+)
+def test_boxes_by_their_centers_and_as_shares(
+    home: Path, head: str, pixels: str, shares: str, caplog: pytest.LogCaptureFixture
+):
+    """Of an image of 24 x 18 pixels; in pixels none would be larger than 1."""
+    for cells in (pixels, shares):
+        file = write(home / "t.csv", f"path,label,{head}\ncam1/a.jpg,fox,{cells}\n")
+        ((left, top, right, bottom),) = rows(file, *SIDES)
+        assert (left, top, right, bottom) == pytest.approx((6, 3, 18, 15), abs=1e-5)
+        assert ("read as shares of their images" in caplog.text) == (cells == shares)
 
 
 def test_columns_of_boxes_can_be_named_and_left_out(home: Path, caplog: pytest.LogCaptureFixture):
@@ -592,7 +685,7 @@ def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Callable
         ("data.yaml", "names: 3\ntrain: .\n", "data.yaml: names: got 3, expected the names of the classes"),
         ("Annotations/a.xml", "<annotation><filename>a.jpg", "a.xml: cannot read this XML file"),
         ("Annotations/a.xml", voc("a.jpg"), "lists no images; .*left out: 1 image without objects"),
-        ("metadata.csv", "path,label\na.jpg,fox\n", "metadata.csv: has no column 'file_name'; it has path, label"),
+        ("metadata.jsonl", '{"label": "fox"}', "metadata.jsonl: has no column 'path'.*; it has label"),
     ],
 )
 def test_what_is_wrong_with_a_list_is_one_line(tmp_path: Path, name: str, content: str, message: str):

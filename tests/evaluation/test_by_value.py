@@ -92,6 +92,22 @@ def test_images_are_found_in_a_table(tmp_path: Path):
             read_column(wrong, TableConfig(file=str(table)), column)
 
 
+@pytest.mark.parametrize("place", ["photos", "elsewhere"])
+@pytest.mark.parametrize("head", ["img,camera", "Image,camera"])
+def test_another_table_has_the_names_of_columns_of_the_recipe(place: str, head: str, tmp_path: Path):
+    """As far as it has them; its paths may lead from its own folder or from that of the recipe's table."""
+    for number in range(2):
+        trees.photo(tmp_path / "photos" / f"{number}.jpg", number)
+    own = {"name": "table", "file": str(tmp_path / "photos" / "t.csv"), "root": None}
+    own["columns"] = {"path": "img", "label": "species", "group": "site"}
+    Path(own["file"]).write_text("img,species,site\n0.jpg,fox,a\n1.jpg,owl,b\n")
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "u.csv").write_text(f"{head}\n0.jpg,front\n1.jpg,back\n")
+    source = column_table("camera", tmp_path / place / "u.csv", own)
+    images = [f"{tmp_path}/photos/{number}.jpg" for number in (1, 0)]
+    assert read_column(images, source, "camera") == ["back", "front"]
+
+
 def test_mistakes():
     hits, classes = {"mrr": torch.ones(3)}, torch.arange(3)
     with pytest.raises(UserError, match="--by camera: the only value is 'a'"):

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone
+from dmlkit.datasets import TableConfig
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box
@@ -177,7 +178,7 @@ def test_a_ratio_to_the_number_of_queries_has_the_interval_of_a_mean():
     [
         ("path,x1,y1,x2,y2\nimages/0/0.png,0,0,1,1", "has no box of"),
         ("path,x1,y1,x2,y2\nimages/0/0.png,left,0,1,1", "column 'x1' has a value that is not a number"),
-        ("path,x1,y1,x2,y2\nimages/0/0.png,nan,0,1,1", "the box nan, 0, 1, 1 of"),
+        ("path,x1,y1,x2,y2\nimages/0/0.png,nan,0,9,9", "the box nan, 0, 9, 9 of"),
         ("path,x1,y1,x2,y2\nimages/0/0.png,5,0,1,1", "the box 5, 0, 1, 1 of"),
         ("path,mask\nimages/0/0.png,masks/0-0.png", "has no mask of"),
         ("path,side\nimages/0/0.png,left", "has no column 'mask'"),
@@ -190,6 +191,22 @@ def test_tables_without_regions_are_refused(rows: str, message: str, folder: Pat
     table.write_text(rows)
     with pytest.raises(UserError, match=message):
         evidence_of(trained, dataset, embeddings, "map@r", str(table))
+
+
+def test_regions_are_read_by_the_names_of_columns_of_the_recipe(folder: Path, caplog: pytest.LogCaptureFixture):
+    """Without a word on columns, although the table has no label."""
+    trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
+    named = {"name": "table", "file": str(folder / "photos.csv"), "columns": {"path": "photo", "bbox": "where"}}
+    recipe = trained.recipe.model_copy(update={"dataset": TableConfig.model_validate(named)})
+    (folder / "photos.csv").write_text("photo,label,where\n")
+    for name, head in (("boxes", "photo,x1,y1,x2,y2"), ("masks", "photo,Mask")):
+        expected = evidence_of(trained, dataset, embeddings, "map@r", str(folder / f"{name}.csv"))
+        lines = (folder / f"{name}.csv").read_text().splitlines()[1:]
+        table = folder / "renamed.csv"
+        table.write_text("\n".join([head, *lines]))
+        caplog.clear()
+        found = evidence_of(replace(trained, recipe=recipe), dataset, embeddings, "map@r", str(table))
+        assert found == expected.model_copy(update={"regions": str(table)}) and caplog.text == ""
 
 
 def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):

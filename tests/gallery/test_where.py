@@ -12,6 +12,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.where import Where
 from dmlkit.gallery.change import create_gallery
 from dmlkit.gallery.sources import open_points
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.fusion import ModelChoice
 from tests.conftest import Result
 from tests.datasets import trees
@@ -136,5 +137,41 @@ def test_tables_of_queries_and_vectors_are_limited(home: Path, dmlkit: Cli, monk
         ("duplicates", "all", "--threshold", 0.5, "--where", "side=left"),
     ):
         assert dmlkit(*words).code == 0
-    refused = dmlkit("eval", "run", "--where", "side=left")
-    assert refused.code == 2 and "--where side=left: applies to a folder of embeddings or a gallery or" in refused.err
+
+
+def test_a_run_is_limited_to_rows_of_its_table(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    """Its figures and its threshold are those of a table of these rows alone."""
+    monkeypatch.chdir(home)
+    for name in ("all", "left"):
+        head, *lines = Path(f"{name}.csv").read_text().splitlines()
+        split = ["validation" if "crow" in line or "dove" in line else "test" for line in lines]
+        cells = [",".join(pair) for pair in zip(lines, split, strict=True)]
+        Path(f"{name}-split.csv").write_text("\n".join([f"{head},split", *cells]))
+    data = {name: f"dataset={{name: table, file: {name}-split.csv}}" for name in ("all", "left")}
+    where = "side=left and year=..2030"
+    limited = open_points(Path("run"), overrides=[data["all"]], where=Where.of(where), model=ON_CPU)
+    alone = open_points(Path("run"), overrides=[data["left"]], model=ON_CPU)
+    assert len(limited) == 8 and limited.paths == alone.paths
+    for ours, theirs in zip(limited.blocks(5), alone.blocks(5), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for words in (("eval", "run", "--metric", "map@r"), ("calibrate", "run")):
+        ours, theirs = (
+            json.loads(dmlkit(*words, "--set", data[file], *options, "--json", "--device", "cpu").out)
+            for file, options in (("left", ()), ("all", ("--where", where)))
+        )
+        for key in ("metrics",) if words[0] == "eval" else ("threshold", "validation", "test", "probability"):
+            assert ours[key] == theirs[key]
+    assert ours["where"] is None and theirs["where"] == where
+    photos = [f"photos/crow/{index}.jpg" for index in range(2)]
+    verified = dmlkit("verify", "run", *photos, "--device", "cpu")
+    assert verified.code == 0 and f"its threshold was chosen for {where} alone; dmlkit calibrate run" in verified.err
+    for words, message in (
+        (("eval", "run"), "--where side=left: the dataset is glyphs, which has no columns; create a gallery"),
+        (("eval", "run", "photos"), "--where side=left: the dataset is photos, which has no columns"),
+        (("calibrate", "run", "--set", data["all"], "--by", "side"), "--by side: does not apply to --where side=left"),
+    ):
+        refused = dmlkit(*words, "--where", "side=left", "--device", "cpu")
+        assert refused.code == 2 and message in refused.err, refused.err
+    text = "dataset: {name: table, file: all-split.csv, where: left}"
+    with pytest.raises(UserError, match=r"dataset.where: --where 'left': got 'left'; expected COLUMN=VALUE"):
+        parse_recipe(text, "recipe.yaml")

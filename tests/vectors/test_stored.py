@@ -456,6 +456,22 @@ def test_embed_asks_for_skip_bad_images_still(home: Path, dmlkit: Cli):
     assert result.code == 0 and "1 image could not be read" in result.out
 
 
+def test_embed_counts_missing_images_before_it_reads_any(home: Path, dmlkit: Cli):
+    """With five of them; --skip-bad-images skips them, and entries of a table that are wrong."""
+    there = [f"{path.relative_to(home)},x" for path in sorted((home / "photos").rglob("*.jpg"))[:6]]
+    lines = ["path,label", *there, *(f"photos/none{number}.jpg,x" for number in range(7))]
+    Path("t.csv").write_text("\n".join(lines))
+    words = ("embed", "run", "t.csv", "-o", "out", "--device", "cpu")
+    result = dmlkit(*words)
+    line = " ".join(result.err.split())
+    assert result.code == 2 and "photos/none0.jpg: no such file; 7 of the 13 images of t.csv are missing, also" in line
+    assert "none4.jpg and 2 more: restore them" in line and "none5" not in line and "--skip-bad-images" in line
+    Path("t.csv").write_text("\n".join([*lines, "../x.jpg,x"]))
+    result = dmlkit(*words, "--skip-bad-images")
+    assert result.code == 0 and "7 images could not be read" in result.out and "leads out of the root" in result.err
+    assert len(EmbeddingFolder(Path("out"))) == 6
+
+
 def test_embed_adds_the_threshold_of_a_calibration_since(home: Path, embedded: Count):
     from dmlkit.evaluation.calibration import calibrate_run
 

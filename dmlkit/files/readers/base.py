@@ -1,8 +1,11 @@
 """Interface of a reader: it recognizes a format and returns its rows; the columns get their meaning later."""
 
 import json
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
@@ -11,12 +14,14 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, some_of
+from dmlkit.files.csv_table import USUAL, csv_start, key_of
 from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import BOX
-from dmlkit.files.regular import read_text
+from dmlkit.files.regular import read_start, read_text
 
 MODULES = (
+    "exports",
     "camtrap",
     "spreadsheets",
     "coco",
@@ -26,7 +31,6 @@ MODULES = (
     "image_folder",
     "data_yaml",
     "yolo",
-    "exports",
 )
 """Modules of readers, in the order in which they are asked."""
 BUILT_IN = "dmlkit.files.readers"
@@ -118,6 +122,42 @@ def reader_of(path: Path) -> Reader | None:
     for module in MODULES:
         import_module(f"{BUILT_IN}.{module}")
     return next((reader for reader in Reader.known if reader.recognizes(path)), None)
+
+
+def start_of(path: Path, size: int = 4_000) -> bytes:
+    """Return the first bytes of a file; none of one that cannot be read, which is reported where it is read whole."""
+    try:
+        return read_start(path, size)
+    except OSError:
+        return b""
+
+
+def has_paths(file: Path) -> bool:
+    """Return whether a table has a column of paths, by the first line of a CSV file; others may have one."""
+    names = list[str]()
+    with suppress(UnicodeDecodeError):
+        if file.suffix.lower() in (".csv", ".tsv") and start_of(file).partition(b"\n")[0].decode():
+            names = csv_start(file)[0]
+    return not names or any(key_of(name) in ("path", *USUAL["path"]) for name in names)
+
+
+LISTS = re.compile(rb'"(images|annotations|predictions)"\s*:')
+"""What is near the start of a JSON file that lists images."""
+
+
+def other_lists(folder: Path) -> str:
+    """Return that files in a folder of images list images too, as far as their first bytes show; empty without any."""
+    files = list[Path]()
+    for home in (folder, folder / "annotations"):
+        with suppress(OSError):  # there is none; or it is reported where its images are listed
+            names = (one.name for one in os.scandir(home) if one.name.lower().endswith((".csv", ".tsv", ".json")))
+            files += [home / name for name in sorted(names)]
+    lists = [
+        str(file.relative_to(folder))
+        for file in files
+        if (start := start_of(file)) and (LISTS.search(start) if file.suffix.lower() == ".json" else has_paths(file))
+    ]
+    return f"{folder}: {some_of(lists)} may list these images: give it instead" if lists else ""
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Any:

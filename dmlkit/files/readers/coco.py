@@ -92,7 +92,8 @@ class CocoReader(Reader):
             (unnamed, "image without annotations", "images without annotations"),
         ]
         notes = counted_out(path, counts)
-        return ImageTable(table_of(rows), path, path.parent, places, confidences=sure, faults=faults, notes=notes)
+        root = path.parent.parent if path.parent.name == "annotations" else path.parent  # images lie next to it
+        return ImageTable(table_of(rows), path, root, places, confidences=sure, faults=faults, notes=notes)
 
 
 def _others(entry: BaseModel) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from dmlkit.errors import UserError
-from dmlkit.files.readers.base import ImageTable, Reader
-from dmlkit.files.regular import read_start
+from dmlkit.files.readers.base import ImageTable, Reader, start_of
 
 WAYS = {
+    "COCO results": "give COCO annotations, with images, annotations and categories",
     "Label Studio": "export it as COCO or Pascal VOC XML",
     "CVAT": "export it as COCO 1.0 or Pascal VOC 1.1",
     "labelme": "convert its folder to COCO, e.g. with labelme2coco",
@@ -20,7 +20,7 @@ class OtherToolReader(Reader):
     title = "other tools"
 
     def recognizes(self, path: Path) -> bool:
-        return path.suffix.lower() in (".json", ".xml") and path.is_file() and _tool(path) is not None
+        return path.suffix.lower() in (".json", ".xml", ".csv") and path.is_file() and _tool(path) is not None
 
     def read(self, path: Path) -> ImageTable:
         tool = _tool(path) or ""
@@ -29,10 +29,14 @@ class OtherToolReader(Reader):
 
 def _tool(path: Path) -> str | None:
     """Return the tool that wrote a file; None if it is not known."""
-    start = read_start(path, 4_000).decode(errors="replace")
+    start = start_of(path).decode(errors="replace")
+    if path.suffix.lower() == ".csv":
+        return "the VGG Image Annotator" if "region_shape_attributes" in start else None
     if path.suffix.lower() == ".xml":
         return "CVAT" if "<annotations>" in start else None
     if start.lstrip().startswith("["):
+        if '"image_id"' in start and '"bbox"' in start:
+            return "COCO results"
         return "Label Studio" if '"annotations"' in start or "/data/" in start else None
     if '"_via_' in start:
         return "the VGG Image Annotator"

@@ -1,9 +1,10 @@
-"""Image folders of Hugging Face: images with a table metadata.csv, metadata.jsonl or metadata.parquet."""
+"""Folders of images with a table metadata.csv, metadata.jsonl or metadata.parquet, as of Hugging Face."""
 
 from pathlib import Path
 
 from dmlkit.errors import UserError
-from dmlkit.files.readers.base import ImageTable, Reader, reader_of
+from dmlkit.files.csv_table import own_column
+from dmlkit.files.readers.base import ImageTable, Reader, has_paths, reader_of
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
@@ -18,7 +19,7 @@ class ImageFolderReader(Reader):
     title = "image folder of Hugging Face"
 
     def recognizes(self, path: Path) -> bool:
-        return path.is_dir() and bool(_tables(path))
+        return path.is_dir() and any(map(has_paths, _tables(path)))
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
@@ -29,11 +30,11 @@ class ImageFolderReader(Reader):
             if reader is None:
                 raise UserError(f"{file}: expected a table")
             found = reader.read(file)
-            if NAME not in found.table.column_names:
-                raise UserError(f"{file}: has no column {NAME!r}; it has {', '.join(found.table.column_names)}")
+            columns = found.table.column_names
+            place = columns.index(NAME) if NAME in columns else own_column(columns, "path", str(file), "path")
             folder = file.parent.relative_to(path).as_posix()
-            names = [name and f"{folder}/{name}".removeprefix("./") for name in found.table[NAME].to_pylist()]
-            table = found.table.set_column(found.table.column_names.index(NAME), NAME, pa.array(names, pa.string()))
+            names = [name and f"{folder}/{name}".removeprefix("./") for name in found.table[place].to_pylist()]
+            table = found.table.set_column(place, columns[place], pa.array(names, pa.string()))
             if len(parts) > 1:
                 split = pa.array([SPLITS.get(file.parent.name)] * len(table), pa.string())
                 table = table.append_column("split", split)

@@ -8,8 +8,8 @@ from typing import Any
 
 from dmlkit.errors import UserError, first_line, some_of
 from dmlkit.files.csv_table import read_csv
-from dmlkit.files.readers.base import ImageTable, Reader, as_text
-from dmlkit.files.regular import check_regular, read_text, what_instead
+from dmlkit.files.readers.base import ImageTable, Reader, as_text, start_of
+from dmlkit.files.regular import WORKBOOKS, check_regular, read_text, what_instead
 
 
 class CsvReader(Reader):
@@ -31,7 +31,7 @@ class ExcelReader(Reader):
     title = "Excel"
 
     def recognizes(self, path: Path) -> bool:
-        return path.suffix.lower() in (".xlsx", ".xlsm", ".xls", ".ods") and not path.is_dir()
+        return path.suffix.lower() in WORKBOOKS and not path.is_dir()
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
@@ -112,34 +112,44 @@ class ArrowReader(Reader):
             raise UserError(f"{path}: cannot read this table: {what_instead(path, first_line(error))}") from error
 
 
-class JsonLinesReader(Reader):
-    """Reader of JSON lines: an object per line, whose values are cells."""
+class JsonRowsReader(Reader):
+    """Reader of JSON rows: an object per line, or a list of objects, whose values are cells."""
 
-    title = "JSON lines"
+    title = "JSON rows"
 
     def recognizes(self, path: Path) -> bool:
+        if path.suffix.lower() == ".json" and path.is_file():
+            return start_of(path).lstrip().startswith(b"[")
         return path.suffix.lower() in (".jsonl", ".ndjson") and not path.is_dir()
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
 
-        columns: dict[str, list[str | None]] = {}
-        count = 0
-        places = list[str]()
-        for number, line in enumerate(read_text(path, "", "no such file").splitlines(), start=1):
-            if not line.strip():
-                continue
-            try:
-                row: Any = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}:{number}: cannot read this line: {error}; expected a JSON object") from error
+        rows, places = dict[str, list[str | None]](), list[str]()
+        text = read_text(path, "", "no such file")
+        entries = enumerate(text.splitlines(), start=1)
+        lines = [(f"{path}:{number}", line) for number, line in entries if line.strip()]
+        if path.suffix.lower() == ".json":
+            lines = [
+                (f"{path}: row {number}", row) for number, row in enumerate(_parsed(str(path), text, "file"), start=1)
+            ]
+        if not lines:
+            raise UserError(f"{path}: this file has no rows; expected a JSON object per line, or a list of them")
+        for count, (where, line) in enumerate(lines):
+            row = _parsed(where, line, "line") if isinstance(line, str) else line
             if not isinstance(row, dict):
-                raise UserError(f"{path}:{number}: got {line[:50]!r}; expected a JSON object")
+                raise UserError(f"{where}: got {str(line)[:50]!r}; expected a JSON object")
             for name, value in row.items():
-                columns.setdefault(name, [None] * count).append(as_text(value))
-            count += 1
-            for cells in columns.values():
-                cells += [None] * (count - len(cells))
-            places.append(f"{path}:{number}")
-        table = pa.table({name: pa.array(cells, pa.string()) for name, cells in columns.items()})
+                rows.setdefault(name, [None] * count).append(as_text(value))
+            for cells in rows.values():
+                cells += [None] * (count + 1 - len(cells))
+            places.append(where)
+        table = pa.table({name: pa.array(cells, pa.string()) for name, cells in rows.items()})
         return ImageTable(table, path, path.parent, places)
+
+
+def _parsed(where: str, text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: cannot read this JSON {what}: {error}; expected objects") from error

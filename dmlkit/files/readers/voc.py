@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import BOX
-from dmlkit.files.readers.base import ImageTable, Reader, counted_out, table_of
-from dmlkit.files.regular import read_start, read_text
+from dmlkit.files.readers.base import ImageTable, Reader, counted_out, start_of, table_of
+from dmlkit.files.regular import read_text
 
-FOLDERS = ("", "Annotations", "annotations", "train", "train/annotations")  # where the first file is looked for
+FOLDERS = ("", "Annotations", "annotations", "train", "train/annotations")  # where files are looked for
 IMAGES = ("JPEGImages", "images")  # next to a folder of annotations
-MOST_NAMES = 1_000  # in each folder, that are looked at
+MOST_NAMES, MOST_READ = 1_000, 10  # in each folder, that are looked at, and opened
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -23,8 +23,8 @@ class VocReader(Reader):
     title = "Pascal VOC"
 
     def recognizes(self, path: Path) -> bool:
-        first = path if path.suffix.lower() == ".xml" else _first(path)
-        return first is not None and first.is_file() and b"<annotation>" in read_start(first, 1_000)
+        some = [path] if path.suffix.lower() == ".xml" else _some(path)
+        return any(b"<annotation>" in start_of(file) for file in some)
 
     def read(self, path: Path) -> ImageTable:
         home = path.parent if path.is_file() else path
@@ -46,16 +46,16 @@ class VocReader(Reader):
         return ImageTable(table_of(rows), path, root, places, faults=faults, notes=notes)
 
 
-def _first(folder: Path) -> Path | None:
-    """Return an XML file in one of the usual folders; None without."""
+def _some(folder: Path) -> list[Path]:
+    """Return some XML files in one of the usual folders; some of them may be damaged."""
     for name in FOLDERS:
         try:
             names = [one.name for one in islice(os.scandir(folder / name), MOST_NAMES)]
         except OSError:
             continue
-        if found := next((one for one in sorted(names) if one.lower().endswith(".xml")), None):
-            return folder / name / found
-    return None
+        if found := [one for one in sorted(names) if one.lower().endswith(".xml")]:
+            return [folder / name / one for one in found[:MOST_READ]]
+    return []
 
 
 def _parsed(file: Path) -> tuple[str, list[ElementTree.Element]]:
