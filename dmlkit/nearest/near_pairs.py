@@ -61,13 +61,15 @@ def near_pairs(
     if manifold.similarity_name.endswith("cosine"):
         threshold = min(threshold, ALIKE)
     search = _near_distances if is_distance else _near_products
+    columns = points if others is None else others
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     count, reported = 0, 0
     for first, second, share in search(manifold, points, others, threshold):
+        if others is None:  # each pair once, and none of a point with itself
+            kept = first < second
+            first, second = first[kept], second[kept]
         for ones, twos in zip(first.split(CHECKED), second.split(CHECKED), strict=True):
-            exact = manifold.paired_similarity(
-                points[ones].double(), (points if others is None else others)[twos].double()
-            )
+            exact = manifold.paired_similarity(points[ones].double(), columns[twos].double())
             kept = exact >= threshold
             found.append((ones[kept], twos[kept], exact[kept]))
             count += int(kept.sum())
@@ -82,7 +84,7 @@ def near_pairs(
     first, second, similarities = (
         torch.cat(column) for column in zip((empty, empty, torch.empty(0, dtype=torch.float64)), *found, strict=True)
     )
-    order = (first * max(len(points), 0 if others is None else len(others)) + second).argsort()
+    order = (first * max(len(points), len(columns)) + second).argsort()
     return NearPairs(first[order], second[order], similarities[order])
 
 
@@ -115,7 +117,7 @@ def _near_products(
             counts = torch.from_numpy(limits.astype("int64")).diff()
             first = torch.arange(len(counts)).repeat_interleave(counts) + low
             done += len(rows) * index.ntotal * (2 if others is None and low < start else 1)
-            yield *_once(first, torch.from_numpy(columns) + start, others), done / whole
+            yield first, torch.from_numpy(columns) + start, done / whole
 
 
 def _near_distances(
@@ -130,15 +132,7 @@ def _near_distances(
             near = manifold.similarity(rows, columns[start : start + DISTANCE_ROWS].double()) >= floor
             first, second = near.nonzero(as_tuple=True)
             done += near.numel() * (2 if others is None and low < start else 1)
-            yield *_once(first + low, second + start, others), done / whole
-
-
-def _once(first: Tensor, second: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Keep each pair within one set once, and no pair of a point with itself."""
-    if others is not None:
-        return first, second
-    kept = first < second
-    return first[kept], second[kept]
+            yield first + low, second + start, done / whole
 
 
 def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
