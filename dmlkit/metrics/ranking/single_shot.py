@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
 from dmlkit.metrics.ranking.search import Lookup, Search, repeated_rows
 
@@ -48,9 +48,10 @@ def single_shot(
         levels = levels.masked_fill(levels == -torch.inf, torch.inf).sort(1).values  # (n, P), absent ones last
         above, reached = (_counts(levels, scores, items, count, right=right) for right in (is_pessimistic, True))
         others = (drawn > 0) & ~one_hot(own[block], count).bool()
-        shares = [(part / drawn.clamp(min=1)[:, None]) * others[:, None] for part in (above, reached)]
-        exists = levels < torch.inf
-        found.append((_within(*shares, k) * exists[..., None]).sum(1) / exists.sum(1, keepdim=True))
+        row, place = (levels < torch.inf).nonzero(as_tuple=True)  # of the M positives
+        shares = ((part[row, place] / drawn.clamp(min=1)[row]) * others[row] for part in (above, reached))
+        total = torch.zeros(len(block), k, dtype=torch.float64, device=device).index_add_(0, row, _within(*shares, k))
+        found.append(total / row.bincount(minlength=len(block))[:, None])
     return torch.cat(found)
 
 
@@ -64,27 +65,29 @@ def _counts(levels: Tensor, scores: Tensor, items: Tensor, count: int, *, right:
 
 
 def _within(above: Tensor, reached: Tensor, k: int) -> Tensor:
-    """Return the probability that fewer than 1..k classes are before each positive, (n, P, k) float64.
+    """Return the probability that fewer than 1..k classes are before each positive, (M, k) float64.
 
     Args:
-        above, reached: (n, P, C), probability of each class that its item scores above the positive, or reaches it.
+        above, reached: (M, C), probability of each class that its item scores above the positive, or reaches it.
     """
-    if torch.equal(above, reached):
-        return _poisson_binomial(above, k)
     import numpy as np
 
-    total = torch.zeros(*above.shape[:2], k, dtype=torch.float64, device=above.device)
-    for node, weight in zip(*np.polynomial.legendre.leggauss(NODES), strict=True):
-        place = (float(node) + 1) / 2  # of the positive among the tied items
-        total += float(weight) / 2 * _poisson_binomial(above + place * (reached - above), k)
-    return total
+    within = _poisson_binomial(above, k)
+    tied = (above < reached).any(1)
+    if tied.any():
+        above, reached, within[tied] = above[tied], reached[tied], 0.0
+        for node, weight in zip(*np.polynomial.legendre.leggauss(NODES), strict=True):
+            place = (float(node) + 1) / 2  # of the positive among the tied items
+            within[tied] += float(weight) / 2 * _poisson_binomial(above + place * (reached - above), k)
+    return within
 
 
 def _poisson_binomial(shares: Tensor, k: int) -> Tensor:
-    """Return the probability that fewer than 1..k of independent events (n, P, C) happen, (n, P, k)."""
-    happened = torch.zeros(*shares.shape[:2], k, dtype=torch.float64, device=shares.device)  # exactly 0..k-1
-    happened[..., 0] = 1
-    for share in shares.unbind(2):
-        if share.any():
-            happened = happened * (1 - share[..., None]) + pad(happened[..., :-1], (1, 0)) * share[..., None]
-    return happened.cumsum(2)
+    """Return the probability that fewer than 1..k of independent events (M, C) happen, (M, k)."""
+    happened = torch.zeros(k, len(shares), dtype=torch.float64, device=shares.device)  # exactly 0..k-1
+    happened[0] = 1
+    for share in shares.T.contiguous():
+        moved = happened * share
+        happened -= moved
+        happened[1:] += moved[:-1]
+    return happened.cumsum(0).T
