@@ -4,9 +4,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FOR_DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.installed-for-demo)
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dmlkit needs Python 3.11 or later; set PYTHON, e.g. make PYTHON=python3.12")'
+EXTRAS := transport,torchcodec,timm,hf,excel,lite,sift,video,onnx,tensorboard,ray,lancedb,serve,qdrant,pgvector
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test test-heavy test-gpu test-postgres test-browser test-trackers lint audit bench clean docs papers fuzz wheel gpu-hour
+.PHONY: setup demo test test-heavy test-oldest lock test-gpu test-postgres test-browser test-trackers lint audit bench clean docs papers fuzz wheel gpu-hour
 .DEFAULT_GOAL := setup
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
@@ -14,7 +15,7 @@ setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv
-	$(INSTALL) '.[transport,torchcodec,timm,hf,excel,lite,sift,video,onnx,tensorboard,ray,lancedb,serve,qdrant,pgvector,docs,dev]'
+	$(INSTALL) '.[$(EXTRAS),docs,dev]'
 	@touch $@
 
 .venv/.installed-for-demo: pyproject.toml constraints.txt
@@ -45,6 +46,13 @@ test: setup  ## Run all tests except the heaviest: 7 minutes on 2 cores
 
 test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 9 minutes on 2 cores
 	$(RUN_TESTS) --dist loadfile --no-loadscope-reorder -m heavy
+
+OLDEST := .venv-oldest/bin
+test-oldest:  ## Run the quick tests with the oldest versions that pyproject.toml allows, in .venv-oldest
+	$(PYTHON) -m venv --clear .venv-oldest
+	$(OLDEST)/pip install --quiet --disable-pip-version-check uv
+	$(OLDEST)/uv pip install --python $(OLDEST)/python --resolution lowest-direct -e '.[lite,onnx,serve,excel,dev]'
+	$(OLDEST)/python -m pytest --numprocesses auto --maxprocesses 8 -m 'not slow and not heavy'
 
 test-gpu: setup  ## Compare a CUDA GPU with the CPU
 	$(BIN)/python -m pytest -m cuda -rs
@@ -86,6 +94,12 @@ lint: setup  ## Check style, types and declared dependencies
 	$(BIN)/deptry --no-ansi .
 	$(BIN)/pyright
 
+COMMA := ,
+lock: setup  ## Write requirements.lock: the versions of constraints.txt with the hashes of their files, for all systems
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile pyproject.toml -o requirements.lock --quiet --universal --python-version 3.11 --no-annotate \
+	  $(patsubst %,--extra %,$(subst $(COMMA), ,$(EXTRAS))) -c constraints.txt --generate-hashes --custom-compile-command 'make lock'
+
 audit: setup  ## List the licenses of installed packages and known vulnerabilities of the pinned versions
 	$(BIN)/python .ci/audit.py
 
@@ -113,5 +127,5 @@ wheel: setup  ## Build wheel and sdist into dist/, and test the wheel in a fresh
 	PYTHON=$(PYTHON) .ci/wheel
 
 clean:  ## Remove the environment and all build output; runs are kept
-	rm -rf .venv build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,16 +10,26 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("transport", "timm", "onnx", "tensorboard", "ray", "gallery", "qdrant", "pgvector", "dev")  # of `make setup`
 PERMITTED = re.compile(
     r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|CC0|BSL-1\.0|Boost|HPND|Unlicense|Public Domain"
     r"|MPL|Mozilla|LGPL|Lesser General Public",  # copyleft that stays with the files, or with the library
     re.IGNORECASE,
 )
+PAGE = """\
+# Licenses of dependencies
+
+The license of dmlkit is MIT. `python .ci/audit.py docs/licenses.md` writes this table of what it installs on Linux with
+the extras of `requirements.lock`, from the metadata of the packages; the NVIDIA packages come with PyTorch for GPUs.
+`make audit` prints the versions too, and fails for a license that is neither permissive nor MPL or LGPL.
+
+| license | packages |
+|---|---|
+"""
 VENDORS = re.compile("nvidia-|cuda-")  # CUDA's libraries under NVIDIA's terms, which torch's wheels for GPUs bring
 
 
@@ -40,11 +50,14 @@ def installed(name: str, extras: tuple[str, ...], seen: set[tuple[str, str]]) ->
 
 
 def licence_of(package: Distribution) -> str:
-    """Return the license of a package: an expression, or its classifiers, or the first line of its text."""
+    """Return the license of a package: an expression, its classifiers, its name, or the first line of its file."""
     metadata = package.metadata
     classifiers = [text.split(" :: ")[-1] for text in metadata.get_all("Classifier", []) if text.startswith("License")]
-    told = metadata["License-Expression"] or " AND ".join(classifiers) or metadata["License"] or "not told"
-    return told.strip().splitlines()[0][:80]
+    named = " AND ".join(name for name in classifiers if name != "OSI Approved")
+    own = "" if metadata["License"] in (None, "UNKNOWN") else metadata["License"]
+    file = package.read_text("licenses/LICENSE") or package.read_text("LICENSE") or ""
+    found = metadata["License-Expression"] or named or own or file or "not stated"
+    return found.strip().splitlines()[0][:80].strip()
 
 
 def is_permitted(licence: str) -> bool:
@@ -53,18 +66,33 @@ def is_permitted(licence: str) -> bool:
     return any(all(PERMITTED.search(part) for part in parts) for parts in alternatives)
 
 
+def packages_of(unwanted: tuple[str, ...] = ()) -> list[Distribution]:
+    """Return dmlkit and what it and its extras bring here, by name."""
+    extras = distribution("dmlkit").metadata.get_all("Provides-Extra", [])
+    packages = installed("dmlkit", tuple(extra for extra in extras if extra not in unwanted), set())
+    return sorted({package.name: package for package in packages}.values(), key=lambda package: package.name.lower())
+
+
 def check_licences() -> bool:
     """Print the licence of each package; whether all are permitted."""
-    packages = {package.name: package for package in installed("dmlkit", EXTRAS, set())}
     refused: list[str] = []
-    for name in sorted(packages, key=str.lower):
-        licence = licence_of(packages[name])
-        print(f"{name} {packages[name].version}: {licence}")
-        if not VENDORS.match(name) and not is_permitted(licence):
-            refused.append(f"{name} ({licence})")
+    for package in packages_of():
+        licence = licence_of(package)
+        print(f"{package.name} {package.version}: {licence}")
+        if not VENDORS.match(package.name) and not is_permitted(licence):
+            refused.append(f"{package.name} ({licence})")
     for text in refused:
         print(f"audit: not permitted: {text}; permitted are permissive licences, MPL and LGPL", file=sys.stderr)
     return not refused
+
+
+def page_of_licences() -> str:
+    """Return docs/licenses.md: which packages have which license, without those for development alone."""
+    packages: dict[str, list[str]] = {}
+    for package in packages_of(("dev", "docs", "mlflow", "wandb")):
+        packages.setdefault(licence_of(package), []).append(package.name)
+    rows = sorted(packages.items(), key=lambda row: (-len(row[1]), row[0]))
+    return PAGE + "".join(f"| {licence} | {', '.join(names)} |\n" for licence, names in rows)
 
 
 def check_vulnerabilities() -> bool:
@@ -98,5 +126,7 @@ def check_vulnerabilities() -> bool:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit(Path(sys.argv[1]).write_text(page_of_licences(), encoding="utf-8") == 0)
     results = [check_licences(), check_vulnerabilities()]
     sys.exit(0 if all(results) else 1)

@@ -26,7 +26,7 @@ spec.loader.exec_module(audit)
         ("GPL-3.0-only", False),
         ("MIT AND GPL-3.0-only", False),
         ("GNU Affero General Public License v3", False),
-        ("not told", False),
+        ("not stated", False),
     ],
 )
 def test_permissive_licences_and_copyleft_of_files_are_permitted(licence: str, is_permitted: bool):

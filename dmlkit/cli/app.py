@@ -37,6 +37,7 @@ from dmlkit.cli import (
     inspect,
     plot,
     recipes,
+    report_bug,
     review,
     search,
     select,
@@ -149,7 +150,7 @@ for group in (  # in the order of the panels of --help
     *(embed, search, gallery, identify, verify, review, select, serve, duplicates, cluster, export, align),
     *(inspect, why, plot),
     *(study, geometry),
-    recipes,
+    *(recipes, report_bug),
 ):
     app.add_typer(group.app, rich_help_panel=group.app.rich_help_panel)
 

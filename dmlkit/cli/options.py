@@ -158,6 +158,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]
 
 
+def stem_of(file: Path) -> str:
+    """Return the name of a recipe's or study's file without its endings; editors know recipes by ``.dmlkit.yaml``.
+
+    Example:
+        >>> stem_of(Path("birds.dmlkit.yaml")), stem_of(Path("birds.v2.yaml"))
+        ('birds', 'birds.v2')
+    """
+    return file.stem.removesuffix(".dmlkit")
+
+
 def examples(*commands: str) -> str:
     """Return the end of a help text: one example per line."""
     return "\n  ".join(["Example:" if len(commands) == 1 else "Examples:", *commands])

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
 from dmlkit.cli.option_groups import TableOptions
-from dmlkit.cli.options import TRAIN, Device, Writes, argument, examples, option, with_options
+from dmlkit.cli.options import TRAIN, Device, Writes, argument, examples, option, stem_of, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file, write_output
@@ -79,7 +79,7 @@ def start(
     say_prose(console, f"{backbone.title}, {weights}: trains {TUNING_WORDS[found.setting.tuning]}")
     for line in (*found.notes, *([] if found.plan is None else shown(found.plan, found.budget))):
         say_prose(console, line)
-    run = command_word(f"runs/{output.stem}")
+    run = command_word(f"runs/{stem_of(output)}")
     say(console, f"next: dmlkit train {command_word(output)} -o {run}")
     say(console, f"then: dmlkit final {run}, to train on every class")
 

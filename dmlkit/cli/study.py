@@ -24,6 +24,7 @@ from dmlkit.cli.options import (
     each,
     examples,
     option,
+    stem_of,
     with_options,
 )
 from dmlkit.errors import UserError
@@ -62,7 +63,7 @@ def study(
 
     If it is interrupted, the same command resumes.
     """
-    output = output or Path("runs") / "study" / study.stem
+    output = output or Path("runs") / "study" / stem_of(study)
     check_folder(output, "a study", STUDY_MARK, "runs")  # runs that train wrote
 
     from dmlkit.cli.study_progress import RunsProgress

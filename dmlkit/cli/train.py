@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_metrics, say_prose
-from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, option, with_options
+from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, option, stem_of, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
@@ -69,7 +69,7 @@ def train(
     if review is not None and dry_run:
         raise UserError(f"--dry-run: does not apply with --review {review}, whose table is written first")
     read_tree(recipe)  # a wrong path is refused before torch is imported
-    folder = output or Path("runs") / (review or recipe).stem
+    folder = output or Path("runs") / stem_of(review or recipe)
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
 

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from typer.main import get_command
 
-from tests.conftest import ROOT, Result
+from dmlkit.cli.app import app
+from tests.conftest import ONE_EPOCH, ROOT, Result
 
 Cli = Callable[..., Result]
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
@@ -33,12 +38,15 @@ def test_workflows_call_targets_of_the_makefile_and_have_no_secrets():
         assert "secrets." not in text
         steps = [step for job in read(path)["jobs"].values() for step in job["steps"]]
         called |= {name for step in steps for name in re.findall(r"make ([a-z -]+)", step.get("run", ""))}
-    assert called == {"lint", "test", "test-heavy", "docs", "wheel"} and called <= targets
+    assert called == {"lint", "test", "test-heavy", "test-oldest", "docs", "wheel"} and called <= targets
 
 
 def test_only_the_job_that_publishes_may_ask_for_a_token_of_the_index():
     jobs = {(path.name, name): job for path in WORKFLOWS for name, job in read(path)["jobs"].items()}
-    assert [name for name, job in jobs.items() if job.get("permissions")] == [("release.yml", "publish")]
+    assert {name: job["permissions"] for name, job in jobs.items() if job.get("permissions")} == {
+        ("release.yml", "publish"): {"id-token": "write"},
+        ("release.yml", "announce"): {"contents": "write"},
+    }
     assert {str(read(path)["permissions"]) for path in WORKFLOWS} == {"{'contents': 'read'}"}
 
 
@@ -61,6 +69,78 @@ def test_compose_and_the_hook_name_commands_and_their_options(monkeypatch: pytes
     (hook,) = read(ROOT / ".pre-commit-hooks.yaml")
     assert re.search(hook["files"], "mine.dmlkit.yaml") and not re.search(hook["files"], "compose.yaml")
     assert dmlkit(*hook["entry"].split()[1:], "glyphs/mpa", "glyphs/triplet").out.count("\nloss:") == 2
+
+
+def test_the_schema_for_editors_is_made_from_the_wheel_and_attached_to_the_release(dmlkit: Cli):
+    wheel, release = (
+        (ROOT / ".ci/wheel").read_text("utf-8"),
+        (ROOT / ".github/workflows/release.yml").read_text("utf-8"),
+    )
+    page = (ROOT / "docs/commands/schema.md").read_text("utf-8")
+    (hook,) = read(ROOT / ".pre-commit-hooks.yaml")
+    address, pattern = re.findall(r'^"yaml.schemas": \{"(.+)": "(.+)"\}$', page, re.MULTILINE)[0]
+    name = address.rpartition("/")[2]
+    assert f'schema >"$root/build/{name}"' in wheel and f"path: build/{name}" in release
+    assert f'gh release create "$GITHUB_REF_NAME" {name}' in release
+    assert re.search(hook["files"], pattern.replace("*", "mine"))
+    assert "additionalProperties" in dmlkit("schema").out
+
+
+@pytest.mark.slow
+def test_a_recipe_that_editors_know_gives_its_run_the_plain_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.dmlkit.yaml").write_text(ONE_EPOCH)
+    assert dmlkit("train", "mine.dmlkit.yaml").code == 0 and Path("runs/mine/summary.json").exists()
+
+
+LOCK = (ROOT / "requirements.lock").read_text("utf-8")
+
+
+def extras_of_the_lock() -> list[str]:
+    """The extras that `make lock` and `make setup` take."""
+    return re.findall(r"^EXTRAS := (.+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)[0].split(",")
+
+
+def locked() -> dict[str, Version]:
+    """The version of each package in requirements.lock."""
+    found = re.findall(r"^([\w.-]+)==([^\s;]+)", LOCK, re.MULTILINE)
+    return {canonicalize_name(name): Version(version) for name, version in found}
+
+
+def test_the_lock_has_each_requirement_in_an_allowed_version_with_hashes_and_without_addresses():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = [line for extra in extras_of_the_lock() for line in project["optional-dependencies"][extra]]
+    wanted, versions = [Requirement(line) for line in (*project["dependencies"], *extras)], locked()
+    assert [str(one) for one in wanted if versions[canonicalize_name(one.name)] not in one.specifier] == []
+    entries = re.split(r"^(?=[\w.-]+==)", LOCK, flags=re.MULTILINE)[1:]
+    assert [entry for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry)] == []
+    assert len(entries) == len(versions) and "://" not in LOCK and "@" not in LOCK
+
+
+def test_the_lock_has_the_pinned_versions():
+    pins = [line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").split() if "==" in line]
+    pinned = {canonicalize_name(name): Version(version) for name, version in pins}
+    assert {name: version for name, version in locked().items() if pinned.get(name, version) != version} == {}
+
+
+def test_the_list_of_licenses_has_every_requirement_and_nothing_else():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = [line for extra in extras_of_the_lock() for line in project["optional-dependencies"][extra]]
+    wanted = {canonicalize_name(Requirement(line).name) for line in (*project["dependencies"], *extras)}
+    rows = re.findall(r"^\| .+ \| (.+) \|$", (ROOT / "docs/licenses.md").read_text("utf-8"), re.MULTILINE)[1:]
+    listed = {canonicalize_name(name) for row in rows for name in row.split(", ")}
+    assert wanted <= listed and listed - {"dmlkit"} <= locked().keys()
+
+
+def test_every_command_and_name_is_stable_or_provisional():
+    rows = re.findall(
+        r"^\| (stable|provisional) \| (.+?) \|", (ROOT / "docs/stable.md").read_text("utf-8"), re.MULTILINE
+    )
+    lists = {kind: text.partition(":")[0].partition(", and files")[0] for kind, text in rows if "the commands" in text}
+    named = {kind: re.findall(r"`([a-z-]+)`", text) for kind, text in lists.items()}
+    assert sorted(named["stable"] + named["provisional"]) == sorted(get_command(app).commands)  # pyright: ignore
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob(".github/ISSUE_TEMPLATE/*.yml")), ids=lambda path: path.stem)
