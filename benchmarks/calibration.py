@@ -26,7 +26,7 @@ from dmlkit.metrics.ranking.rankings import as_directions
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.progress import Silent
-from dmlkit.vectors.features import cached_features
+from dmlkit.vectors.features import feature_job, frozen_part
 
 HALVES = 200
 
@@ -49,7 +49,8 @@ def photo_features(photos: str) -> tuple[torch.Tensor, torch.Tensor]:
     dataset, model = settings.dataset.build("all"), build_model(settings).eval()
     with tempfile.TemporaryDirectory() as folder:
         fabric, bar = start_fabric("cpu"), Silent().images
-        found = cached_features(dataset, settings, model, fabric, Path(folder), views=0, bar=bar, split="all")
+        job = feature_job(dataset, frozen_part(settings, model, fabric.device), split="all")
+        found = job.compute(Path(folder), fabric, bar)
         return torch.stack([found.sample(row) for row in range(len(found))]), dataset.labels
 
 

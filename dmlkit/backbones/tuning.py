@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -19,12 +19,33 @@ __all__ = [
     "LoRAConfig",
     "LowRankUpdate",
     "NoTuningConfig",
+    "StoredOutput",
     "TuningConfig",
 ]
 
 
 Blocks = Callable[[], list[nn.Module]]
 """Function that returns the blocks of a backbone from input to output, or raises UserError if it has none."""
+Cache = Annotated[str, Field(min_length=1)] | None
+
+
+class StoredOutput(NamedTuple):
+    """What the frozen layers compute once for each image, before the first step.
+
+    Args:
+        views: number of augmented views; 0 for one as in evaluation.
+        folder: folder that several runs may share; None for that of the run.
+    """
+
+    views: int
+    folder: str | None
+
+    def requirements(self) -> Iterator[Requirement]:
+        """Yield what training on stored features does not go together with."""
+        yield Requirement("dataset.on_bad_image", ("error",), "features are stored for all images (or train live)")
+        yield Requirement("training.compile", (False,), "with stored features the frozen layers run only once")
+        if self.views:
+            yield Requirement("transform.augments", (True,), "without augmentation all views of an image are equal")
 
 
 class TuningConfig(ComponentConfig, frozen=True):
@@ -36,6 +57,10 @@ class TuningConfig(ComponentConfig, frozen=True):
 
     def adapt(self, backbone: nn.Module) -> None:
         """Add trainable parameters to the frozen modules; the default adds none."""
+
+    def stored(self) -> StoredOutput | None:
+        """Return what the frozen layers compute once; None if all layers run in every step."""
+        return None
 
 
 def poolings(backbone: nn.Module) -> list[nn.Module]:
@@ -64,7 +89,7 @@ class NoTuningConfig(TuningConfig, frozen=True):
     feature_views: NonNegativeInt = 0
     """Number of augmented views to cache per image; each step uses one of them. 0 caches one view without
     augmentation, as in evaluation."""
-    cache: Annotated[str, Field(min_length=1)] | None = None
+    cache: Cache = None
     """Folder for cached features, which several runs may share; null keeps them in the run folder."""
     engine: Literal["torch", "onnxruntime", "bf16"] = "torch"
     """Runtime that computes the cached features of training images: torch in float32, ONNX Runtime, or torch in
@@ -79,6 +104,9 @@ class NoTuningConfig(TuningConfig, frozen=True):
             )
         return self
 
+    def stored(self) -> StoredOutput | None:
+        return StoredOutput(self.feature_views, self.cache) if self.features == "cached" else None
+
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
         return []
 
@@ -87,11 +115,8 @@ class NoTuningConfig(TuningConfig, frozen=True):
         yield Requirement("backbone.freeze_epochs", (0,), frozen)
         yield Requirement("training.gradient_checkpointing", (False,), frozen)
         yield Requirement("training.gradient_cache", (None,), frozen)
-        if self.features == "cached":
-            yield Requirement("dataset.on_bad_image", ("error",), "features are cached for all images (or use live)")
-            yield Requirement("training.compile", (False,), "with cached features the backbone runs only once")
-        if self.feature_views:
-            yield Requirement("transform.augments", (True,), "without augmentation all views of an image are equal")
+        if stored := self.stored():
+            yield from stored.requirements()
         yield Requirement("optimizer.lr_multipliers.backbone", (1.0,), frozen)
 
 
@@ -102,6 +127,25 @@ class LastBlocksConfig(TuningConfig, frozen=True):
     blocks: PositiveInt = 1
     """Number of blocks. A block is a residual, transformer or inception block; in timm's ConvNeXt, Swin and
     EfficientNet it is a stage."""
+    feature_views: NonNegativeInt | None = None
+    """Number of augmented views of each image whose maps before these blocks are computed once and stored, in float16;
+    each step uses one of them. 0 stores one without augmentation, in float32; null runs all layers in every step."""
+    cache: Cache = None
+    """Folder for stored maps, which several runs may share; null keeps them in the run folder."""
+
+    @model_validator(mode="after")
+    def check_cache(self) -> "LastBlocksConfig":
+        """Reject a folder that nothing is stored in."""
+        if self.cache is not None and self.feature_views is None:
+            raise ValueError("cache needs feature_views, the number of views to store; set it, or remove cache")
+        return self
+
+    def stored(self) -> StoredOutput | None:
+        return None if self.feature_views is None else StoredOutput(self.feature_views, self.cache)
+
+    def requirements(self) -> Iterable[Requirement]:
+        if stored := self.stored():
+            yield from stored.requirements()
 
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
         every = blocks()

@@ -256,7 +256,7 @@ def _calibrate_run(
     if not fabric.is_global_zero:
         return
     by_value = None if column is None else pair_rates_by_value(run, found, *column, fabric=fabric, bar=bars(console))
-    reliability, written = found.probability.reliability, str(run / "threshold.json")
+    reliability, written = found.probability.reliability, str(RunFolder(run).threshold_path)
     if reliability is not None:
         place = RunFolder(run).plots / "reliability.png"
         title, share = "Pairs of validation images", "share of the pairs that is of the same class"

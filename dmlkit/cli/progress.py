@@ -33,7 +33,7 @@ class TrainingProgress:
     Args:
         metric: the validation metric that chooses the best checkpoint.
         best: its best epoch and value in earlier sessions, if the run is resumed.
-        has_workers: whether worker processes read images; features of a frozen backbone are in memory.
+        has_workers: whether worker processes read images; stored features of frozen layers are in memory.
     """
 
     def __init__(
@@ -133,5 +133,5 @@ def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) 
     rows = RunFolder(resumed).read_metrics() if resumed else []
     values = [(row.epoch, row.validation[metric]) for row in rows if row.validation and metric in row.validation]
     best = max(values, key=lambda pair: pair[1], default=None)  # the first one, as in training
-    has_workers = getattr(recipe.backbone.tuning, "features", "live") == "live"
+    has_workers = recipe.backbone.tuning.stored() is None
     return TrainingProgress(console, recipe.training.trained_epochs, metric, best, has_workers=has_workers)

@@ -30,7 +30,7 @@ app = typer.Typer()
 )
 @with_options
 def serve(
-    source: Annotated[Path, argument("SOURCE", "Gallery, run or embeddings folder.", check=require_source)],
+    source: Annotated[Path, argument("SOURCE", "Gallery, run, timm:NAME or embeddings folder.", check=require_source)],
     port: Annotated[int, option("PORT", "Port; 0 takes a free one.", min=0, max=65535)] = 8765,
     *,
     access: Access,

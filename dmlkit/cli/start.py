@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -52,6 +52,13 @@ def start(
     download: Annotated[
         bool, typer.Option("--download", help="Also measure models whose weights must be downloaded first.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure and time nothing; the recipe trains a small network.")
+    ] = False,
+    license_only: Annotated[
+        Literal["free"] | None,
+        option("free", "Leave out models whose license does not allow every use."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Measure pretrained models on your photos, and write a first recipe with a comment on each choice."""
@@ -68,7 +75,8 @@ def start(
     seconds = None if budget is None else parse_duration(budget, "--budget")
     console, config = Console(), dataset_at(photos, columns=table.columns(), root=table.root)
     print_nesting(config, console)
-    found = start_with(config, budget=seconds, device=device, download=download, bar=bars(console))
+    options: dict[str, Any] = {"download": download, "quick": quick, "license_only": license_only}
+    found = start_with(config, budget=seconds, device=device, bar=bars(console), **options)
     print_survey(found.survey, str(photos), console)
     print_several_labels(config, found.survey, console)
     print_measured(found, console)
@@ -89,7 +97,9 @@ def print_measured(found: "Start", console: Console) -> None:
     rows: list[list[str | list[str]]] = [["pretrained model", "images/s", "recall@1", "map@r"]]
     for one in found.measured:
         values = [with_ends(one.intervals[name]) for name in ("recall@1", "map@r")]
-        rows.append([[one.backbone.title, one.license], f"{one.images_per_second:.3g}", *values])
+        rows.append(
+            [[one.backbone.title, f"{one.license}, {one.size} pixels"], f"{one.images_per_second:.3g}", *values]
+        )
     if found.measured:
         evaluation = found.measured[0].evaluation
         classes = counted(len(evaluation.labels.unique()), "training class", "training classes")

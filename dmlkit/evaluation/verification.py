@@ -340,7 +340,7 @@ def local_threshold(
     Args:
         kind: `LOCAL` or `SIFT`.
     """
-    config, place = trained.recipe.dataset, run.path / f"threshold-{kind}.json"
+    config, place = trained.recipe.dataset, run.threshold_path.with_name(f"threshold-{kind}.json")
     own = (hash_images(config.build("validation"), config), stored_model(trained).key)
     with suppress(UserError):  # there is none, or it is damaged
         kept = LocalThreshold.read(place)

@@ -123,8 +123,9 @@ def write_output(path: Path, text: str) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise a `UserError` if no file can be written into a folder, before work whose result is written there."""
+    """Create a folder, or raise a `UserError` if no file can be written into it, before work that writes there."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(f"{folder}: cannot write into this folder: {error.strerror or error}") from error

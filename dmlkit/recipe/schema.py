@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from dmlkit.backbones import BackboneConfig, SmallCNN
-from dmlkit.backbones.tuning import NoTuningConfig, TuningConfig
+from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
 from dmlkit.datasets.files.samples import samples_named
@@ -331,10 +331,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 yield ("training", "loggers", index), f"{name} is listed twice; remove one"
 
     def _augmentation_without_views(self) -> Faults:
-        tuning = self.backbone.tuning
-        if not isinstance(tuning, NoTuningConfig) or tuning.features == "live" or tuning.feature_views:
-            return
-        if self.transform and self.transform.augment:
+        stored = self.backbone.tuning.stored()
+        if stored and not stored.views and self.transform and self.transform.augment:
             text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
             yield ("transform", "augment"), text
 

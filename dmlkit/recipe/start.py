@@ -19,9 +19,23 @@ FEWEST_EPOCHS, MOST_EPOCHS = 20, 200
 # All weights, or the last blocks. 81 groceries with 20 photos each, 600 of them to train on, one seed: 20 epochs of 5
 # steps raise the MAP@R on the 41 test classes from 0.400 to 0.528 (all weights) and to 0.488 (the last 2 blocks).
 FEWEST_STEPS, MOST_TUNING_EPOCHS = 100, 20
-TUNINGS = ("full", "last_blocks", "none")
+TUNING_WORDS = {
+    "full": "all weights",
+    "lora": "low-rank updates of the attention layers",
+    "last_blocks": "the last 2 blocks",
+    "stored_maps": "the last 2 blocks on stored maps",
+    "none": "a head on frozen features",
+}
+TUNINGS = tuple(TUNING_WORDS)
 """How much of the backbone can be trained, the strongest first."""
-TUNING_WORDS = {"full": "all weights", "last_blocks": "the last 2 blocks", "none": "a head on frozen features"}
+LONGER = "all weights take longer than the budget"
+TUNING_KEYS = {
+    "full": ("{name: full}", "trains all weights"),
+    "lora": ("{name: lora, rank: 8}", LONGER),
+    "last_blocks": ("{name: last_blocks, blocks: 2}", LONGER),
+    "stored_maps": ("{name: last_blocks, blocks: 2, feature_views: VIEWS}", "their input is computed once per view"),
+}
+MOST_VIEWS = 8  # augmented images of each photo
 CPU_SIZE = 160  # pixels
 
 
@@ -51,6 +65,7 @@ class Photos:
     tuning: str = "full"  # one of TUNINGS
     epochs: int | None = None  # of all weights or the last blocks; None: the fewest
     reason: str = ""  # why this backbone, if several were measured
+    size: int | None = None  # side of the images in pixels; None: that of the weights, or the smallest
     chunk: int | None = None  # images that are embedded at a time, if a batch takes too much memory
 
 
@@ -145,13 +160,14 @@ def _backbone(setting: Photos) -> list[str]:
         lines.append("  tuning:   # features are computed once, and a head is trained on them")
         lines += ["    name: none", "    feature_views: 4   # augmented images of each photo"]
     else:
-        blocks, why = "", "trains all weights"
-        if setting.tuning == "last_blocks":
-            blocks, why = ", blocks: 2", "all weights take longer than the budget"
-        lines.append(f"  tuning: {{name: {setting.tuning}{blocks}}}   # {why}")
+        keys, why = TUNING_KEYS[setting.tuning]
+        views = min(MOST_VIEWS, least_epochs(setting.images, setting.trained) // 2)  # more than epochs would cost time
+        lines.append(f"  tuning: {keys.replace('VIEWS', str(views))}   # {why}")
         if choice is LITE0:
             lines.append("  freeze_batchnorm_statistics: true   # batches of few classes give biased ones")
-    if setting.gpu or setting.tuning == "none" or not takes_any_size(choice):
+    if setting.size is not None:
+        size = f"{{name: pretrained, size: {setting.size}}}   # pixels, better here than smaller ones;"
+    elif setting.gpu or setting.tuning == "none" or not takes_any_size(choice):
         size = "{name: pretrained}   # image size,"
     else:
         size = f"{{name: pretrained, size: {CPU_SIZE}}}   # pixels, half the time of 224;"

@@ -27,7 +27,7 @@ from dmlkit.files.image_file import decoding
 from dmlkit.files.labels import stated_label
 from dmlkit.files.outputs import GALLERY_MARK, writing
 from dmlkit.files.regular import EXTENSIONS
-from dmlkit.files.source import require_source
+from dmlkit.files.source import model_name, require_source
 from dmlkit.gallery.change import add_images
 from dmlkit.gallery.files import IDENTIFICATION
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
@@ -39,9 +39,16 @@ from dmlkit.loading.inputs import check_resized
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.serve.requests import busy
-from dmlkit.vectors.embedder import Embedder
+from dmlkit.vectors.embedder import Embedder, GivenImages
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
-from dmlkit.vectors.points import PointSet, PointsInMemory, in_memory, load_same_model, warn_of_other_model
+from dmlkit.vectors.points import (
+    EmbeddedImages,
+    PointSet,
+    PointsInMemory,
+    in_memory,
+    load_same_model,
+    warn_of_other_model,
+)
 from dmlkit.vectors.progress_bar import no_bar
 from dmlkit.vectors.trained import describe
 
@@ -135,8 +142,7 @@ class Service:
 
     def _open(self) -> None:
         source, model = self.source, self.chosen
-        stamp, is_gallery = self._stamp(), self.kind == "gallery"
-        opened = GalleryFolder(source) if is_gallery else open_searched(source, model, no_bar)
+        stamp, opened = self._stamp(), self._points()
         fabric = model.start()
         self.at_once = MOST_ON_CPU if fabric.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
@@ -152,6 +158,18 @@ class Service:
         is_divided = fabric.device.type == "cpu" and (computed is None or computed.engine == "torch")
         self._parts = torch.get_num_threads() if is_divided else 1
         self._pool = ThreadPoolExecutor(self._parts, "part", torch.set_num_threads, (1,))
+
+    def _points(self) -> PointSet:
+        """Open the points that are served; a pretrained model has none."""
+        source, model = self.source, self.chosen
+        if self.kind == "gallery":
+            return GalleryFolder(source)
+        if model_name(source) is None:
+            return open_searched(source, model, no_bar)
+        trained = model.load(RunFolder(source), model.start())
+        own, points = describe(trained), torch.empty(0, trained.manifold.point_dim)
+        images = EmbeddedImages(trained, GivenImages([]), torch.empty(0, dtype=torch.int64))
+        return PointsInMemory(str(source), own.build_manifold(), points, [], [], own, source, images=images)
 
     def decode(self, name: str, content: bytes) -> Pixels:
         """Decode the file of an image as the model takes it."""
@@ -205,7 +223,8 @@ class Service:
 
     def identify(self, points: Tensor) -> list[dict[str, Any]]:
         """Return label, guess, probability, score, margin and nearest images of each point (n, D)."""
-        found = self.snapshot.identifier.answers(self._asked(points), [None] * len(points))
+        asked = self._asked(points)  # before the rule, which needs labels
+        found = self.snapshot.identifier.answers(asked, [None] * len(points))
         near = _nearest(found.neighbors)
         return [
             {**{name: getattr(answer, name) for name in SENT}, "nearest": own}
@@ -306,7 +325,9 @@ class Service:
     def _asked(self, points: Tensor) -> PointsInMemory:
         searched, count = self.snapshot.points, len(points)
         if not len(searched):
-            raise UserError(f"{self.source}: this gallery is empty; add images first")
+            is_gallery = self.kind == "gallery"
+            text = "this gallery is empty; add images first"
+            raise UserError(f"{self.source}: {text if is_gallery else 'has no images; serve a gallery of this model'}")
         return PointsInMemory("request", searched.manifold, points, [""] * count, [None] * count)
 
 

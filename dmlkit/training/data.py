@@ -1,12 +1,13 @@
-"""Training data: images, or cached features of a frozen backbone."""
+"""Training data: images, or stored features of frozen layers."""
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
 
-from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
@@ -14,16 +15,19 @@ from dmlkit.files.document import differences
 from dmlkit.files.outputs import check_place
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.model import EmbeddingModel, head_alone
+from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
+from dmlkit.training.gradient_checkpointing import recompute_chunks
 from dmlkit.training.progress import Progress
 from dmlkit.vectors.features import (
-    CachedFeatures,
     DrawnViews,
-    cached_features,
+    FeatureJob,
+    feature_job,
     features_folder,
+    frozen_part,
+    trained_part,
 )
 from dmlkit.vectors.stored import embed_files
 from dmlkit.vectors.trained import describe, load_model
@@ -32,31 +36,59 @@ from dmlkit.vectors.trained import describe, load_model
 class TrainingData(NamedTuple):
     """The inputs of a training and the model that takes them."""
 
-    model: EmbeddingModel  # the experiment's model, or only its head for cached features
+    model: EmbeddingModel  # or only what follows the stored features: its head, perhaps the last blocks
     training: Inputs
     validation: Dataset | None
     test: Dataset | None  # the test classes, which score the finished run; None if every class is trained on
 
 
-def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> TrainingData:
-    """Return the inputs of a training. Features of a frozen backbone are computed first, unless they are cached."""
-    recipe, model = experiment.recipe, experiment.model
-    tuning = recipe.backbone.tuning
-    if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
-        inputs = inputs_of(experiment.train, recipe.transform, training=True)
-        return TrainingData(model, inputs, experiment.validation, experiment.test)
-    folder = features_folder(run, tuning)
+Jobs = Mapping[Split, FeatureJob]
 
-    def features(split: Split, dataset: Dataset, views: int) -> CachedFeatures:
-        return cached_features(dataset, recipe, model, fabric, folder, views=views, bar=progress.images, split=split)
 
+def feature_jobs(experiment: Experiment, fabric: Fabric) -> Jobs:
+    """Return what the frozen layers of an experiment compute once for each split; nothing if it trains live."""
+    recipe = experiment.recipe
+    if recipe.backbone.tuning.stored() is None:
+        return {}
+    named: list[tuple[Split, Dataset | None]]
+    named = [("train", experiment.train), ("validation", experiment.validation), ("test", experiment.test)]
+    trained = frozen_part(recipe, experiment.model, fabric.device)
+    return {split: feature_job(dataset, trained, split=split) for split, dataset in named if dataset is not None}
+
+
+def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> None:
+    """Check that there is a folder, and room on its disk, for the features of frozen layers."""
+    if (stored := recipe.backbone.tuning.stored()) is None:
+        return
+    place = folder = features_folder(run, stored).absolute()
     if folder.exists() and not folder.is_dir():
-        text = f"{folder}: is a file; expected a folder for features"
+        text = f"{stored.folder}: is a file; expected a folder for features"
         raise UserError(recipe.fault(("backbone", "tuning", "cache"), text))
-    training = features("train", experiment.train, tuning.feature_views)
-    validation = experiment.validation and features("validation", experiment.validation, 0)
-    tested = experiment.test and features("test", experiment.test, 0)
-    return TrainingData(head_alone(model), DrawnViews(training), validation, tested)
+    needed = sum(job.missing_bytes(folder if resume or stored.folder else None) for job in jobs.values())
+    while not place.exists():
+        place = place.parent
+    if needed > (free := shutil.disk_usage(place).free):
+        text = (
+            f"the stored features take {needed / 1e9:.3g} GB, but the disk of {folder} has {free / 1e9:.3g} GB free; "
+            "free some space, set backbone.tuning.cache to a folder on another disk, or store fewer feature_views"
+        )
+        raise UserError(recipe.fault(("backbone", "tuning"), text))
+
+
+def training_data(
+    experiment: Experiment, jobs: Jobs, run: RunFolder, fabric: Fabric, progress: Progress
+) -> TrainingData:
+    """Return the inputs of a training. Features of frozen layers are computed first, unless they are stored."""
+    recipe, stored = experiment.recipe, experiment.recipe.backbone.tuning.stored()
+    if stored is None:
+        inputs = inputs_of(experiment.train, recipe.transform, training=True)
+        return TrainingData(experiment.model, inputs, experiment.validation, experiment.test)
+    folder = features_folder(run, stored)
+    found = {split: job.compute(folder, fabric, progress.images) for split, job in jobs.items()}
+    part = trained_part(recipe, experiment.model)
+    if recipe.training.gradient_cache:
+        recompute_chunks(part, recipe.training.gradient_cache)
+    return TrainingData(part, DrawnViews(found["train"]), found.get("validation"), found.get("test"))
 
 
 def teach(experiment: Experiment, fabric: Fabric, progress: Progress) -> None:
@@ -97,10 +129,10 @@ def check_same_space(older: ManifoldConfig, experiment: Experiment, path: str) -
 
 def check_places(recipe: Recipe, run: Path) -> None:
     """Check that neither the run nor its cache of features would lie inside the dataset or inside another run."""
-    data, tuning = [recipe.dataset.data_root], recipe.backbone.tuning
+    data, stored = [recipe.dataset.data_root], recipe.backbone.tuning.stored()
     check_place(run, data, is_run=True)
-    if isinstance(tuning, NoTuningConfig) and tuning.cache is not None:
-        cache, key = Path(tuning.cache), "backbone.tuning.cache:"
+    if stored is not None and stored.folder is not None:
+        cache, key = Path(stored.folder), "backbone.tuning.cache:"
         check_place(cache, data, option=key)
         if cache.resolve().is_relative_to(run.resolve()):
             raise UserError(f"{key} {cache}: is inside the run folder, which has a cache of its own; remove the key")

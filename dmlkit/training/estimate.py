@@ -24,6 +24,7 @@ from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.start import MOST_TUNING_EPOCHS, TUNINGS, Photos, least_epochs, plan_steps, starting_recipe
+from dmlkit.vectors.features import frozen_part, trained_part
 from dmlkit.vectors.trained import without_pretrained_weights
 
 TIMED = 16  # images: on one CPU core a batch of EfficientNet-Lite0 takes 0.6 s
@@ -42,13 +43,21 @@ class Estimate(NamedTuple):
     seconds: float
     images_per_second: float  # through the backbone, backward too if it is trained
     kept: float = 0.0  # bytes per image that the forward pass keeps for the backward pass
+    storing: float = 0.0  # of the seconds, those before the first step, in which features are computed and stored
+
+    def of_epochs(self, times: float) -> "Estimate":
+        """Return the estimate of a training of so many times the epochs."""
+        return self._replace(seconds=self.storing + times * (self.seconds - self.storing))
+
+    def times_within(self, seconds: float) -> float:
+        """Return how many times the epochs fit into some seconds."""
+        return (seconds - self.storing) / (self.seconds - self.storing)
 
 
 def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = False) -> Estimate:
     """Estimate the time of ``dmlkit train`` for a recipe of images.
 
-    A frozen backbone computes the features of each image once, or once per view; otherwise it is trained in each epoch.
-    Nothing is downloaded.
+    What is stored of each image or view is computed once; all other layers run in each epoch. Nothing is downloaded.
 
     Args:
         at_hand: whether the pretrained weights are on this machine; if not, the weights are random here.
@@ -62,18 +71,25 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
         pixels, reading = _read(train, recipe)
     tuning, epochs = recipe.backbone.tuning, recipe.training.trained_epochs
     workers = default_workers() if recipe.training.workers is None else max(1, recipe.training.workers)
-    is_frozen = isinstance(tuning, NoTuningConfig)
-    computing = _computing(model.eval(), pixels, fabric, backward=False)
-    per_image = _per_image(computing, reading, workers, fabric)
-    if isinstance(tuning, NoTuningConfig) and tuning.features == "cached":
-        views = len(train) * max(1, tuning.feature_views)
-        return Estimate((views + sum(sizes.values())) * per_image + epochs * EPOCH, 1 / per_image)
-    trained = _per_image(_computing(model.train(), pixels, fabric, backward=not is_frozen), reading, workers, fabric)
+    stored, part, inputs, storing = tuning.stored(), model, pixels.to(fabric.device), 0.0
+    if stored is not None:
+        frozen, part = frozen_part(recipe, model, fabric.device).model, trained_part(recipe, model).to(fabric.device)
+        images = len(train) * max(1, stored.views) + sum(sizes.values())
+        storing = images * _per_image(_computing(frozen, inputs, fabric, backward=False), reading, workers, fabric)
+        with torch.no_grad():
+            inputs = frozen(inputs)
+        reading = 0.0  # of stored features
+        if isinstance(tuning, NoTuningConfig):
+            return Estimate(storing + epochs * EPOCH, images / storing, storing=storing)
+    is_trained = not isinstance(tuning, NoTuningConfig)
+    per_image = _per_image(_computing(part.eval(), inputs, fabric, backward=False), reading, workers, fabric)
+    trained = _per_image(_computing(part.train(), inputs, fabric, backward=is_trained), reading, workers, fabric)
     with fabric.autocast():
-        kept = 0.0 if is_frozen else kept_bytes(model, pixels.to(fabric.device))
+        kept = kept_bytes(part, inputs) if is_trained else 0.0
     # every split is embedded before the first step, validation after each epoch, and test after the last
     evaluated = (epochs + 1) * sizes.get("validation", 0) + 2 * sizes.get("test", 0)
-    return Estimate(epochs * len(train) * trained + evaluated * per_image, 1 / trained, kept)
+    seconds = storing + epochs * len(train) * trained + evaluated * per_image
+    return Estimate(seconds, 1 / trained, kept, storing)
 
 
 def kept_bytes(model: EmbeddingModel, pixels: Tensor) -> float:
@@ -128,8 +144,8 @@ class TrainingPlan(NamedTuple):
 def plan_training(setting: Photos, budget: float, device: str = "auto") -> TrainingPlan:
     """Choose how much of a backbone to train: the most that the budget allows, with as many epochs as pay.
 
-    Each tuning is timed by a batch; all weights come first and a head on frozen features last, which is chosen even
-    where it exceeds the budget.
+    Each tuning that the backbone supports is timed by a batch; all weights come first and a head on frozen features
+    last, which is chosen even where it exceeds the budget.
     """
 
     def trial(tuning: str, epochs: int) -> tuple[Photos, Estimate]:
@@ -140,17 +156,21 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
     larger, least = None, least_epochs(setting.images, setting.trained)
     free = SHARE * free_memory(torch.device(resolve_device(device)[0]))
     batch = plan_steps(setting.images, setting.trained)[0]
-    *stronger, last = TUNINGS
-    for tuning in stronger:
-        chosen, estimate = trial(tuning, least)
+    first, *others, last = TUNINGS
+    for tuning in (first, *others):
+        try:
+            chosen, estimate = trial(tuning, least)
+        except UserError:
+            if tuning == first:  # the photos cannot be read
+                raise
+            continue  # the network has no attention layers, or is not divided into blocks
         memory = OVERHEAD + MARGIN * estimate.kept * batch
         if memory > free and batch > LEAST_CHUNK:
             chunk = max(LEAST_CHUNK, int((free - OVERHEAD) / (memory - OVERHEAD) * batch))
-            chosen, estimate = replace(chosen, chunk=chunk), estimate._replace(seconds=RECOMPUTED * estimate.seconds)
+            chosen, estimate = replace(chosen, chunk=chunk), estimate.of_epochs(RECOMPUTED)
         if estimate.seconds <= budget:
-            epochs = min(max(least, MOST_TUNING_EPOCHS), int(least * budget / estimate.seconds))
-            seconds = estimate.seconds * epochs / least
-            return TrainingPlan(replace(chosen, epochs=epochs), estimate._replace(seconds=seconds), larger, memory)
+            epochs = min(max(least, MOST_TUNING_EPOCHS), int(least * estimate.times_within(budget)))
+            return TrainingPlan(replace(chosen, epochs=epochs), estimate.of_epochs(epochs / least), larger, memory)
         larger = larger or (tuning, estimate.seconds)
     return TrainingPlan(*trial(last, least), larger)
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dmlkit.backbones.base import BatchNorm
+from dmlkit.backbones.tuning import LastBlocksConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.distributed.exchange import ShardedParameter
@@ -32,6 +33,7 @@ from dmlkit.regularizers import Regularizer
 from dmlkit.samplers import Hierarchical, Sampler
 from dmlkit.training.gradient_checkpointing import recompute_blocks, recompute_chunks
 from dmlkit.training.progress import check_loggers
+from dmlkit.vectors.features import first_blocks
 
 
 class WeightAverage:
@@ -202,6 +204,10 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             recompute_blocks(backbone)
     model = build_model(recipe, train.num_features, backbone=backbone)
     blank = try_model(recipe, model, train)
+    tuning = recipe.backbone.tuning
+    if isinstance(tuning, LastBlocksConfig) and tuning.stored():
+        with recipe.errors_at("backbone", "tuning"):
+            first_blocks(recipe, model).check()
     _try_single_images(recipe, model, blank, sampler.batch_size // ranks)
     if recipe.training.gradient_cache:
         if rank == 0:

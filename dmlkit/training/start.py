@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained, is_at_hand
+from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained, is_at_hand, takes_any_size
 from dmlkit.backbones.weights import FREE, UNKNOWN
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.distributed.launch import resolve_device, start_fabric
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted, some_of
 from dmlkit.evaluation.evaluate import Evaluation, score_split
 from dmlkit.files.source import MODEL
 from dmlkit.loading.check import Survey, dataset_at, survey
@@ -31,6 +31,10 @@ from dmlkit.vectors.trained import pretrained_model
 MOST_CLASSES, MOST_IMAGES = 200, 1000  # on which models are measured; with 8 images a class R@1 varies by 0.02
 BUDGETS = {False: 600.0, True: 1800.0}  # seconds of training, without and with a GPU
 CHOSEN_BY = "map@r"
+SIZES = (224, 384)  # pixels, where the smallest images leave more than half of the budget
+QUICK = (
+    "nothing was measured: neither which model suits these photos nor how long it trains; leave out --quick for both"
+)
 
 
 class MeasuredModel(NamedTuple):
@@ -38,6 +42,7 @@ class MeasuredModel(NamedTuple):
 
     backbone: Pretrained
     license: str
+    size: int  # side of the images in pixels
     images_per_second: float  # read and embedded on this machine
     intervals: dict[str, Interval]  # recall@1 and map@r, 95 % over classes
     evaluation: Evaluation
@@ -87,6 +92,7 @@ def start(
     budget: float | None = None,
     device: str = "auto",
     download: bool = False,
+    license_only: Literal["free"] | None = None,
     bar: Bar = no_bar,
 ) -> Start:
     """Inspect photos, measure pretrained models on them, and return a first recipe, as ``dmlkit start`` writes it.
@@ -98,6 +104,7 @@ def start(
         budget: seconds that training may take. Default: 600, with a GPU 1800.
         device: see `start_fabric`.
         download: measure models too whose weights must be downloaded first.
+        license_only: leave out models whose license does not allow every use.
 
     Example:
         >>> found = start("photos", budget=300)  # doctest: +SKIP
@@ -106,7 +113,7 @@ def start(
         >>> _ = Path("photos.yaml").write_text(found.text)  # doctest: +SKIP
     """
     config = dataset_at(Path(photos), columns=columns or {}, root=None if root is None else Path(root))
-    return start_with(config, budget=budget, device=device, download=download, bar=bar)
+    return start_with(config, budget=budget, device=device, download=download, license_only=license_only, bar=bar)
 
 
 def start_with(
@@ -115,15 +122,40 @@ def start_with(
     budget: float | None = None,
     device: str = "auto",
     download: bool = False,
+    quick: bool = False,
+    license_only: Literal["free"] | None = None,
     bar: Bar = no_bar,
 ) -> Start:
-    """Return a first recipe for a dataset, see `start`."""
+    """Return a first recipe for a dataset, see `start`; a quick one measures and times nothing."""
+    if quick and (budget is not None or download):
+        raise UserError("--quick measures and times nothing; remove --budget and --download, or --quick")
     gpu = resolve_device(device)[0] != "cpu"
-    budget, found, notes = budget or BUDGETS[gpu], survey(config, bar), list[str]()
+    budget, found = budget or BUDGETS[gpu], survey(config, bar)
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
     setting = Photos(found.dataset, images, classes, found.trained, own, LITE0, is_at_hand(LITE0), gpu)
-    measured, faults = measure_all(setting, device, download=download, bar=bar)
-    notes += faults
+    if quick:
+        text = starting_recipe(setting)
+        return Start(found, (), None, setting, None, budget, text, parse_recipe(text, "recipe"), (QUICK,))
+    measured, notes = measure_all(setting, device, download=download, license_only=license_only, bar=bar)
+    chosen, setting, plan = fitting(setting, measured, budget, device, notes)
+    if chosen is not None and plan is not None:
+        larger, plan = with_larger_images(plan, chosen, budget, device, bar)
+        setting, measured = plan.setting, (*measured, *larger)
+    better = best([one for one in measured if not one.is_free])
+    if chosen is None or better is None or not chosen.is_free or not better.is_better_than(chosen):
+        better = None
+    text = starting_recipe(setting)
+    recipe = parse_recipe(text, "recipe")
+    return Start(found, by_speed(measured), better, setting, plan, budget, text, recipe, tuple(notes))
+
+
+def fitting(
+    setting: Photos, measured: Sequence[MeasuredModel], budget: float, device: str, notes: list[str]
+) -> tuple[MeasuredModel | None, Photos, TrainingPlan | None]:
+    """Return the best model that trains within the budget, or the last one that does not, and how much it trains.
+
+    Notes say which models take too long, and why no time is known.
+    """
     left = list(measured)
     while True:
         chosen = choose(left)
@@ -133,20 +165,34 @@ def start_with(
         try:
             plan = plan_training(setting, budget, device)
         except UserError as error:
-            plan, setting = None, replace(setting, tuning="none")
             notes.append(f"training time is not known: {error}")
-            break
-        setting = plan.setting
+            return chosen, replace(setting, tuning="none"), None
         if chosen is None or len(left) == 1 or plan.estimate.seconds <= budget:
-            break
-        left.remove(chosen)  # even a head on it takes longer than the budget
+            return chosen, plan.setting, plan
+        left.remove(chosen)
         notes.append(f"{chosen.backbone.title}: not chosen, because even a head on it takes longer than the budget")
-    better = best([one for one in measured if not one.is_free])
-    if chosen is None or better is None or not chosen.is_free or not better.is_better_than(chosen):
-        better = None
-    text = starting_recipe(setting)
-    recipe = parse_recipe(text, "recipe")
-    return Start(found, measured, better, setting, plan, budget, text, recipe, tuple(notes))
+
+
+def with_larger_images(
+    plan: TrainingPlan, chosen: MeasuredModel, budget: float, device: str, bar: Bar = no_bar
+) -> tuple[list[MeasuredModel], TrainingPlan]:
+    """Return a plan with larger images, if as much is trained in as many epochs, and the model is better before it.
+
+    Returns:
+        What was measured of the model at other sizes, and the plan.
+    """
+    found, fabric = list[MeasuredModel](), start_fabric(device)
+    for size in SIZES if takes_any_size(chosen.backbone) and plan.setting.tuning != "none" else ():
+        if size <= chosen.size or plan.estimate.seconds * (size / chosen.size) ** 2 > budget:
+            continue
+        larger = plan_training(replace(plan.setting, size=size, chunk=None), budget, device)
+        if (larger.setting.tuning, larger.setting.epochs) != (plan.setting.tuning, plan.setting.epochs):
+            break
+        found.append(measure(larger.setting, fabric, bar))
+        if not found[-1].is_better_than(chosen):
+            break
+        chosen, plan = found[-1], larger
+    return found, plan
 
 
 def choose(measured: Sequence[MeasuredModel]) -> MeasuredModel | None:
@@ -157,24 +203,38 @@ def choose(measured: Sequence[MeasuredModel]) -> MeasuredModel | None:
 def best(measured: Sequence[MeasuredModel]) -> MeasuredModel | None:
     """Return the best model for its time: a slower one only if the difference is above 0 beyond chance."""
     chosen: MeasuredModel | None = None
-    for one in sorted(measured, key=lambda one: -one.images_per_second):
+    for one in by_speed(measured):
         if chosen is None or one.is_better_than(chosen):
             chosen = one
     return chosen
 
 
+def by_speed(measured: Sequence[MeasuredModel]) -> tuple[MeasuredModel, ...]:
+    """Return models in the order of their speed, the fastest first."""
+    return tuple(sorted(measured, key=lambda one: -one.images_per_second))
+
+
 def measure_all(
-    setting: Photos, device: str, *, download: bool, bar: Bar = no_bar
+    setting: Photos, device: str, *, download: bool, license_only: Literal["free"] | None, bar: Bar = no_bar
 ) -> tuple[tuple[MeasuredModel, ...], list[str]]:
-    """Measure the models whose weights are at hand, or all; also return why some could not be measured."""
-    faults, measured, fabric = list[str](), list[MeasuredModel](), start_fabric(device)
+    """Measure the models whose weights are at hand, or all; also return why some were not measured."""
+    faults, left_out, measured, fabric = list[str](), list[str](), list[MeasuredModel](), start_fabric(device)
     for backbone in CHOICES:
-        if download or is_at_hand(backbone):
-            try:
-                measured.append(measure(replace(setting, backbone=backbone, at_hand=True), fabric, bar))
-            except UserError as error:
-                faults.append(f"{backbone.title}: cannot be measured: {error}")
-    return tuple(sorted(measured, key=lambda one: -one.images_per_second)), faults
+        if not (download or is_at_hand(backbone)):
+            continue
+        one = replace(setting, backbone=backbone, at_hand=True)
+        try:
+            license_name = parse_recipe(starting_recipe(one), "recipe").backbone.license() or UNKNOWN
+            if license_only is None or license_name in FREE:
+                measured.append(measure(one, fabric, bar))
+            else:
+                left_out.append(f"{backbone.title} ({license_name})")
+        except UserError as error:
+            faults.append(f"{backbone.title}: cannot be measured: {error}")
+    if left_out:
+        models = counted(len(left_out), "model", "models")
+        faults.append(f"{models} left out, whose license does not allow every use: {some_of(left_out)}")
+    return by_speed(measured), faults
 
 
 def measure(setting: Photos, fabric: Fabric, bar: Bar = no_bar) -> MeasuredModel:
@@ -194,7 +254,8 @@ def measure(setting: Photos, fabric: Fabric, bar: Bar = no_bar) -> MeasuredModel
     evaluation = score_split(fabric, trained, embeddings, photos, split="train", bar=bar)
     intervals = bootstrap_intervals(evaluation.scores.per_query, evaluation.labels)
     license_name = recipe.backbone.license() or UNKNOWN
-    return MeasuredModel(setting.backbone, license_name, speed, intervals, evaluation)
+    size = 0 if recipe.transform is None else recipe.transform.size
+    return MeasuredModel(setting.backbone, license_name, size, speed, intervals, evaluation)
 
 
 def some_photos(dataset: Dataset) -> Dataset:

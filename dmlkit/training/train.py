@@ -25,7 +25,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Basis, EpochRow, RunClasses, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
-from dmlkit.training.data import TrainingData, check_places, teach, training_data
+from dmlkit.training.data import TrainingData, check_disk, check_places, feature_jobs, teach, training_data
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.pretrained import score_pretrained
 from dmlkit.training.progress import Progress, Silent, mirror_to_loggers
@@ -109,13 +109,15 @@ def _train(
     if experiment.sampler.batch_size % fabric.world_size:
         text = f"a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
         raise UserError(recipe.fault(("sampler",), text))
+    jobs = feature_jobs(experiment, fabric)
     if fabric.is_global_zero:
+        check_disk(recipe, jobs, run, resume=resume)
         run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis)
     if fabric.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
         classes.write(run.classes_path)
     fabric.barrier()
     try:
-        data = training_data(experiment, run, fabric, progress)
+        data = training_data(experiment, jobs, run, fabric, progress)
         teach(experiment, fabric, progress)
         pretrained = score_pretrained(experiment, data, run, fabric, progress)
         return summarize(

@@ -1,24 +1,27 @@
-"""Features of a frozen backbone, computed once, like embeddings, into a store that runs may share."""
+"""Features of frozen layers, computed once, like embeddings, into a store that runs may share."""
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dmlkit.backbones.tuning import NoTuningConfig
+from dmlkit.backbones.parts import FirstBlocks, LastBlocks
+from dmlkit.backbones.tuning import LastBlocksConfig, NoTuningConfig, StoredOutput
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset, ReplacedSamples
+from dmlkit.datasets.files.samples import VectorSamples
 from dmlkit.distributed.launch import Ranks
-from dmlkit.errors import counted
+from dmlkit.errors import OptionError, counted
 from dmlkit.files.arrays import Values
 from dmlkit.files.paths import PickedPaths
+from dmlkit.heads import NoHead
 from dmlkit.loading.inputs import Draw, Inputs, Item
 from dmlkit.manifolds.euclidean import Euclidean
-from dmlkit.model import EmbeddingModel, backbone_alone
+from dmlkit.model import EmbeddingModel, fingerprint, head_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.computation import accelerate
@@ -97,32 +100,51 @@ class DrawnViews(Inputs):
 
 
 ENGINE = "backbone.tuning.engine"
+MAPS = torch.float16  # of augmented views
 
 
-def cached_features(
-    dataset: Dataset,
-    recipe: Recipe,
-    model: EmbeddingModel,
-    fabric: Ranks,
-    folder: Path,
-    *,
-    views: int,
-    bar: Bar,
-    split: Split,
-) -> CachedFeatures:
-    """Return the features of a dataset's images; those that the folder lacks are computed.
-
-    The engine of the recipe computes those of the training split. All figures come from the other splits, which torch
-    computes in float32.
-
-    The ranks share the work; an interrupted computation resumes, and another process that needs the same features
-    waits.
+@dataclass(frozen=True)
+class FeatureJob:
+    """What the frozen layers of a recipe compute once for each image of a split.
 
     Args:
-        model: model with the backbone, which is moved to the fabric's device.
-        views: number of augmented views of each image; 0 takes the image as in evaluation.
+        trained: the frozen layers.
+        title: what is computed, for people.
     """
-    trained, tuning = frozen_backbone(recipe, model, fabric.device), recipe.backbone.tuning
+
+    dataset: Dataset
+    job: FillJob
+    trained: TrainedModel
+    title: str
+
+    def missing_bytes(self, folder: Path | None) -> int:
+        """Return the size of what a folder of stores lacks; None stands for an empty one."""
+        missing = len(self.job.keys)
+        if folder is not None:
+            store = VectorStore.at(folder / self.job.model.key, self.trained)
+            missing = int((store.find(self.job.keys, exact=True) < 0).sum())
+        return missing * self.job.image_bytes
+
+    def compute(self, folder: Path, fabric: Ranks, bar: Bar) -> CachedFeatures:
+        """Compute what a folder of stores lacks, and return the features.
+
+        The ranks share the work; an interrupted computation resumes, and another process that needs the same features
+        waits.
+        """
+        with torch.random.fork_rng(devices=[]):
+            filled = fill(replace(self.job, home=folder), self.trained, fabric, bar=bar, title=self.title)
+        return CachedFeatures(self.dataset, filled.store, filled.rows)
+
+
+def feature_job(dataset: Dataset, trained: TrainedModel, *, split: Split) -> FeatureJob:
+    """Return the work of storing the output of the frozen layers of a recipe for a split, see `frozen_part`.
+
+    Augmented views and the engine of the recipe are those of the training split. All figures come from the other
+    splits, which torch computes and stores in float32.
+    """
+    recipe, tuning = trained.recipe, trained.recipe.backbone.tuning
+    stored = tuning.stored()
+    views = stored.views if stored and split == "train" else 0
     if isinstance(tuning, NoTuningConfig) and split == "train" and tuning.engine != "torch":
         accelerated = accelerate(trained, tuning.engine, f"{ENGINE}: {tuning.engine}")
         if accelerated is not None:
@@ -132,36 +154,61 @@ def cached_features(
         ids = (keys[row // views, :ID].tobytes() + f" view {row}".encode() for row in range(len(images)))
         keys = keys_of([hashlib.sha256(text).digest()[:ID] for text in ids])
     again = "rerun the command with --resume"
+    described, dtype = stored_model(trained), torch.float32
+    if views and isinstance(tuning, LastBlocksConfig):  # a map of Lite0 has nine times the numbers of its features
+        dtype = MAPS
+        described = described.model_copy(update={"description": {**described.description, "numbers": str(dtype)}})
     options: dict[str, Any] = {"skip_bad_images": False, "again": again, "way_on": f"repair or remove it, and {again}"}
-    job = FillJob(images, keys, folder, stored_model(trained), **options, augments=views > 0)
+    options |= {"dtype": dtype, "image_bytes": dtype.itemsize * trained.manifold.point_dim}
+    job = FillJob(images, keys, Path(), described, **options, augments=views > 0)
     times = f", {counted(views, 'view', 'views')} each" if views else ""
-    title = f"features of {split} images{times}"
-    with torch.random.fork_rng(devices=[]):
-        filled = fill(job, trained, fabric, bar=bar, title=title)
-    return CachedFeatures(dataset, filled.store, filled.rows)
+    return FeatureJob(dataset, job, trained, f"features of {split} images{times}")
 
 
-def frozen_backbone(recipe: Recipe, model: EmbeddingModel, device: torch.device) -> TrainedModel:
-    """Return the backbone of a model, whose points are its features, on a device."""
-    alone = backbone_alone(model, Euclidean.Config().build(model.backbone.num_features)).to(device).eval()
-    space = {"manifold": Euclidean.Config(), "embedding_dim": alone.backbone.num_features}
-    return TrainedModel.of(recipe.model_copy(update=space), alone)
+def frozen_part(recipe: Recipe, model: EmbeddingModel, device: torch.device) -> TrainedModel:
+    """Return the frozen layers of a model on a device, whose points are their output: features, or maps as rows."""
+    backbone, recorded = model.backbone, ""
+    if isinstance(tuning := recipe.backbone.tuning, LastBlocksConfig):
+        backbone = first_blocks(recipe, model)
+        frozen = fingerprint({name: backbone.whole.state_dict()[name] for name in backbone.whole.frozen_names})
+        recorded = hashlib.sha256(f"{frozen} before {tuning.blocks}".encode()).hexdigest()
+    space = Euclidean.Config().build(backbone.num_features)
+    alone = EmbeddingModel(model.normalization, backbone, NoHead(space.dim, space), model.samples).to(device).eval()
+    changes = {"manifold": Euclidean.Config(), "embedding_dim": space.dim}
+    return replace(TrainedModel.of(recipe.model_copy(update=changes), alone), recorded=recorded)
 
 
-def features_folder(run: RunFolder, tuning: NoTuningConfig) -> Path:
+def trained_part(recipe: Recipe, model: EmbeddingModel) -> EmbeddingModel:
+    """Return a model from what is stored of an image, see `frozen_part`, to its point; it shares all weights."""
+    if not isinstance(recipe.backbone.tuning, LastBlocksConfig):
+        return head_alone(model)
+    first = first_blocks(recipe, model)
+    return EmbeddingModel(nn.Identity(), LastBlocks(first), model.head, VectorSamples(first.num_features))
+
+
+def first_blocks(recipe: Recipe, model: EmbeddingModel) -> FirstBlocks:
+    """Return the layers of a model before those of its backbone that the recipe trains."""
+    tuning, transform = recipe.backbone.tuning, recipe.transform
+    assert isinstance(tuning, LastBlocksConfig)
+    if transform is None:
+        raise OptionError("backbone.tuning.feature_views", "applies only to images; remove this key")
+    return FirstBlocks(model.backbone, tuning.blocks, transform.size)
+
+
+def features_folder(run: RunFolder, stored: StoredOutput) -> Path:
     """Return the folder with the features of all splits of a run."""
-    return run.features if tuning.cache is None else Path(tuning.cache)
+    return run.features if stored.folder is None else Path(stored.folder)
 
 
 def stored_features(run: RunFolder, trained: TrainedModel, dataset: Dataset, keys: Values) -> CachedFeatures | None:
     """Return the features of a dataset that the training of a run has stored; None if it lacks some.
 
-    They are those of this backbone, preprocessing, software and device, computed in the same batches.
+    They are those of these frozen layers, preprocessing, software and device, computed in the same batches.
     """
-    tuning = trained.recipe.backbone.tuning
-    if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
+    stored = trained.recipe.backbone.tuning.stored()
+    if stored is None or not (folder := features_folder(run, stored)).is_dir():
         return None
-    alone = frozen_backbone(trained.recipe, trained.model, trained.device)
-    store = VectorStore.at(features_folder(run, tuning) / stored_model(alone).key, alone)
+    alone = frozen_part(trained.recipe, trained.model, trained.device)
+    store = VectorStore.at(folder / stored_model(alone).key, alone)
     rows = store.find(keys, exact=True)
     return CachedFeatures(dataset, store, rows) if (rows >= 0).all() else None

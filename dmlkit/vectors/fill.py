@@ -30,6 +30,8 @@ from dmlkit.vectors.store import BATCH_IMAGES, HASH, PART_IMAGES, PARTS, VectorS
 from dmlkit.vectors.trained import TrainedModel
 
 MODEL = "model.json"
+PART_BYTES = 2**26  # of a part of maps, which are larger than points
+LIVE = "train without backbone.tuning.feature_views"
 
 
 class UnwritableError(UserError):
@@ -53,6 +55,8 @@ class FillJob:
     missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))
     """Places (M,) in the list of the images to embed, ascending."""
     augments: bool = False  # augment each image by its place, so that it is the same in every process
+    dtype: torch.dtype = torch.float32  # of the stored points
+    image_bytes: int = 0  # of the points of an image, where a part of the most images would be too large
     again: str = "rerun the same command"
     way_on: str = (
         "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
@@ -71,7 +75,10 @@ class FillJob:
     @property
     def part_images(self) -> int:
         """Number of images of a part, of which some may be in the store already."""
-        return min(PART_IMAGES, BATCH_IMAGES * max(1, -(-len(self.dataset) // (PARTS * BATCH_IMAGES))))
+        batches = -(-len(self.dataset) // (PARTS * BATCH_IMAGES))
+        if self.image_bytes:
+            batches = min(batches, PART_BYTES // (BATCH_IMAGES * self.image_bytes))
+        return min(PART_IMAGES, BATCH_IMAGES * max(1, batches))
 
     def numbers(self) -> list[int]:
         """Return the parts that lack images."""
@@ -154,7 +161,7 @@ class PartEmbedder:
         features: Callable[[Tensor], Tensor] | None,
     ) -> Embeddings:
         """Embed the images of a part with one model, and keep their local features."""
-        points = [torch.empty(0, trained.manifold.point_dim)]
+        points = [torch.empty(0, trained.manifold.point_dim, dtype=self.job.dtype)]
         labels = [torch.empty(0, dtype=torch.int64)]
         indices = [torch.empty(0, dtype=torch.int64)]
         faults: list[str] = []
@@ -163,11 +170,14 @@ class PartEmbedder:
                 raise UserError(f"{batch.faults[0]}; {self.job.way_on}")
             faults += batch.faults
             if len(batch.labels):
-                points.append(trained.model(batch.inputs.to(self.device)).float().cpu())
+                found = trained.model(batch.inputs.to(self.device)).float().cpu()
                 labels.append(batch.labels)
                 indices.append(batch.indices)
                 names = [str(self.job.dataset.paths[index]) for index in batch.indices.tolist()]
-                check_points(trained.manifold, points[-1], names.__getitem__, UNSOUND)
+                check_points(trained.manifold, found, names.__getitem__, UNSOUND)
+                points.append(found.to(self.job.dtype))
+                if not points[-1].isfinite().all():
+                    raise UserError(f"{names[0]}: its features exceed {torch.finfo(self.job.dtype).max:,.0f}; {LIVE}")
                 if features is not None:
                     self.kept.append(features(batch.indices))
             if trained is self.loaders[0][0]:

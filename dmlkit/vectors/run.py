@@ -165,9 +165,8 @@ def _home(run: RunFolder, output: Path) -> Path:
     The output gets the embeddings alone at the end.
     """
     try:
-        run.vectors.mkdir(parents=True, exist_ok=True)
         check_writable(run.vectors)
-    except (OSError, UserError):
+    except UserError:
         return output / "vectors"
     return run.vectors
 

@@ -12,9 +12,8 @@ from dmlkit.errors import warn
 from dmlkit.files.arrays import Values
 from dmlkit.files.source import LOCAL
 from dmlkit.loading.inputs import refuse_nothing_read
-from dmlkit.model import head_alone
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.features import stored_features
+from dmlkit.vectors.features import stored_features, trained_part
 from dmlkit.vectors.fill import FillJob, PartEmbedder, UnwritableError, fill
 from dmlkit.vectors.in_memory import Embeddings, embed_images, fused
 from dmlkit.vectors.local_features import centered, kept_maps, require_one_process
@@ -29,8 +28,8 @@ def split_embeddings(
     """Return the embeddings of a split of a run; what the run's store lacks is embedded into it.
 
     The result is equal to the bit to that of `embed_images`. Another process that needs the same points waits for
-    them. Where the run cannot be written, a warning says so. Where training has stored the features of a frozen
-    backbone, only the head is computed.
+    them. Where the run cannot be written, a warning says so. Where training has stored the features of frozen
+    layers, only the other layers are computed.
 
     Args:
         fabric: the device, and the ranks; the first one reads the store.
@@ -41,11 +40,12 @@ def split_embeddings(
     source, keys = f"the {split} split of {run.path}", image_keys(dataset, trained.recipe.dataset)
 
     def compute(job: FillJob, numbers: list[int], advance: Advance) -> None:
-        """Compute parts from the images, or from the features of a frozen backbone that training has stored."""
+        """Compute parts from the images, or from the features of frozen layers that training has stored."""
         model, features = trained, stored_features(run, trained, dataset, job.keys)
         if features is not None:
             recipe = trained.recipe.model_copy(update={"transform": None})
-            job, model = replace(job, dataset=features), TrainedModel.of(recipe, head_alone(trained.model))
+            part = trained_part(trained.recipe, trained.model).to(trained.device).eval()
+            job, model = replace(job, dataset=features), TrainedModel.of(recipe, part)
         PartEmbedder(job, model, fabric)(numbers, advance)
 
     job = FillJob(dataset, keys, run.vectors, stored_model(trained))

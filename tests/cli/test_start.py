@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -192,18 +193,30 @@ def test_the_screen_names_what_is_left_out_within_80_columns(
     assert "photos: 2 files are left out: 1 in no class folder, e.g. top.jpg; 1 .txt, e.g. notes.txt" in caplog.messages
 
 
-@pytest.mark.parametrize("tuning", ["{name: none, feature_views: 4}", "{name: none}", "{name: full}"])
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        "{name: none, feature_views: 4}",
+        "{name: none}",
+        "{name: full}",
+        "{name: last_blocks}",
+        "{name: last_blocks, feature_views: 4}",
+    ],
+)
 def test_the_estimate_counts_the_passes_through_the_backbone(
     tuning: str, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """With one second per image. Of the classes, 3 are trained, 3 validate and 6 test; each has 6 images."""
+    """With one second per image or map. Of the classes, 3 are trained, 3 validate and 6 test; each has 6 images."""
     monkeypatch.setattr(estimate, "_per_image", lambda *_: 1.0)
     changes = [f"backbone.tuning={tuning}", PLAIN]
     found = estimate.estimate_training(read_recipe(tiny_recipe, changes), "cpu")
     train, validation, test, epochs = 3 * 6, 3 * 6, 6 * 6, 3
     seconds = epochs * train + (epochs + 1) * validation + 2 * test
+    storing = train * (4 if "4" in tuning else 1) + validation + test
     if "none" in tuning:
-        seconds = train * (4 if "4" in tuning else 1) + validation + test + epochs * estimate.EPOCH
+        seconds = storing + epochs * estimate.EPOCH
+    elif "4" in tuning:
+        seconds += storing
     assert found.seconds == pytest.approx(seconds) and found.images_per_second == 1
 
 
@@ -213,6 +226,7 @@ def test_the_estimate_counts_the_passes_through_the_backbone(
         ("20m", "full", 200, ["training takes about 20 min"]),  # twice the fewest epochs, which take 10 minutes
         ("600s", "full", 100, ["training takes about 10 min"]),
         ("9m", "last_blocks", 108, ["training takes about 9 min", "all weights would take 10 min and give more"]),
+        ("5m", "stored_maps", 150, ["training takes about 5 min", "all weights would take 10 min and give more"]),
         ("1m", "none", 200, ["training takes about 1 min", "all weights would take 10 min and give more"]),
         ("12s", "none", 200, ["this is more than the budget of 1 min, and nothing here takes less"]),
     ],
@@ -220,19 +234,29 @@ def test_the_estimate_counts_the_passes_through_the_backbone(
 def test_the_budget_chooses_how_much_is_trained(
     budget: str, tuning: str, epochs: int, lines: list[str], dmlkit: Cli, birds: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """With made-up times of the fewest epochs: 10 minutes for all weights, 8 1/3 for the last blocks, 1 for a head."""
-    seconds = {"full": 600.0, "last_blocks": 500.0, "none": 60.0}
+    """With made-up times of the fewest epochs: 10 minutes for all weights, 8 1/3 for the last blocks, 1 for a head.
+
+    On stored maps 100 epochs take 2 minutes after 2 minutes of storing; Lite0 has no attention layers for LoRA.
+    """
+    seconds, own = {"full": 600.0, "last_blocks": 500.0, "none": 60.0}, estimate.estimate_training
     monkeypatch.setattr(estimate, "MOST_TUNING_EPOCHS", 200)
-    monkeypatch.setattr(
-        estimate,
-        "estimate_training",
-        lambda recipe, *_, **__: estimate.Estimate(seconds[recipe.backbone.tuning.name], 1.0),
-    )
+
+    def made_up(recipe: Any, *words: Any, **options: Any) -> estimate.Estimate:
+        used = recipe.backbone.tuning
+        if used.name == "lora":
+            return own(recipe, *words, **options)
+        if used.name == "last_blocks" and used.feature_views is not None:
+            return estimate.Estimate(240.0, 1.0, storing=120.0)
+        return estimate.Estimate(seconds[used.name], 1.0)
+
+    monkeypatch.setattr(estimate, "estimate_training", made_up)
     result = dmlkit("start", birds, "--budget", budget, "--device", "cpu")
     said = " ".join(result.out.split())
     assert result.code == 0 and all(line in said for line in lines), said
     recipe = read_recipe(Path("birds.yaml"))
-    assert (recipe.backbone.tuning.name, recipe.training.epochs) == (tuning, epochs)
+    name = tuning.replace("stored_maps", "last_blocks")
+    assert (recipe.backbone.tuning.name, recipe.training.epochs) == (name, epochs)
+    assert getattr(recipe.backbone.tuning, "feature_views", None) == {"stored_maps": 8, "none": 4}.get(tuning)
     assert (recipe.transform.size, recipe.transform.resizing.side) == ((224, 256) if tuning == "none" else (160, 182))
 
 

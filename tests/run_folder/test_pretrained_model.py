@@ -71,6 +71,21 @@ def test_a_model_is_evaluated_on_a_folder_and_its_points_are_kept(home: Path, dm
     assert not (home / "vit" / "vectors").exists()
 
 
+def test_a_model_is_calibrated_and_verifies(home: Path, dmlkit: Cli):
+    for label in range(4, 8):  # 2 of 4 training classes validate
+        for index in range(4):
+            trees.photo(home / "photos" / f"{label}" / f"{index}.jpg", 10 * label + index)
+    asked = ("calibrate", "vit", "--set", "dataset.root=photos", "--set", "dataset.split=official", "--device", "cpu")
+    done = dmlkit(*asked)
+    assert done.code == 0, done.err
+    place = done.out.partition("written to ")[2].split()[0]
+    assert Path(place).is_file() and Path(place).is_relative_to(home / "cache"), done.out
+    verified = dmlkit("verify", "vit", "photos/0/0.jpg", "photos/0/1.jpg", "--json", "--device", "cpu")
+    points = own_features(home / "vit", [home / "photos" / "0" / f"{index}.jpg" for index in (0, 1)])
+    (pair,) = json.loads(verified.out)["pairs"]
+    assert pair["score"] == pytest.approx(float(points[0] @ points[1]), abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -88,6 +88,22 @@ def asked(place: Path) -> list[Path]:
     return sorted((place / "asked").iterdir())
 
 
+def test_a_pretrained_model_embeds_and_compares_without_images(place: Path, tmp_path: Path):
+    timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
+    timm.models.save_for_hf(timm.create_model("test_vit", num_classes=0), str(tmp_path / "vit"))
+    paths, service = asked(place)[:2], Service(tmp_path / "vit", ON_CPU)
+    with closing(service), TestClient(make_app(service, Access()), LOCAL, raise_server_exceptions=False) as client:
+        points = load(f"timm:local-dir:{tmp_path / 'vit'}", device="cpu").embed(paths)
+        found = client.post("/v1/embed", files=sent(*paths)).json()
+        np.testing.assert_allclose(found["embeddings"], points, atol=1e-6)
+        compared = client.post("/v1/verify", files=sent(*paths)).json()
+        assert compared["similarity"] == pytest.approx(float(points[0] @ points[1]), abs=1e-5)
+        assert compared["threshold"] is None and client.get("/v1/info").json()["images"] == 0
+        for question in ("search", "identify"):
+            refused = client.post(f"/v1/{question}", files=sent(*paths))
+            assert refused.status_code == 409 and "has no images; serve a gallery of this model" in refused.text
+
+
 def test_answers_are_those_of_the_commands(client: TestClient, gallery: Path, place: Path):
     paths = asked(place)
     points = load(place / "run", device="cpu").embed(paths)

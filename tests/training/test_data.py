@@ -180,10 +180,11 @@ def test_loggers_and_workers_may_differ_in_a_resumed_run(
         run_of(recipe, tmp_path / "run", *images, "training.workers=0", "training.ema=0.9", resume=True)
 
 
+@pytest.mark.parametrize("tuning", ["{name: none, feature_views: 2}", "{name: last_blocks, feature_views: 2}"])
 def test_cached_features_resume_inside_an_epoch_to_the_bit(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tuning: str, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    views = (AUGMENTED, "backbone.tuning.feature_views=2")
+    views = (AUGMENTED, f"backbone.tuning={tuning}")
     stopped(monkeypatch, 3, recipe, tmp_path / "run", *views)
     run_of(recipe, tmp_path / "run", *views, resume=True)
     assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *views))

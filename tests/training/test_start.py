@@ -16,7 +16,8 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.metrics.scoring import Scores
 from dmlkit.metrics.statistics import bootstrap_intervals
-from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.file import parse_recipe, read_recipe
+from dmlkit.recipe.start import Photos
 from dmlkit.training import estimate, start
 from dmlkit.training.start import MeasuredModel, best, choose, some_photos
 from dmlkit.vectors import in_memory
@@ -64,23 +65,87 @@ def test_models_are_measured_on_the_training_half_of_the_classes(home: Path):
     assert parse_recipe(found.text, "recipe") == found.recipe
 
 
-def measured(title: str, values: Sequence[float], speed: float, license_name: str = "mit") -> MeasuredModel:
+FEW = [0.3, 0.4, 0.5, 0.2, 0.6, 0.3, 0.4, 0.5, 0.2, 0.6, 0.5, 0.4]
+
+
+def measured(
+    title: str, values: Sequence[float], speed: float, license_name: str = "mit", size: int = 160
+) -> MeasuredModel:
     """A model with a MAP@R for each of 12 classes of 4 queries."""
     queries, labels = torch.tensor(values).double().repeat_interleave(4), torch.arange(12).repeat_interleave(4)
     scores = Scores({}, {}, {"map@r": queries}, torch.arange(48), torch.arange(48), 0, ())
     evaluation = Evaluation(scores, labels, labels, [str(c) for c in range(12)], [str(i) for i in range(48)], 12, [])
     intervals = bootstrap_intervals(scores.per_query, labels)
-    return MeasuredModel(LITE0._replace(title=title), license_name, speed, intervals, evaluation)
+    return MeasuredModel(LITE0._replace(title=title), license_name, size, speed, intervals, evaluation)
 
 
 def test_a_slower_model_is_chosen_only_if_it_is_better_beyond_chance():
-    few = [0.3, 0.4, 0.5, 0.2, 0.6, 0.3, 0.4, 0.5, 0.2, 0.6, 0.5, 0.4]
-    fast, clear = measured("fast", few, 90.0), measured("clear", [value + 0.2 for value in few], 10.0)
-    mixed = measured("mixed", [value + (0.3 if place % 2 else -0.28) for place, value in enumerate(few)], 20.0)
+    fast, clear = measured("fast", FEW, 90.0), measured("clear", [value + 0.2 for value in FEW], 10.0)
+    mixed = measured("mixed", [value + (0.3 if place % 2 else -0.28) for place, value in enumerate(FEW)], 20.0)
     assert best([fast, mixed]) is fast and best([clear, mixed, fast]) is clear
     assert best([clear._replace(images_per_second=200.0), fast]).backbone.title == "clear"
     paid = clear._replace(license="cc-by-nc-4.0")
     assert choose([paid, fast]) is fast and choose([paid]) is paid and choose([]) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "better", "size", "tried"),
+    [
+        (15.0, {224: 0.2, 384: 0.1}, 384, [224, 384]),
+        (15.0, {224: 0.2, 384: -0.1}, 224, [224, 384]),
+        (20.0, {224: -0.1}, None, [224]),
+        (60.0, {}, None, []),  # (224 / 160)^2 times as long is more than the budget
+        (40.0, {224: 0.2}, 224, [224]),  # as is 384
+    ],
+)
+def test_larger_images_are_taken_where_there_is_time_and_they_are_better(
+    seconds: float, better: dict[int, float], size: int | None, tried: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """As many epochs of as many weights; the time grows with the pixels, and each measured gain adds to the last."""
+    values, looked = list(FEW), list[int]()
+    setting: Any = Photos(None, 100, 12, 100, False, LITE0, True, False, epochs=20)  # pyright: ignore[reportArgumentType]
+
+    def plan_of(own: Photos, *_: object) -> estimate.TrainingPlan:
+        return estimate.TrainingPlan(own, estimate.Estimate(seconds * ((own.size or 160) / 160) ** 2, 1.0), None)
+
+    def measure(own: Photos, *_: object) -> MeasuredModel:
+        assert own.size is not None
+        looked.append(own.size)
+        values[:] = [value + better[own.size] for value in values]
+        return measured(str(own.size), values, 10.0, size=own.size)
+
+    monkeypatch.setattr(start, "plan_training", plan_of)
+    monkeypatch.setattr(start, "measure", measure)
+    found, plan = start.with_larger_images(plan_of(setting), measured("160", FEW, 20.0), 100.0, "cpu")
+    assert looked == [one.size for one in found] == tried and plan.setting.size == size
+
+
+def test_a_license_may_be_required(home: Path, dmlkit: Cli):
+    words = ("start", "photos", "--license-only", "free", "--device", "cpu")
+    shown = dmlkit(*words)
+    said = " ".join(shown.out.split())
+    assert shown.code == 0, shown.err
+    assert "1 model left out, whose license does not allow every use: ViT 1 (cc-by-nc-4.0)" in said
+    assert "ViT 0" in said and "is better, but has the license" not in said
+    for number in (0, 1):
+        config = home / f"vit{number}" / "config.json"
+        config.write_text(config.read_text().replace("apache-2.0", "apple-amlr"))
+    shown = dmlkit(*words, "-o", "other.yaml")
+    assert "2 models left out" in shown.out and "tf_efficientnet_lite0" in Path("other.yaml").read_text()
+    assert dmlkit("start", "photos", "--license-only", "mit").code == 2
+
+
+def test_a_quick_start_measures_nothing(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    for name in ("measure", "plan_training"):
+        monkeypatch.delattr(start, name)
+    shown = dmlkit("start", "photos", "--quick", "--device", "cpu")
+    assert shown.code == 0, shown.err
+    assert "nothing was measured: neither which model suits these photos nor how" in " ".join(shown.out.split())
+    recipe = read_recipe(Path("photos.yaml"))
+    assert recipe.backbone.tuning.name == "full" and recipe.backbone.license() == "apache-2.0"
+    for word in (["--budget", "5m"], ["--download"]):
+        refused = dmlkit("start", "photos", "-o", "other.yaml", "--quick", *word)
+        assert refused.code == 2 and "--quick measures and times nothing; remove --budget and" in refused.err
 
 
 def test_at_most_so_many_photos_and_classes(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -131,6 +196,22 @@ def test_a_batch_takes_at_most_a_share_of_the_free_memory(home: Path, dmlkit: Cl
     assert "embedded in chunks of 13 images (training.gradient_cache)" in " ".join(shown.out.split())
     monkeypatch.setattr(estimate, "free_memory", lambda _: 1e12)
     assert face.start("photos", device="cpu").recipe.training.gradient_cache is None
+
+
+def test_a_transformer_takes_low_rank_updates_where_all_weights_take_too_long(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(start, "CHOICES", start.CHOICES[:1])
+    own = estimate.estimate_training
+
+    def slow(recipe: Any, *words: Any, **options: Any) -> estimate.Estimate:
+        found = own(recipe, *words, **options)  # what cannot be built is refused
+        return found._replace(seconds=1000.0 if recipe.backbone.tuning.name == "full" else 10.0)
+
+    monkeypatch.setattr(estimate, "estimate_training", slow)
+    found = face.start("photos", budget=100, device="cpu")
+    assert found.setting.tuning == found.recipe.backbone.tuning.name == "lora"
+    assert found.plan is not None and found.plan.larger == ("full", 1000.0)
 
 
 def test_a_model_that_cannot_be_opened_is_one_line(home: Path, dmlkit: Cli):

@@ -13,14 +13,16 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
+from dmlkit.backbones.parts import FirstBlocks
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training import data
 from dmlkit.transforms.presets import ImageNetConfig
-from dmlkit.vectors import fill, store
+from dmlkit.vectors import features, fill, store
 from dmlkit.vectors.features import Views
 from dmlkit.vectors.fill import FillJob
 from dmlkit.vectors.in_memory import embed_images
@@ -62,16 +64,104 @@ def weights_of(run: str) -> dict[str, torch.Tensor]:
     return {**state["model"], **state["objective"]}
 
 
-def test_training_on_cached_features_equals_training_on_live_ones(photos: Path, dmlkit: Callable[..., Result]) -> None:
+BLOCKS = "backbone.tuning={name: last_blocks, blocks: 2"
+VIT = (
+    "backbone={name: timm, model: test_vit, image_size: 32}",
+    "transform.size=32",
+    "training.gradient_checkpointing=true",
+)
+
+
+@pytest.mark.parametrize(
+    ("stored", "live"),
+    [
+        (["backbone.tuning={name: none}"], ["backbone.tuning={name: none, features: live}"]),
+        ([f"{BLOCKS}, feature_views: 0}}"], [f"{BLOCKS}}}"]),
+        *(
+            ([f"{BLOCKS}, feature_views: 0}}", change], [f"{BLOCKS}}}", change])
+            for change in (
+                "backbone.freeze_epochs=1",
+                "training.ema=0.9",
+                "training.gradient_cache=3",
+                "optimizer.layer_decay=0.5",
+            )
+        ),
+        ([*VIT, f"{BLOCKS}, feature_views: 0}}"], [*VIT, f"{BLOCKS}}}"]),
+    ],
+)
+def test_training_on_stored_features_equals_training_on_live_ones(
+    stored: list[str], live: list[str], photos: Path, dmlkit: Callable[..., Result]
+) -> None:
     """To the bit: plain does not augment, and all images are seen in batches of other sizes and neighbours."""
-    assert dmlkit("train", "r.yaml", "-o", "cached").code == 0
-    live = ("--set", "backbone.tuning.features=live")
-    assert dmlkit("train", "r.yaml", "-o", "live", *live).code == 0
+    for run, changes in (("cached", stored), ("live", live)):
+        assert dmlkit("train", "r.yaml", "-o", run, *(word for one in changes for word in ("--set", one))).code == 0
     cached, expected = weights_of("cached"), weights_of("live")
     assert cached.keys() == expected.keys()
     assert all(torch.equal(cached[name], expected[name]) for name in expected)
     figures = [RunFolder(Path(run)).read_metrics()[-1].validation for run in ("cached", "live")]
     assert figures[0] == pytest.approx(figures[1], abs=1e-6)
+    (one, *_), (other, *_) = (RunFolder(Path(run)).read_metrics() for run in ("cached", "live"))
+    assert one.loss == other.loss
+
+
+def test_maps_of_views_are_kept_in_half_precision(
+    photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 channels a pixel of 4 x 4 after two poolings, times the width; the weights differ by its rounding alone."""
+    changes = (
+        "transform={name: imagenet, size: 16, resize: 18}",
+        f"{BLOCKS}, feature_views: 3}}",
+        "optimizer.name=riemannian_sgd",
+    )
+    options = [word for one in changes for word in ("--set", one)]
+    assert dmlkit("train", "r.yaml", "-o", "half", *options).code == 0
+    halves = [one for path in stores("half") for one in features_of(path) if one.dtype == np.float16]
+    assert sum(map(len, halves)) == 3 * 3 * 5 and {one.shape[1] for one in halves} == {2 * 4 * 4 * 4}
+    others = [one for path in stores("half") for one in features_of(path) if one.dtype == np.float32]
+    assert sum(map(len, others)) == 3 * 5 + 6 * 5  # validation and test images, whose figures are exact
+    monkeypatch.setattr(features, "MAPS", torch.float32)
+    assert dmlkit("train", "r.yaml", "-o", "whole", *options).code == 0
+    trained, expected = weights_of("half"), weights_of("whole")
+    assert any(not torch.equal(trained[name], expected[name]) for name in expected)
+    assert all(torch.allclose(trained[name], expected[name], atol=2e-3) for name in expected)
+    figures = json.loads(dmlkit("eval", "half", "--checkpoint", "last", "--json").out)["metrics"]
+    assert figures == json.loads(Path("half/summary.json").read_text())["last"]["test"]
+
+
+def test_maps_beyond_half_precision_are_refused(
+    photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = FirstBlocks.forward
+    monkeypatch.setattr(FirstBlocks, "forward", lambda self, images: 1e6 * forward(self, images))
+    monkeypatch.setattr(FirstBlocks, "check", lambda _: None)
+    options = ("--set", "transform={name: imagenet, size: 16, resize: 18}", "--set", f"{BLOCKS}, feature_views: 1}}")
+    shown = dmlkit("train", "r.yaml", "-o", "run", *options)
+    assert shown.code == 2 and "its features exceed 65,504; train without backbone.tuning.feature_views" in shown.err
+
+
+@pytest.mark.parametrize("tuning", ["backbone.tuning={name: none}", f"{BLOCKS}, feature_views: 0}}"])
+def test_a_disk_without_room_is_one_line_before_anything_is_written(
+    tuning: str, photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(photos)
+    monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free._replace(free=1000))
+    shown = dmlkit("train", "r.yaml", "-o", "run", "--set", tuning)
+    width = 16 if "none" in tuning else 2 * 4 * 4 * 4
+    needed = f"{12 * 5 * width * 4 / 1e9:.3g} GB"
+    assert shown.code == 2 and shown.err.count("\n") == 1 and not Path("run").exists()
+    assert f"the stored features take {needed}, but the disk of " in shown.err and "has 1e-06 GB free" in shown.err
+    monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free)
+    cache = ("--set", tuning.replace("}", ", cache: cache}"))
+    assert dmlkit("train", "r.yaml", "-o", "run", *cache).code == 0
+    monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free._replace(free=0))
+    assert dmlkit("train", "r.yaml", "-o", "other", *cache).code == 0  # what is there takes no room
+
+
+def test_blocks_that_read_several_maps_are_refused(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    changes = ("backbone={name: bn_inception, tuning: {name: last_blocks, feature_views: 0}}", "transform.size=64")
+    shown = dmlkit("train", "r.yaml", "-o", "run", *(word for one in changes for word in ("--set", one)))
+    assert shown.code == 2 and not Path("run").exists()
+    assert "backbone.tuning.feature_views: the last blocks of this backbone read more than one map" in shown.err
 
 
 def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path, dmlkit: Callable[..., Result]) -> None:
@@ -93,8 +183,8 @@ def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path,
     assert dmlkit("train", "r.yaml", "-o", "views", *options).code == 0
     numbers = [sum(map(len, features_of(path))) for path in stores("views")]
     assert sorted(numbers) == [3 * 3 * 5 + 3 * 5 + 6 * 5]  # 3 of the 6 training classes validate
-    features = np.concatenate(features_of(*stores("views")))
-    assert len(np.unique(features, axis=0)) == len(features)
+    every_view = np.concatenate(features_of(*stores("views")))
+    assert len(np.unique(every_view, axis=0)) == len(every_view)
 
 
 def stores(run: str) -> list[Path]:
@@ -164,7 +254,12 @@ def test_a_photo_that_stops_the_features_is_removed_or_repaired(
 
 @pytest.mark.parametrize(
     "change",
-    ["backbone.tuning={name: none, features: live, feature_views: 2}", "dataset.on_bad_image=skip"],
+    [
+        "backbone.tuning={name: none, features: live, feature_views: 2}",
+        "dataset.on_bad_image=skip",
+        f"{BLOCKS}, cache: cache}}",
+        f"{BLOCKS}, feature_views: 2}}",  # of plain, which does not augment
+    ],
 )
 def test_what_cached_features_would_ignore_is_refused(photos: Path, dmlkit: Callable[..., Result], change: str) -> None:
     found = dmlkit("train", "r.yaml", "-o", "one", "--set", change)
@@ -187,8 +282,12 @@ def train_slowly(run: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.slow
-def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: Callable[..., Result]) -> None:
+@pytest.mark.parametrize("tuning", ["{name: none}", "{name: last_blocks, blocks: 2, feature_views: 0}"])
+def test_a_kill_while_features_are_computed_costs_no_part(
+    tuning: str, photos: Path, dmlkit: Callable[..., Result]
+) -> None:
     """A kill falls between parts, and the same weights come out."""
+    Path("r.yaml").write_text(RECIPE.replace("{name: none}", tuning))
     process = Forked(train_slowly, "killed")
     wait_until(lambda: len(list(Path("killed/features").rglob("*.safetensors"))) >= 5, process)
     process.kill()
@@ -202,10 +301,12 @@ def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: 
     assert all(torch.allclose(killed[name], whole[name], atol=1e-6) for name in whole)
 
 
+@pytest.mark.parametrize("tuning", ["{name: none}", "{name: last_blocks, blocks: 2, feature_views: 0}"])
 def test_stored_features_give_the_embeddings_of_their_images(
-    photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    tuning: str, photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit, with the head alone; not if a photo has changed, or by other software."""
+    """To the bit, without the frozen layers; not if a photo has changed, or by other software."""
+    Path("r.yaml").write_text(RECIPE.replace("{name: none}", tuning))
     assert dmlkit("train", "r.yaml", "-o", "run").code == 0
     dimensions, forward = list[int](), EmbeddingModel.forward
 
