@@ -366,6 +366,8 @@ def some_image_files(folder: Path) -> list[str]:
     found = image_files(folder, left_out)
     if not found:
         others = f"; {left_out.message.removeprefix(f'{folder}: ')}" if left_out.counts else ""
+        if not left_out.counts.keys().isdisjoint((".parquet", ".arrow")):
+            others += "; dmlkit data convert saves images that are stored in such files"
         raise UserError(f"{folder}: no images found in this folder or below it{others}")
     for note in left_out.notes:
         warn_once(note)

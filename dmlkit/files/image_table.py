@@ -45,7 +45,7 @@ NUMBER = r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 FOUR = r"^\s*[\[(]?\s*" + r"[\s,;]+".join(f"(?P<n{place}>{NUMBER})" for place in range(4)) + r"\s*[\])]?\s*$"
 LEAST_CONFIDENCE = 0.2  # of a detected box
 EXPECTED = (
-    "expected a table (.csv, .tsv, .xlsx, .parquet, .arrow, .jsonl), or annotations of COCO, Pascal VOC, YOLO, "
+    "expected a table (.csv, .tsv, .xlsx, .parquet, .arrow, .jsonl, .json), or annotations of COCO, Pascal VOC, YOLO, "
     "Camtrap DP, MegaDetector or SpeciesNet, see docs/data.md"
 )
 

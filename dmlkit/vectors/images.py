@@ -248,8 +248,15 @@ def _files_below(folder: Path, depth: int) -> ImageList:
 def _folder_labels(folder: Path, paths: list[str], depth: int) -> list[str | None]:
     """Return the label of each image by its subfolders, at most ``depth`` of them; None at the top."""
     place = len(folder.parts) + is_split(folder)  # of the class in a path
-    names = ["/".join(Path(path).parts[place:-1][:depth]) for path in paths]
-    labels = {name: path_label(name.split("/")) for name in names}
+    homes = [os.path.dirname(path) for path in paths]  # noqa: PTH120 - Path takes 0.2 s for 100 000 images
+    parts = {home: Path(home).parts[place:] for home in dict.fromkeys(homes)}
+    if deeper := next((one for one in parts.values() if len(one) > depth), None):
+        warn_once(
+            f"{folder}: the label of images in deeper folders is the first name, {'/'.join(deeper[:depth])!r} of "
+            f"{'/'.join(deeper)!r}; --column 'label=(?P<label>[^/]+)/[^/]*$' takes the last one"
+        )
+    names = ["/".join(parts[home][:depth]) for home in homes]
+    labels = {name: path_label(name.split("/")) for name in dict.fromkeys(names)}
     for note in label_notes(Counter(names), str(folder), labels.__getitem__):
         warn_once(note)
     return [labels[name] for name in names]

@@ -434,6 +434,7 @@ def test_a_folder_with_metadata_of_other_programs(tmp_path: Path):
         ("train.csv", "Image,Id\na.jpg,w_1\n"),
         ("cct.json", '{"info": {}, "images": []}'),
         ("annotations/c.json", '{"images": []}'),
+        ("a.json", '{"version": "5.4", "flags": {}, "shapes": []}'),
     ],
 )
 def test_a_list_in_a_folder_of_images_is_pointed_out(home: Path, name: str, content: str, caplog: Any):
@@ -448,6 +449,17 @@ def test_a_list_in_a_folder_of_images_is_pointed_out(home: Path, name: str, cont
     (home / "train").mkdir()
     with pytest.raises(UserError, match=f"has a folder 'train' but no folder 'test'; add it; {line}"):
         FolderConfig(root=str(home)).listing()
+
+
+def test_folders_below_those_of_the_labels_are_pointed_out(home: Path, caplog: pytest.LogCaptureFixture):
+    """The pattern of the message takes their names."""
+    for number, name in enumerate(("fox/Amy/1.jpg", "fox/Bob/1.jpg", "owl/1.jpg")):
+        trees.photo(home / "nested" / name, number)
+    images = images_at(home / "nested")
+    assert images.label_names(images.labels) == ["fox", "fox", "owl"]
+    assert "is the first name, 'fox' of 'fox/Amy'; --column 'label=(?P<label>[^/]+)/[^/]*$' takes" in caplog.text
+    read = rows(home / "nested", "path", "label", columns={"label": "(?P<label>[^/]+)/[^/]*$"})
+    assert read == [["fox/Amy/1.jpg", "Amy"], ["fox/Bob/1.jpg", "Bob"], ["owl/1.jpg", "owl"]]
 
 
 def test_msmt17(tmp_path: Path):

@@ -141,7 +141,7 @@ def has_paths(file: Path) -> bool:
     return not names or any(key_of(name) in ("path", *USUAL["path"]) for name in names)
 
 
-LISTS = re.compile(rb'"(images|annotations|predictions)"\s*:')
+LISTS = re.compile(rb'"(images|annotations|predictions|shapes)"\s*:')
 """What is near the start of a JSON file that lists images."""
 
 
