@@ -89,7 +89,8 @@ def start(
         say_prose(console, line)
     run = command_word(f"runs/{stem_of(output)}")
     say(console, f"next: dmlkit train {command_word(output)} -o {run}")
-    say(console, f"then: dmlkit final {run}, to train on every class")
+    whole = "image" if found.survey.dataset.tests_known else "class"
+    say(console, f"then: dmlkit final {run}, to train on every {whole}")
 
 
 def print_measured(found: "Start", console: Console) -> None:

@@ -132,12 +132,17 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """Whether validation and test images are of classes that are trained on: a closed set."""
         return self.split == "images" or isinstance(self.split, dict)
 
+    @property
+    def split_text(self) -> str:
+        """The option ``split`` as recipes have it."""
+        return self.split if isinstance(self.split, str) else f"{{time: {self.split['time']:g}}}"
+
     def require_unseen(self, what: str) -> None:
         """Raise a `UserError` that names ``what`` needs validation classes, if every class is trained on."""
         if self.tests_known:
             raise UserError(
-                f"{what}: needs classes that the model has not seen, but dataset.split {self.split} trains on every "
-                "class; create a gallery of the training images (dmlkit gallery create), and calibrate that"
+                f"{what}: needs classes that the model has not seen, but dataset.split {self.split_text} trains on "
+                "every class; create a gallery of the training images (dmlkit gallery create), and calibrate that"
             )
 
     @property
@@ -217,7 +222,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
     def _known(self, listing: Listing | None, split: ListedSplit) -> Listing:
         """Return the listing with the splits of images of known classes; those of a run by their names."""
         if listing is None:
-            raise OptionError("dataset.split", f"{self.split}: {self.name} has no files to divide; use official")
+            raise OptionError("dataset.split", f"{self.split_text}: {self.name} has no files to divide; use official")
         raise_faults(listing.faults, DATA_CHECK)
         if self._of_run is not None:
             self._of_run.require(split)
@@ -227,44 +232,43 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return listing
 
     def _recorded_images(self, own: SplitClasses, listing: Listing) -> Listing:
-        """Return the listing with the splits that a run has; other images of its classes are for testing."""
-        known = {*own.names["train"], *own.names["test"]}
+        """Return the listing with the splits that a run has; other images are left out and counted.
+
+        Data with none of the run's images are other data, which are divided by their own rule.
+        """
         self._require_split_of(own)
-        if own.images is None or known.isdisjoint(listing.class_names):
-            warn_once(f"{self.title}: has none of the classes of {own.run}, and is divided by its own rule")
+        recorded, keys = own.images or {}, listing.keys()
+        places = {key: place for place, split in enumerate(LISTED_SPLITS) for key in recorded.get(split, ())}
+        if places.keys().isdisjoint(keys):
+            warn_once(f"{self.title}: has none of the images of {own.run}, and is divided by its own rule")
             return self._with_validation(self._divided_by_images(listing))
-        self._gained(own, listing.class_names, "train")
-        labels = [label for label, name in enumerate(listing.class_names) if name in known]
-        places = {key: place for place, split in enumerate(LISTED_SPLITS) for key in own.images.get(split, ())}
-        tested, missing = LISTED_SPLITS.index("test"), set(places)
-        splits = np.where(np.isin(listing.labels, labels), tested, -1).astype(np.int8)
-        for row, key in enumerate(listing.keys()):
-            if splits[row] == tested and key in places:
-                splits[row] = places[key]
-                missing.discard(key)
-        if missing:
-            lost = f"{len(missing)} of the {len(places)} images that {own.run} was trained or validated on"
-            warn_once(f"{self.title}: lacks {lost}: {some_of(sorted(missing))}")
+        splits = np.array([places.get(key, -1) for key in keys], dtype=np.int8)
+        if lost := places.keys() - {*keys}:
+            of = f"{len(lost)} of the {len(places)} {self.sample}s of {own.run}"
+            warn_once(f"{self.title}: lacks {of}: {some_of(sorted(lost))}")
+        if others := [keys[row] for row in np.flatnonzero((splits < 0) & (listing.labels >= 0)).tolist()]:
+            are = counted(len(others), f"{self.sample} is", f"{self.sample}s are")
+            why = ", new or without a time" if isinstance(self.split, dict) else ", new since"
+            warn_once(f"{self.title}: {are} in no split of {own.run}{why}, and left out: {some_of(others)}")
         return replace(listing, splits=splits)
 
     def _require_split_of(self, own: SplitClasses) -> None:
         """Raise an error if a run tests known classes and the dataset does not, or the other way around."""
         if self.tests_known != (own.images is not None) and self.split != "all":
             kind = "unseen classes" if self.tests_known else "known classes"
-            raise OptionError("dataset.split", f"got {self.split}, but {own.run} was trained to test {kind}; keep that")
+            raise OptionError(
+                "dataset.split", f"got {self.split_text}, but {own.run} was trained to test {kind}; keep that"
+            )
 
     def _with_validation(self, listing: Listing) -> Listing:
         return listing.with_validation_images(self.validation_fraction, by_time=isinstance(self.split, dict))
 
-    def training_images(self) -> dict[str, tuple[str, ...]] | None:
-        """Return the names of the images to train and to validate on, if test images are of the same classes.
-
-        They are for a run, which never tests on them, whatever its dataset gains.
-        """
+    def known_images(self) -> dict[str, tuple[str, ...]] | None:
+        """Return the names of the images of each split for a run to keep to, if test images are of known classes."""
         if not self.tests_known or (listing := self.listed()) is None:
             return None
         listing, keys = self._known(listing, "train"), np.array(listing.keys(), dtype=object)
-        return {split: tuple(keys[listing.rows_of(split)]) for split in LISTED_SPLITS if split != "test"}
+        return {split: tuple(keys[listing.rows_of(split)]) for split in LISTED_SPLITS}
 
     def _divided(self, listing: Listing | None, split: Split) -> Dataset:
         """Return the samples of a split by the rule of the dataset."""
@@ -320,8 +324,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         if self.new_classes == "ignore":
             if new:
                 classes = counted(len(new), "class is", "classes are")
-                can_test = own.names["test"] and not self.tests_known
-                way = "; dataset.new_classes=test adds them to the test classes" if can_test else ""
+                way = "; dataset.new_classes=test adds them to the test classes" if own.names["test"] else ""
                 warn_once(
                     f"{self.title}: {classes} new since {own.run} was trained on it, and left out: {some_of(new)}{way}"
                 )
@@ -393,7 +396,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
     def _tests_known_or_new_classes(self) -> Self:
         if self.tests_known and self.new_classes == "test":
             raise ValueError(
-                f"split {self.split} tests known classes, so new_classes cannot be test; remove one of them"
+                f"split {self.split_text} tests known classes, so new_classes cannot be test; remove one of them"
             )
         return self
 

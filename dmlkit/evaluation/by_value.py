@@ -97,7 +97,8 @@ def figures_by_value(
     values = dated(values) if column == "time" else values
     names = sorted({value for value in values if value is not None})
     if not 2 <= len(names) <= MOST_VALUES:
-        given = f"the only value is {names[0]!r}" if len(names) == 1 else f"it has {len(names)} values"
+        given = f"it has {len(names)} values" if names else "no image has a value"
+        given = f"the only value is {names[0]!r}" if len(names) == 1 else given
         raise UserError(f"--by {column}: {given}; expected a column with 2 to {MOST_VALUES} values for these images")
     codes = torch.tensor([-1 if value is None else names.index(value) for value in values])
     kept = codes >= 0
@@ -138,8 +139,6 @@ def dated(values: Sequence[str | None]) -> Sequence[str | None]:
         >>> dated([f"2026-{month:02}-{day:02}T12:00" for month in (5, 6) for day in range(1, 31)])[29:31]
         ['2026-05', '2026-06']
     """
-    if len({*values}) <= MOST_DATES:
-        return values
     try:
         times = [time_of(value, "") for value in values]
     except UserError:  # morning, evening

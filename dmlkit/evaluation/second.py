@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import column_table, read_column
 from dmlkit.evaluation.calibration import sampled_pairs
-from dmlkit.files.image_table import LIMITS, SightingCells, days_of, degrees_of, warn_of_unplaced
+from dmlkit.files.image_table import LABEL, LIMITS, SightingCells, days_of, degrees_of, warn_of_unplaced
 from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT, check_options, kind_of, place_of_run, require_run
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.manifest import read_gallery_manifest
@@ -333,6 +334,8 @@ def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]
     columns = [read_column(images, column_table(one, None, known), one) for one in SightingCells._fields]
     rows = [SightingCells(*row) for row in zip(*columns, strict=True)]
     if not any(row.latitude for row in rows):
+        if isinstance(config, TableConfig):
+            config.table(**{LABEL: "latitude"})  # the error on a column that is missing
         raise UserError(
             f"--with {PLACE}: no image of {config.title} has a place; train on a table with the columns path, label, "
             "latitude, longitude and time, or on photos with these EXIF data"

@@ -182,7 +182,6 @@ class Places(Second):
 
     def _sightings(self, cells: Sequence[SightingCells], where: str) -> Tensor:
         """Return places and days (N, 4) float64 of sightings; times count only where the evidence decays."""
-        warn_of_unplaced(cells, where)
         degrees = [[degrees_of(getattr(one, column), column, where) for one in cells] for column in LIMITS]
         decays = isfinite(self.fusion.range.days)
         days = [days_of(one.time, where) if decays else 0.0 for one in cells]
@@ -192,6 +191,7 @@ class Places(Second):
             raise UserError(
                 f"--with {PLACE}: no image of {where} has {needed}; fill these columns, or leave the option out"
             )
+        warn_of_unplaced(cells, where)
         return torch.cat([found.places, found.days[:, None]], dim=1)
 
 

@@ -119,8 +119,7 @@ def _dataset(setting: Photos) -> list[str]:
     lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in place.items()]
     if dataset.split != "official":
         why = "test images are of known classes" if dataset.tests_known else "of the classes"
-        split = dataset.split if isinstance(dataset.split, str) else f"{{time: {dataset.split['time']}}}"
-        lines.append(f"  split: {split}   # {why}")
+        lines.append(f"  split: {dataset.split_text}   # {why}")
     fraction = validation_fraction(setting.images if dataset.tests_known else setting.classes)
     if dataset.tests_known and not setting.names_validation:
         fraction = fraction if setting.trained < setting.images else 0.0

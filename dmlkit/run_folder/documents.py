@@ -273,7 +273,7 @@ class RunClasses(Document, frozen=True):
     images: int
     """Number of images of the training classes."""
     known_images: dict[str, tuple[str, ...]] | None = None
-    """Names of the images to train and to validate on, if test images are of the same classes; null otherwise."""
+    """Names of the images of each split, if test images are of the same classes as training images; null otherwise."""
 
 
 class Environment(Document, frozen=True):

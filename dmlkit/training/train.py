@@ -141,7 +141,7 @@ def classes_of(experiment: Experiment) -> RunClasses:
     """Return the classes of each split of an experiment, for its run to keep to."""
     validation, test = (part.class_names if part else () for part in (experiment.validation, experiment.test))
     images = len(experiment.train)
-    names, known = experiment.train.class_names, experiment.recipe.dataset.training_images()
+    names, known = experiment.train.class_names, experiment.recipe.dataset.known_images()
     return RunClasses(
         training_classes=names, validation_classes=validation, test_classes=test, images=images, known_images=known
     )

@@ -184,34 +184,44 @@ def test_two_images_of_each_class_leave_none_for_validation(tmp_path: Path):
 def run_of(config: DatasetConfig) -> SplitClasses:
     """What a run that starts now remembers."""
     names = {split: config.build(split).class_names for split in SPLITS}
-    return SplitClasses("run", names, images=config.training_images())
+    return SplitClasses("run", names, images=config.known_images())
 
 
 @pytest.mark.parametrize("split", ["images", {"time": 0.8}])
-def test_a_run_never_tests_an_image_that_it_was_trained_or_validated_on(
-    split: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_run_keeps_to_the_images_of_its_splits(split: object, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Photos that come first in the order, or are older, would move the last fifth into what was trained on."""
     warn_once.cache_clear()
     rows = random_rows(5)
+    rows[3] = {**rows[3], "time": ""}  # in no split by time, also later
     config = table(tmp_path, rows, split=split)
     before = {part: names_of(config, part) for part in SPLITS}
-    own = run_of(config)
+    own, gone = run_of(config), rows[0]["path"]
     older = [{"path": f"new{number}.jpg", "label": rows[0]["label"], "time": "1990-01-01"} for number in range(40)]
     stranger = {"path": "stranger.jpg", "label": "a_new_one", "time": "1990-01-01"}
     grown = table(tmp_path, [*older, stranger, *rows[1:]], split=split)
     moved = names_of(grown, "test") & (before["train"] | before["validation"])
     assert moved or split != "images"  # by the rule alone
     kept = grown.of_run(own)
-    gone = rows[0]["path"]
-    assert names_of(kept, "train") == before["train"] - {gone}
-    assert names_of(kept, "validation") == before["validation"] - {gone}
-    assert names_of(kept, "test") == (before["test"] | {row["path"] for row in older}) - {gone}
-    assert "1 class is new since run was trained on it" in caplog.text
+    for part in SPLITS:
+        assert names_of(kept, part) == before[part] - {gone}
+    count, why = (42, "new or without a time") if isinstance(split, dict) else (41, "new since")
+    assert f"{count} images are in no split of run, {why}, and left out: new0.jpg" in caplog.text
+    assert f"lacks 1 of the {sum(map(len, before.values()))} images of run: {gone}" in caplog.text
     images = kept.searched("test")
-    assert images.gallery is not None and int(images.gallery.sum()) == len(before["train"] | before["validation"]) - (
-        gone not in before["test"]
-    )
-    assert kept.training_images() == {
-        part: tuple(name for name in own.images[part] if name != gone) for part in ("train", "validation") if own.images
-    }
+    assert images.gallery is not None
+    assert int(images.gallery.sum()) == len((before["train"] | before["validation"]) - {gone})
+    again = kept.known_images()
+    assert again is not None and own.images is not None
+    assert again == {part: tuple(name for name in own.images[part] if name != gone) for part in SPLITS}
+
+
+def test_other_data_are_divided_by_their_own_rule_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    warn_once.cache_clear()
+    own = run_of(table(tmp_path, random_rows(0), split="images"))
+    rows = [{**row, "path": f"other{row['path']}"} for row in random_rows(0)]
+    other = table(tmp_path, rows, split="images")
+    assert names_of(other.of_run(own), "test") == names_of(other, "test")
+    assert "has none of the images of run, and is divided by its own rule" in caplog.text
+    unseen = table(tmp_path, random_rows(0)).of_run(own)
+    with pytest.raises(OptionError, match="got official, but run was trained to test known classes"):
+        unseen.build("test")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from pyarrow import parquet
 from sklearn.neighbors import KNeighborsClassifier
 
-from dmlkit.files.exif import exif_sightings
+from dmlkit.files import exif
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import ONE_EPOCH, Result
 from tests.datasets import trees
@@ -118,7 +117,7 @@ def test_every_command_on_the_run(run: Path, dmlkit: Cli):
     assert figures["queries"] == 14 and figures["metrics"] == json.loads(dmlkit("eval", "run", "--json").out)["metrics"]
 
 
-def test_a_run_by_time_keeps_to_its_images_and_needs_no_headers_later(
+def test_a_run_by_time_keeps_to_its_images_and_reads_no_headers_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
 ):
     monkeypatch.chdir(tmp_path)
@@ -132,15 +131,16 @@ def test_a_run_by_time_keeps_to_its_images_and_needs_no_headers_later(
     recipe("name: folder, root: photos, split: {time: 0.8}, validation_fraction: 0.2")
     assert dmlkit("train", "recipe.yaml", "-o", "run", "--device", "cpu").code == 0
     kept = RunFolder(Path("run")).classes()
-    assert kept is not None and kept.images is not None and [len(kept.images[one]) for one in kept.images] == [24, 6]
-    before = json.loads(dmlkit("eval", "run", "--json").out)
+    assert kept is not None and kept.images is not None
+    assert [len(names) for names in kept.images.values()] == [24, 6, 6]
+    before = dmlkit("eval", "run", "--json")
     for label in CLASSES[:6]:
         for number in range(6, 20):  # older ones: the rule alone would now test images that were trained on
             add(label, number, 1)
-    after = json.loads(dmlkit("eval", "run", "--json").out)
-    assert before["queries"] == 6 and after["queries"] == 6 + 6 * 14
-    dataset = RunFolder(Path("run")).recipe().dataset
-    trained = {str(Path("photos", name)) for names in kept.images.values() for name in names}
-    assert trained.isdisjoint(dataset.build("test").paths)
-    assert len(torch.unique(dataset.build("train").labels)) == 6
-    assert exif_sightings([]) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(exif, "_sighting", lambda _: pytest.fail("a header was read"))
+        after = dmlkit("eval", "run", "--json")
+    assert json.loads(before.out)["metrics"] == json.loads(after.out)["metrics"]
+    assert "84 images are in no split of run, new or without a time, and left out" in after.err
+    shown = dmlkit("eval", "run", "--by", "time")
+    assert shown.code == 2 and "--by time: the only value is '2026-05-15'" in shown.err

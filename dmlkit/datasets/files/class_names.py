@@ -43,8 +43,7 @@ class SplitClasses(NamedTuple):
     names: Mapping[str, Sequence[str]]  # names by split; none for a split that the run does not have
     reference: str = ""  # the run whose test classes stand for a model of every class, as a clause of an error
     images: Mapping[str, Sequence[str]] | None = None
-    """Names of the images to train and to validate on, see `Listing.keys`; None unless test images are of the same
-    classes."""
+    """Names of the images of each split, see `Listing.keys`; None unless test images are of known classes."""
 
     def require(self, split: str) -> None:
         """Raise a `UserError` unless the run has classes of a split."""
