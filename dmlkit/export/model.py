@@ -207,6 +207,8 @@ def write_onnx(
     if takes != "squares" and trained.recipe.transform:
         prepend_preparation(program, trained.recipe.transform, takes)
     program.metadata_props.update({"dmlkit": json.dumps(describe(trained).stamped()), **metadata})
+    for node in program.graph.all_nodes():
+        node.metadata_props.clear()  # lines of code with the paths of this machine, also half of a small file
     onnxscript.ir.save(program, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -223,6 +225,8 @@ def write_program(trained: TrainedModel, inputs: Tensor, takes: ModelInput, path
         program = images_program(model, transform) if takes == "images" and transform else traced(model, inputs)
     except NotExportableError as error:
         raise UserError(f"--format torch-export: {error}; use --format safetensors, or another backbone") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # lines of code with the paths of this machine
     buffer = BytesIO()
     torch.export.save(program, buffer)  # torch would abort the process on a full disk
     path.write_bytes(buffer.getbuffer())

@@ -17,7 +17,7 @@ from dmlkit.export.model import ModelManifest
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.manifest import Description
 from dmlkit.vectors.trained import load_model
-from tests.conftest import TINY_RECIPE
+from tests.conftest import ROOT, TINY_RECIPE
 from tests.vectors.stored import EUCLIDEAN, embeddings_at
 
 
@@ -333,3 +333,13 @@ def test_eval_on_another_folder(dmlkit, run, tmp_path):
     report = json.loads(result.out)
     assert report["queries"] == 6 and report["classes"] == 2 and report["split"] == "all"
     assert report["metrics"]["recall@1"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), [("onnx", "model.onnx"), ("torch-export", "model.pt2")])
+def test_an_exported_model_names_no_folder_of_this_machine(kind: str, name: str, run: Path, tmp_path: Path, dmlkit):
+    """Tracing notes the line of code of each operation, with its path."""
+    assert dmlkit("export", run, "--format", kind, "-o", tmp_path / name).code == 0
+    content = (tmp_path / name).read_bytes()
+    places = (ROOT, Path(torch.__file__).parent, run.parent, tmp_path)
+    assert [place for place in places if str(place).encode() in content] == []
