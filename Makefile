@@ -65,12 +65,13 @@ test-browser: setup  ## Install Playwright and axe-core, find or install chromiu
 	@command -v chromium >/dev/null || $(BIN)/playwright install --with-deps chromium
 	$(BIN)/python -m pytest -m browser -rs
 
-# On top of .venv, since PyTorch alone has gigabytes; their other requirements are there or not needed here.
+# On top of .venv, since PyTorch alone has gigabytes; their other requirements are there or not needed here. BoxMOT would
+# install this version of ONNX Runtime itself.
 TRACKERS := build/trackers
 test-trackers: setup  ## Install Ultralytics and BoxMOT into an environment of their own, and run exported models in them
 	$(BIN)/python -m venv $(TRACKERS)
 	$(BIN)/python -c 'import site, sys; print(*site.getsitepackages())' > $$(echo $(TRACKERS)/lib/python*/site-packages)/dmlkit.pth
-	$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --no-deps ultralytics==8.4.190 boxmot==25.0.0 lapx==0.11.1
+	$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --no-deps ultralytics==8.4.190 boxmot==25.0.0 lapx==0.11.1 onnxruntime==1.24.3
 	$(TRACKERS)/bin/python -m pytest -rs tests/export/test_trackers.py
 
 docs: setup  ## Build the documentation site into site/; fails for broken links and references
