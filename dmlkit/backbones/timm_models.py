@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dmlkit.errors import OptionError, first_line
@@ -236,6 +238,14 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
         # timm checks few options: an unknown act_layer is a KeyError
         given = ", ".join(f"{name} {value}" for name, value in options.items())
         raise ValueError(f"{model} cannot be built with {given}: {first_line(error)}") from error
+    except (SafetensorError, UnpicklingError, EOFError) as error:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        raise OptionError(
+            "backbone.weights",
+            f"cannot read the downloaded weights of {model} ({first_line(error)}); remove their folder from "
+            f"{HF_HUB_CACHE}, and download them again",
+        ) from error
     except (OSError, RuntimeError, ValueError) as error:  # no network | an unknown tag | a damaged download
         if not pretrained:
             raise

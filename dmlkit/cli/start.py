@@ -225,7 +225,9 @@ def duration(seconds: float) -> str:
 
     Example:
         >>> duration(20), duration(400), duration(90_000)
-        ('1 min', '7 min', '25 h')
+        ('20 s', '7 min', '25 h')
     """
-    minutes = max(1, round(seconds / 60))
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
     return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"

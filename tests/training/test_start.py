@@ -222,6 +222,21 @@ def test_a_model_that_cannot_be_opened_is_one_line(home: Path, dmlkit: Cli):
     assert "local-dir" in Path("photos.yaml").read_text() and "vit1" in Path("photos.yaml").read_text()
 
 
+def test_a_damaged_download_is_one_line(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    from safetensors import SafetensorError
+
+    def damaged(*_: object, **__: object) -> None:
+        raise SafetensorError("header too large")
+
+    monkeypatch.setattr(timm, "create_model", damaged)
+    monkeypatch.setattr(start, "is_at_hand", lambda _: True)
+    monkeypatch.setattr(start, "CHOICES", (Pretrained("ConvNeXt-T", "convnext_tiny.fb_in22k_ft_in1k"),))
+    shown = dmlkit("start", "photos", "--device", "cpu")
+    said = " ".join(shown.out.split())
+    assert shown.code == 0, shown.err
+    assert "ConvNeXt-T: cannot be measured:" in said and "of convnext_tiny.fb_in22k_ft_in1k (header too large)" in said
+
+
 def test_what_is_counted_is_freed():
     """A start in a program that continues kept 0.65 GB: the graph held its own tensors."""
     network = torch.nn.Sequential(torch.nn.Linear(11, 13), torch.nn.Sigmoid(), torch.nn.Sigmoid())
