@@ -20,6 +20,7 @@ from dmlkit.files import exif
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_file import Box
 from dmlkit.files.image_table import UNKNOWN_SIGHTING, days_of
+from dmlkit.loading.check import dataset_at
 from dmlkit.nearest.place import Sightings
 from dmlkit.recipe.file import parse_recipe
 from tests.datasets import trees
@@ -230,3 +231,13 @@ def test_by_time_of_a_folder_and_of_boxes(tmp_path: Path):
     assert column_table("time", None, folder) is None
     with pytest.raises(UserError, match="the dataset of the run is folder, which has no columns"):
         column_table("camera", None, folder)
+
+
+def test_column_group_day_of_a_folder_and_of_tables(tmp_path: Path):
+    root = folder_of(tmp_path / "photos", DAYS)
+    (tmp_path / "plain.csv").write_text("path,label\nphotos/a/0.jpg,a\n")
+    (tmp_path / "own.csv").write_text("path,label,day\nphotos/a/0.jpg,a,monday\n")
+    for source in (root, tmp_path / "plain.csv"):
+        assert dataset_at(source, columns={"group": "day"}).group == "day"
+    own = dataset_at(tmp_path / "own.csv", columns={"group": "day"})
+    assert own.group is None and isinstance(own, TableConfig) and own.columns == {"group": "day"}
