@@ -62,14 +62,16 @@ def error_and_recipe(source: Path) -> tuple[str, str]:
     Raises:
         UserError: there is no such file or run.
     """
-    import yaml
-
-    from dmlkit.recipe.file import read_recipe
     from dmlkit.recipe.overrides import find_recipe, read_tree
 
     if source.is_dir():
         require_run(source)
     file = source / "recipe.yaml" if source.is_dir() else find_recipe(source)
+
+    import yaml
+
+    from dmlkit.recipe.file import read_recipe
+
     hidden, recipe, error = {str(file)}, "", ""
     try:
         shown = without_names(read_tree(file).data, known_texts(find_reference().schema), hidden)

@@ -259,6 +259,7 @@ MISTAKES = [
         "glyphs/tripled: no such file; expected a recipe; did you mean glyphs/triplet, which comes with dmlkit?",
     ),
     ("check none.yaml", f"none.yaml: {NO_RECIPE}"),
+    ("report-bug none.yaml", f"none.yaml: {NO_RECIPE}"),
     ("check broken.yaml", "broken.yaml:2: not valid YAML: found a tab; indent with spaces"),
     ("train glyphs/triplet --device gpu", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),
     ("search x.npy x.npy --device gpu+bf16", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),
@@ -315,7 +316,7 @@ def test_an_option_of_other_sources_is_refused_before_anything_is_read(
 def test_each_option_of_a_path_is_checked_early():
     """A path that a command reads has a callback, one that it writes a mark; the others are checked in its body."""
     commands = dict(leaves(get_command(app), ()))
-    later = {"train recipe", "check recipe", "eval source", "data check target"}
+    later = {"train recipe", "check recipe", "report-bug source", "eval source", "data check target"}
     later |= {"eval evidence", "align output"}  # in the body: a path or a word, and a default that depends on the run
     later |= {"export output"}  # by checks of `dmlkit.files.source`
     later |= {"study output", "train output", "final output"}  # whose default depends on others
