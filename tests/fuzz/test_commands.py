@@ -218,6 +218,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "plot retrieval": (("run", "number k split checkpoint device output=new.pdf overrides=dataset.seed=3"),),
     "plot tsne": (("run", "thumbnails split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "report": (("study -o new.md", ""),),
+    "report-bug": (("", ""), ("run", ""), ("base.yaml", "")),
     "review": (("gallery photos -o new", "number wrong=0.01,0.5 add run device"),),
     "schema": (("", ""),),
     "search": (
@@ -235,7 +236,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("x.npy x.npy -n 2 --labels y.npy", "manifold method output=new.csv"),
         ("gallery --measure -n 2", "method threshold json"),
     ),
-    "start": (("photos -o new.yaml", "device budget=1m"), ("table.csv -o new.yaml", "")),
+    "start": (
+        ("photos -o new.yaml", "device budget=1m license_only"),
+        ("photos -o new.yaml", "quick device license_only"),
+        ("table.csv -o new.yaml", ""),
+    ),
     "status": (("study", "json"),),
     "study": (
         ("study.yaml -o study", "dry_run device"),
