@@ -51,6 +51,7 @@ def shape_of(line: str) -> str:
     line = re.sub(r"\b[0-9a-f]{8,}\b", "HASH", line)  # of weights, whose last bits are the machine's
     words = "does not hold|holds|makes no difference|not separable at|not trained|equal by construction"
     line = re.sub(rf"({words}).*", "VERDICT", line)
+    line = re.sub(r"takes about \d+ (s|min|h)\b", "takes about TIME", line)
     line = re.sub(r"\d[\d.,:e-]*\d|\d", "0", line)
     return " ".join(re.sub(r"[─━═+-]+", "-", line).split())
 
