@@ -49,8 +49,9 @@ def single_shot(
         above, reached = (_counts(levels, scores, items, count, right=right) for right in (is_pessimistic, True))
         others = (drawn > 0) & ~one_hot(own[block], count).bool()
         row, place = (levels < torch.inf).nonzero(as_tuple=True)  # of the M positives
-        shares = ((part[row, place] / drawn.clamp(min=1)[row]) * others[row] for part in (above, reached))
-        total = torch.zeros(len(block), k, dtype=torch.float64, device=device).index_add_(0, row, _within(*shares, k))
+        above, reached = ((part[row, place] / drawn.clamp(min=1)[row]) * others[row] for part in (above, reached))
+        within = _within(above, reached, k)
+        total = torch.zeros(len(block), k, dtype=torch.float64, device=device).index_add_(0, row, within)
         found.append(total / row.bincount(minlength=len(block))[:, None])
     return torch.cat(found)
 
