@@ -307,7 +307,7 @@ def image_names(folder: Path) -> list[str]:
     try:
         names = [one.name for one in os.scandir(folder)]
         return [name for name in names if os.path.splitext(name)[1].lower() in EXTENSIONS]  # noqa: PTH122 - Path is slow
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a null byte in the name
         return []
 
 

@@ -347,3 +347,10 @@ def test_errors_of_a_table_name_it_u14(columns: dict[str, list], told: str, tmp_
     config = write(tmp_path, columns)
     with pytest.raises(UserError, match=f"^{config.file}: {told}"):
         config.build("train")
+
+
+def test_a_null_byte_in_a_path_is_no_image(tmp_path: Path):
+    (tmp_path / "table.csv").write_bytes(b"path,label\nphot\0os/0.jpg,ant\n")
+    images = TableConfig(file=str(tmp_path / "table.csv")).build("all")
+    with pytest.raises(UserError, match="embedded null byte"):
+        images.sample(0)
