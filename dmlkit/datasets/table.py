@@ -78,8 +78,8 @@ class TableConfig(DatasetConfig, frozen=True):
         if not file.exists():
             raise UserError(f"{file}: no such file; {MOVED}file=PATH")
         root = None if self.root is None else Path(self.root)
-        is_told = not columns and self.classes_of_run is None  # a run was told when it was trained
-        found = read_images(file, root, self.columns | columns, needs, is_told=is_told)
+        prints_columns = not columns and self.classes_of_run is None  # the training of a run printed it
+        found = read_images(file, root, self.columns | columns, needs, prints_columns=prints_columns)
         if self.where is None or columns:
             return found
         cells = cells_of({name: found.table[name] for name in found.table.column_names})
@@ -112,7 +112,7 @@ def other_table(file: Path, own: TableConfig | None) -> TableConfig:
     home = Path(own.root) if own.root is not None else home if home.is_dir() else home.parent
     if home.resolve() == file.parent.resolve():
         return found
-    read = read_images(file, None, columns, ("path",), is_told=False)
+    read = read_images(file, None, columns, ("path",), prints_columns=False)
     names = text_column(read.table, str(file), "path")
     is_near = len(names) and names[0].is_valid and (read.root / names[0].as_py()).exists()
     return found if is_near else found.model_copy(update={"root": str(home)})

@@ -58,7 +58,7 @@ def read_images(
     confidence: float | None = None,
     images: Path | None = None,
     *,
-    is_told: bool = True,
+    prints_columns: bool = True,
 ) -> ImageTable:
     """Read the images that a file or folder lists: the one door for all formats.
 
@@ -72,7 +72,7 @@ def read_images(
         needs: columns that the table must have.
         confidence: least confidence of a box that a detector found. Default: 0.2.
         images: an image or a folder, whose images alone are taken; others are counted.
-        is_told: whether a line says which columns are read.
+        prints_columns: print a line with the columns that are read.
 
     Returns:
         The table, with dmlkit's names for the columns that it knows, boxes in pixels, and all other columns.
@@ -84,7 +84,7 @@ def read_images(
         raise_faults(found.faults)
         raise UserError("; ".join([f"{source}: lists no images", *found.notes]))
     found = replace(found, root=root or found.root)
-    found.table = known_columns(found.table, str(source), needs, columns, is_told=is_told)
+    found.table = known_columns(found.table, str(source), needs, columns, prints_columns=prints_columns)
     found.is_share = found.is_share or _are_shares(found)
     found = with_sure_boxes(found, LEAST_CONFIDENCE if confidence is None else confidence)
     found = with_paths(found)
@@ -327,7 +327,7 @@ def known_columns(
     needs: Sequence[str] = ("path", "label"),
     named: Mapping[str, str] | None = None,
     *,
-    is_told: bool = True,
+    prints_columns: bool = True,
 ) -> Any:
     """Return a pyarrow table whose columns have dmlkit's names where it reads them, and check them.
 
@@ -363,7 +363,7 @@ def known_columns(
         taken += boxes.taken
         places |= {*boxes.places}
     others = [name for place, name in enumerate(names) if place not in places and name and name not in OWN]
-    if is_told:
+    if prints_columns:
         _say(table, where, taken, others)
     if ("query" in columns) != ("gallery" in columns):
         given, other = ("query", "gallery") if "query" in columns else ("gallery", "query")
@@ -380,7 +380,10 @@ def _path_parts(table: Any, where: str, named: dict[str, str]) -> dict[str, Any]
 
     if PATTERN not in (pattern := named.get(LABEL, "")):
         return {}
-    paths, option = text_column(known_columns(table, where, ("path",), is_told=False), where, "path"), "--column label"
+    paths, option = (
+        text_column(known_columns(table, where, ("path",), prints_columns=False), where, "path"),
+        "--column label",
+    )
     compute = arrow_compute()
     try:
         parts = compute.extract_regex(paths, pattern)

@@ -165,7 +165,7 @@ DAY = "day"
 
 
 def _has_day(target: Path) -> bool:
-    return lists_images(target) and DAY in read_images(target, needs=("path",), is_told=False).table.column_names
+    return lists_images(target) and DAY in read_images(target, needs=("path",), prints_columns=False).table.column_names
 
 
 def dataset_at(

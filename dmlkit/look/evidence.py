@@ -181,7 +181,7 @@ def read_regions(
         raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
     other = other_table(table, config if isinstance(config, TableConfig) else None)
     root = None if other.root is None else Path(other.root)
-    found = read_images(table, root, other.columns, ("path",), is_told=False)
+    found = read_images(table, root, other.columns, ("path",), prints_columns=False)
     regions, root = found.table, found.root
     has_boxes = BOX[0] in regions.column_names
     mask = "" if has_boxes else regions.column_names[own_column(regions.column_names, MASK, str(table))]
