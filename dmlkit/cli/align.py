@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, print_table, say, say_json
-from dmlkit.cli.options import USE, Checkpoint, Device, Json, argument, examples, option, with_options
+from dmlkit.cli.options import Checkpoint, Device, Json, argument, command, option
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=USE, epilog=examples("dmlkit align galleries/birds runs/new photos -o runs/new-aligned"))
-@with_options
+@command(app, "dmlkit align galleries/birds runs/new photos -o runs/new-aligned")
 def align(
     older: Annotated[Path, argument("OLDER", "Gallery or embeddings folder of the older model.", check=require_source)],
     run: Annotated[Path, argument("RUN", "Run of the newer model.", check=require_run)],

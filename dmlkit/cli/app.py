@@ -6,9 +6,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
+from importlib import import_module
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -18,38 +19,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.main import get_group
 
 from dmlkit import __version__
-from dmlkit.cli import (
-    align,
-    calibrate,
-    cluster,
-    compare,
-    data,
-    duplicates,
-    embed,
-    evaluate,
-    export,
-    final,
-    gallery,
-    geometry,
-    identify,
-    inspect,
-    plot,
-    recipes,
-    report_bug,
-    review,
-    search,
-    select,
-    serve,
-    start,
-    study,
-    train,
-    verify,
-    why,
-)
 from dmlkit.cli.console import wrapped
-from dmlkit.cli.options import option
+from dmlkit.cli.options import TRAIN, option
 from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
 from dmlkit.files.escape import excerpt, printable
 
@@ -59,10 +33,52 @@ STOPPED = 130  # as in dmlkit.distributed.stopping, which imports torch
 RETRY = 0.01  # seconds, after which the code that ignored an interrupt has returned
 MOST_LINES = 21  # per message: 20 problems, and the number of the others, see `raise_faults`
 MOST_CHARACTERS = 2000  # per line of a message
+PANELS = {
+    TRAIN: ("start", "data", "train", "eval", "compare", "calibrate", "final"),
+    "Use": (
+        *("embed", "search", "gallery", "identify", "verify", "review", "select", "serve", "duplicates", "cluster"),
+        *("export", "align"),
+    ),
+    "Look": ("inspect", "why", "plot"),
+    "Research": ("study", "report", "status", "curvature"),
+    "More": ("list", "copy", "check", "schema", "report-bug"),
+}
+"""Panels of ``dmlkit --help``, with the names of their commands."""
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+MODULES = {"eval": "evaluate", "report-bug": "report_bug", "curvature": "geometry"}
+MODULES |= dict.fromkeys(("report", "status"), "study") | dict.fromkeys(("list", "copy", "check", "schema"), "recipes")
+"""Modules of commands that have another name."""
+
+
+class Loading(Mapping[str, Any]):
+    """The commands by name; the module of each is imported when it is asked for: all of them take 0.1 s."""
+
+    def __getitem__(self, name: str) -> Any:
+        return loaded(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PANEL_OF)
+
+    def __len__(self) -> int:
+        return len(PANEL_OF)
+
+
+@cache
+def loaded(name: str) -> Any:
+    """Return a command, or a group of commands; raise a KeyError if there is none of this name."""
+    panel = PANEL_OF[name]
+    group = get_group(import_module(f"dmlkit.cli.{MODULES.get(name, name)}").app)
+    command: Any = group if group.name else group.commands[name]
+    command.rich_help_panel = panel
+    return command
 
 
 class Commands(TyperGroup):
     """The group of all commands. Errors of usage repeat what was typed, with control characters escaped."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Any = Loading()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options of all commands, ``--debug`` and ``--plugin``, wherever they are in the line."""
@@ -74,6 +90,10 @@ class Commands(TyperGroup):
             (own if is_own else others).append(word)
             own += islice(words, 1) if word == "--plugin" else []
         return super().parse_args(ctx, own if own[-1:] == ["--plugin"] else [*own, *others])
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, in the order of the panels."""
+        return [*PANEL_OF]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the options before the command's name."""
@@ -145,14 +165,6 @@ app = typer.Typer(
     epilog="Start with an example, or with your own photos:\n"
     "  dmlkit train glyphs/proxy_anchor --output runs/demo\n  dmlkit start photos/",
 )
-for group in (  # in the order of the panels of --help
-    *(start, data, train, evaluate, compare, calibrate, final),
-    *(embed, search, gallery, identify, verify, review, select, serve, duplicates, cluster, export, align),
-    *(inspect, why, plot),
-    *(study, geometry),
-    *(recipes, report_bug),
-):
-    app.add_typer(group.app, rich_help_panel=group.app.rich_help_panel)
 
 
 def main() -> None:
@@ -290,8 +302,6 @@ def print_message(text: str, color: str) -> None:
 def load_plugins(files: list[Path] | None) -> None:
     """Load the files of ``--plugin`` before a command reads a recipe that may name their members."""
     if files:
-        from importlib import import_module
-
         from dmlkit.recipe.plugin import load_file
 
         import_module("dmlkit.recipe.schema")  # registers installed plug-ins first: a file must not reuse their names

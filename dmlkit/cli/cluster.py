@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import PAGE, USE, Files, SourcePath, examples, option, with_options
+from dmlkit.cli.options import PAGE, Files, SourcePath, command, option
 from dmlkit.cli.search import tell_page
 
 if TYPE_CHECKING:
@@ -17,15 +17,12 @@ app = typer.Typer()
 MOST_SHOWN = 15  # clusters printed in the terminal
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples(
-        "dmlkit cluster embeddings/photos -k 50 -o page.html",
-        "dmlkit cluster runs/demo --threshold 0.7",
-        "dmlkit cluster runs/demo --method hdbscan -o clusters.csv",
-    ),
+@command(
+    app,
+    "dmlkit cluster embeddings/photos -k 50 -o page.html",
+    "dmlkit cluster runs/demo --threshold 0.7",
+    "dmlkit cluster runs/demo --method hdbscan -o clusters.csv",
 )
-@with_options
 def cluster(
     source: SourcePath,
     k: Annotated[int | None, option("COUNT", "Number of clusters (kmeans, agglomerative).", "-k")] = None,

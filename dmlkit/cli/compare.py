@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import counted, print_table, say, say_json
-from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Writes, argument, each, examples, option, with_options
+from dmlkit.cli.options import Checkpoint, Device, Json, Writes, argument, command, each, option
 from dmlkit.files.escape import as_latex, as_markdown
 from dmlkit.files.outputs import check_file, write_output
 from dmlkit.files.source import require_run
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit compare runs/proxy_anchor runs/triplet -o table.md"))
-@with_options
+@command(app, "dmlkit compare runs/proxy_anchor runs/triplet -o table.md")
 def compare(
     runs: Annotated[
         list[Path], argument("RUN", "Two or more run folders; the first is the baseline.", check=each(require_run))

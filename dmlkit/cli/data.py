@@ -11,14 +11,12 @@ from rich.text import Text
 from dmlkit.cli.console import bars, cells, counted, say, show_table
 from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import (
-    TRAIN,
     Set,
     Writes,
     argument,
-    examples,
+    command,
     option,
     plain_device,
-    with_options,
 )
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
@@ -28,20 +26,16 @@ from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
 if TYPE_CHECKING:
     from dmlkit.loading.check import Findings
 
-app = typer.Typer(
-    name="data", no_args_is_help=True, rich_help_panel=TRAIN, help="Check a dataset on disk, or convert it to a table."
-)
+app = typer.Typer(name="data", no_args_is_help=True, help="Check a dataset on disk, or convert it to a table.")
 DATA_ERROR = 1  # exit code of check if it finds errors in the data
 
 
-@app.command(
-    epilog=examples(
-        "dmlkit data check recipe.yaml",
-        "dmlkit data check data/ --dataset cub200",
-        "dmlkit data check data/ --run runs/demo --threshold 0.95",
-    )
+@command(
+    app,
+    "dmlkit data check recipe.yaml",
+    "dmlkit data check data/ --dataset cub200",
+    "dmlkit data check data/ --run runs/demo --threshold 0.95",
 )
-@with_options
 def check(
     target: Annotated[
         Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")
@@ -106,10 +100,7 @@ def check(
         raise typer.Exit(DATA_ERROR)
 
 
-@app.command(
-    epilog=examples("dmlkit data convert annotations.json -o table.csv", "dmlkit data convert photos.xlsx -o t.csv")
-)
-@with_options
+@command(app, "dmlkit data convert annotations.json -o table.csv", "dmlkit data convert photos.xlsx -o t.csv")
 def convert(
     source: Annotated[
         Path, argument("TABLE|FOLDER", "Table or annotations, or folder of labeled images.", check=require_dataset)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import PAGE, USE, Files, SourcePath, argument, examples, option, with_options
+from dmlkit.cli.options import PAGE, Files, SourcePath, argument, command, option
 from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
@@ -22,15 +22,12 @@ app = typer.Typer()
 MOST_SHOWN = 10  # groups or pairs printed in the terminal
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples(
-        "dmlkit duplicates embeddings/photos",
-        "dmlkit duplicates embeddings/photos --threshold 0.95 -o page.html",
-        "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95",
-    ),
+@command(
+    app,
+    "dmlkit duplicates embeddings/photos",
+    "dmlkit duplicates embeddings/photos --threshold 0.95 -o page.html",
+    "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95",
 )
-@with_options
 def duplicates(
     source: SourcePath,
     other: Annotated[

@@ -10,7 +10,6 @@ from rich.console import Console
 from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.option_groups import BoxOptions
 from dmlkit.cli.options import (
-    USE,
     Checkpoint,
     ModelDevice,
     RunPath,
@@ -18,9 +17,8 @@ from dmlkit.cli.options import (
     SplitName,
     Writes,
     argument,
-    examples,
+    command,
     option,
-    with_options,
 )
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder
 from dmlkit.files.source import require_images
@@ -28,11 +26,7 @@ from dmlkit.files.source import require_images
 app = typer.Typer()
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples("dmlkit embed runs/demo photos/ -o embeddings/photos", "dmlkit embed runs/demo --split test"),
-)
-@with_options
+@command(app, "dmlkit embed runs/demo photos/ -o embeddings/photos", "dmlkit embed runs/demo --split test")
 def embed(
     run: RunPath,
     images: Annotated[

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from dmlkit.cli.evaluation_report import Shown, tell_backbone, tell_points, tell_run
 from dmlkit.cli.options import (
-    TRAIN,
     ArrayManifold,
     Checkpoint,
     Conditions,
@@ -19,13 +18,12 @@ from dmlkit.cli.options import (
     argument,
     by_option,
     column_of,
+    command,
     each,
-    examples,
     option,
     plain_device,
     second_option,
     where_of,
-    with_options,
 )
 from dmlkit.cli.search import rerank_of
 from dmlkit.errors import UserError
@@ -47,17 +45,14 @@ from dmlkit.files.source import (
 app = typer.Typer()
 
 
-@app.command(
+@command(
+    app,
+    "dmlkit eval runs/demo --json",
+    "dmlkit eval runs/demo photos/ --evidence center",
+    "dmlkit eval x.npy --labels y.npy --metric map@r",
+    "dmlkit eval recipe.yaml --set backbone.weights=resnet18.pth",
     name="eval",
-    rich_help_panel=TRAIN,
-    epilog=examples(
-        "dmlkit eval runs/demo --json",
-        "dmlkit eval runs/demo photos/ --evidence center",
-        "dmlkit eval x.npy --labels y.npy --metric map@r",
-        "dmlkit eval recipe.yaml --set backbone.weights=resnet18.pth",
-    ),
 )
-@with_options
 def evaluate(
     source: Annotated[
         Path,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dmlkit.cli.console import bars, say
-from dmlkit.cli.options import USE, argument, examples, option, with_options
+from dmlkit.cli.options import argument, command, option
 from dmlkit.export.wanted import (
     MODEL_FORMATS,
     PROGRAMS,
@@ -25,17 +25,14 @@ from dmlkit.files.source import kind_of
 app = typer.Typer()
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples(
-        "dmlkit export runs/demo --format onnx",
-        "dmlkit export runs/demo --format onnx --precision int8",
-        "dmlkit export runs/demo --format hub --license mit -o birds-model",
-        "dmlkit export embeddings/photos --format faiss --precision int8",
-        "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
-    ),
+@command(
+    app,
+    "dmlkit export runs/demo --format onnx",
+    "dmlkit export runs/demo --format onnx --precision int8",
+    "dmlkit export runs/demo --format hub --license mit -o birds-model",
+    "dmlkit export embeddings/photos --format faiss --precision int8",
+    "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
 )
-@with_options
 def export(
     source: Annotated[
         Path,

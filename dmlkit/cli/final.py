@@ -5,14 +5,13 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Device, RunPath, SetDataset, examples, option, with_options
+from dmlkit.cli.options import Device, RunPath, SetDataset, command, option
 from dmlkit.cli.train import Overwrite, Resume, train_and_print
 
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit final runs/demo"))
-@with_options
+@command(app, "dmlkit final runs/demo")
 def final(
     run: RunPath,
     output: Annotated[

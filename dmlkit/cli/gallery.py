@@ -9,39 +9,74 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose
-from dmlkit.cli.gallery_versions import GalleryPath, KeptModelOptions, history, migrate, restore
 from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
 from dmlkit.cli.options import (
-    USE,
+    Checkpoint,
     Json,
+    ModelDevice,
     MovedRun,
     RunPath,
     Writes,
     argument,
-    examples,
+    command,
+    existing,
     option,
     second_option,
-    with_options,
 )
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import CREATING_MARK, require_addable
+from dmlkit.files.source import CREATING_MARK, LOCAL, SIFT, require_addable, require_gallery
 
 if TYPE_CHECKING:
     from dmlkit.gallery.incoming import Incoming
+    from dmlkit.gallery.migrate import Migrated
+    from dmlkit.vectors.fusion import ModelChoice
+    from dmlkit.vectors.progress_bar import Bar
 
 app = typer.Typer(
     name="gallery",
     no_args_is_help=True,
-    rich_help_panel=USE,
     help="Keep labeled embeddings in a folder; add and remove images, and restore old versions.",
 )
+GalleryPath = Annotated[Path, argument("GALLERY", "Gallery folder, written by gallery create.", check=require_gallery)]
 IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
 Label = Annotated[str | None, option("LABEL", "Label of all images, instead of the names of their folders.")]
 NOT_PRINTED = ("versions", "parts", "numbers", "others")
 """Fields of a gallery's manifest: versions, checksums, and the models of other versions."""
 MOST_LABELS = 20
+
+
+@dataclass(frozen=True)
+class KeptModelOptions:
+    """Options on the model whose embeddings a gallery keeps."""
+
+    checkpoint: Checkpoint = None
+    second: Annotated[
+        Path | None,
+        second_option(
+            "RUN|local|sift",
+            "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
+            "the patches (local) or keypoints (sift) of the 100 nearest images, which the gallery keeps. For a run in "
+            "a folder of such a name, write ./local or ./sift.",
+            LOCAL,
+            SIFT,
+        ),
+    ] = None
+    device: ModelDevice = "auto"
+
+    def choose(self, run: Path, bar: "Bar") -> "ModelChoice":
+        """Return the model of a run, see `dmlkit.evaluation.run.choose_second`."""
+        from dmlkit.vectors.fusion import ModelChoice
+
+        fusion = None
+        if self.second is not None:
+            from dmlkit.distributed.launch import start_ranks
+            from dmlkit.evaluation.second import choose_second
+
+            fabric = start_ranks(self.device)
+            fusion = choose_second(run, self.second, checkpoint=self.checkpoint, fabric=fabric, bar=bar)
+        return ModelChoice(checkpoint=self.checkpoint, fusion=fusion, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -52,8 +87,7 @@ class MovedModelOptions(FusedModelOptions):
     second: Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")] = None
 
 
-@app.command(epilog=examples("dmlkit gallery create runs/demo photos/ -o galleries/birds"))
-@with_options
+@command(app, "dmlkit gallery create runs/demo photos/ -o galleries/birds")
 def create(
     run: RunPath,
     output: Annotated[
@@ -101,8 +135,7 @@ def create(
     say(console, f"next: dmlkit {use}")
 
 
-@app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
-@with_options
+@command(app, "dmlkit gallery add galleries/birds more/ --label robin")
 def add(
     gallery: GalleryPath,
     images: Annotated[Path, argument("IMAGES", IMAGES, check=require_addable)],
@@ -140,8 +173,7 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> Non
             say(console, f"  {line}")
 
 
-@app.command(epilog=examples("dmlkit gallery remove galleries/birds --label robin"))
-@with_options
+@command(app, "dmlkit gallery remove galleries/birds --label robin")
 def remove(
     gallery: GalleryPath,
     images: Annotated[
@@ -156,8 +188,7 @@ def remove(
     say(Console(), f"{counted(count, 'image', 'images')} removed from {gallery}")
 
 
-@app.command(epilog=examples("dmlkit gallery rename galleries/birds robyn robin"))
-@with_options
+@command(app, "dmlkit gallery rename galleries/birds robyn robin")
 def rename(
     gallery: GalleryPath,
     old: Annotated[str, argument("OLD", "Label that some images have.")],
@@ -171,8 +202,7 @@ def rename(
     say(Console(), f"{counted(renamed, 'image', 'images')} of {gallery} renamed from {old} to {new.strip()}{merged}")
 
 
-@app.command(epilog=examples("dmlkit gallery info galleries/birds"))
-@with_options
+@command(app, "dmlkit gallery info galleries/birds")
 def info(
     gallery: GalleryPath,
     verify: Annotated[
@@ -228,16 +258,91 @@ def info(
         say(console, "verified: all files match their checksums")
 
 
-for command, example in (
-    (history, "dmlkit gallery history galleries/birds"),
-    (restore, "dmlkit gallery restore galleries/birds 3"),
-    (migrate, "dmlkit gallery migrate galleries/birds runs/new"),
-):
-    app.command(epilog=examples(example))(command)
+@command(app, "dmlkit gallery history galleries/birds")
+def history(gallery: GalleryPath, json: Json = False) -> None:
+    """List the versions that gallery restore can restore."""
+    from dmlkit.gallery.files import read_summary
+
+    summary = read_summary(gallery)
+    versions, runs = summary.versions, [summary.run_of(one) for one in summary.versions]
+    if json:
+        say_json(
+            [
+                {"version": one.number, "time": one.time.isoformat(), "images": one.images, "run": run}
+                for one, run in zip(versions, runs, strict=True)
+            ]
+        )
+        return
+    before = [0, *(one.images for one in versions)]
+    rows = [
+        [str(one.number), f"{one.time:%Y-%m-%d %H:%M:%S}", str(one.images), f"{one.images - last:+d}"]
+        for one, last in zip(versions, before, strict=False)
+    ]
+    header = ["version", "time", "images", "change"]
+    if len(set(runs)) > 1:
+        header, rows = [*header, "run"], [[*row, near_path(run)] for row, run in zip(rows, runs, strict=True)]
+    print_table([header, *rows], Console())
 
 
-@app.command(epilog=examples("dmlkit gallery compact galleries/birds"))
-@with_options
+@command(app, "dmlkit gallery restore galleries/birds 3")
+def restore(
+    gallery: GalleryPath,
+    version: Annotated[int, argument("VERSION", "Number of a version, as listed by gallery history.")],
+) -> None:
+    """Restore an old version; it becomes the newest version."""
+    from dmlkit.gallery.change import restore_version
+    from dmlkit.gallery.files import MANIFEST, GallerySummary
+
+    count = restore_version(gallery, version)
+    summary = GallerySummary.read(gallery / MANIFEST)
+    model = f", embedded with {near_path(summary.run)}" if summary.others else ""
+    say(Console(), f"restored version {version} of {gallery}: {counted(count, 'image', 'images')}{model}")
+
+
+@command(app, "dmlkit gallery migrate galleries/birds runs/new")
+def migrate(
+    gallery: GalleryPath,
+    run: RunPath,
+    images: Annotated[
+        Path | None,
+        argument(
+            "IMAGES",
+            "Folder that has the images of the gallery now, if they have moved.",
+            callback=existing("the folder that has the images now"),
+        ),
+    ] = None,
+    *,
+    chosen: KeptModelOptions,
+) -> None:
+    """Embed all images again with a newer run, and replace the old embeddings when all are done."""
+    from dmlkit.gallery.migrate import migrate_gallery
+
+    console = Console()
+    model = chosen.choose(run, bars(console))
+    found = migrate_gallery(gallery, run, images, model=model, bar=bars(console))
+    print_migrated(found, gallery, run, console)
+
+
+def print_migrated(found: "Migrated", gallery: Path, run: Path, console: Console) -> None:
+    """Print what has changed, how to undo it, and what to run next."""
+    images = counted(found.images, "image", "images")
+    if not found.is_new:
+        say(console, f"{gallery} has the embeddings of {run} already: {images}, version {found.version}")
+        return
+    if found.resumed:
+        say(console, f"{counted(found.resumed, 'image', 'images')} embedded before the interruption")
+    say(console, f"{images} of {gallery} embedded with {run}: version {found.version}")
+    say(console, f"to return to the old embeddings: dmlkit gallery restore {command_word(gallery)} {found.before}")
+    used = "the threshold of the new run for pairs is used" if found.threshold is not None else "no image is unknown"
+    say(console, "the old model's thresholds and probabilities do not hold for the new one, and are not used;")
+    say(console, f"run dmlkit calibrate {command_word(gallery)}; until then {used}")
+    if found.lost is not None:
+        say(console, f"the new embeddings have no {found.lost} to compare; --with keeps them")
+    if found.index is not None:
+        say(console, f"searches are exact until you run dmlkit gallery index {command_word(gallery)} {found.index}")
+
+
+@command(app, "dmlkit gallery compact galleries/birds")
 def compact(gallery: GalleryPath) -> None:
     """Merge small files, add all images to the index, and delete versions older than 7 days."""
     from dmlkit.gallery.change import compact_gallery
@@ -246,8 +351,7 @@ def compact(gallery: GalleryPath) -> None:
     say(Console(), f"{gallery} compacted")
 
 
-@app.command(epilog=examples("dmlkit gallery index galleries/birds --method ivf_hnsw_sq --recall 0.95"))
-@with_options
+@command(app, "dmlkit gallery index galleries/birds --method ivf_hnsw_sq --recall 0.95")
 def index(
     gallery: GalleryPath,
     method: Annotated[

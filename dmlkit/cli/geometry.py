@@ -7,24 +7,19 @@ from rich.console import Console
 
 from dmlkit.cli.console import say
 from dmlkit.cli.options import (
-    RESEARCH,
     ArrayManifold,
     RunDevice,
     SetDataset,
     SourcePath,
     SplitName,
-    examples,
+    command,
     option,
-    with_options,
 )
 
 app = typer.Typer()
 
 
-@app.command(
-    rich_help_panel=RESEARCH, epilog=examples("dmlkit curvature runs/demo", "dmlkit curvature embeddings/photos")
-)
-@with_options
+@command(app, "dmlkit curvature runs/demo", "dmlkit curvature embeddings/photos")
 def curvature(
     source: SourcePath,
     split: Annotated[

@@ -12,14 +12,12 @@ from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table,
 from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     PAGE,
-    USE,
     Conditions,
     QueryPath,
     SourcePath,
     Writes,
-    examples,
+    command,
     option,
-    with_options,
 )
 from dmlkit.cli.search import pictures_of, tell_page
 from dmlkit.files.outputs import check_file
@@ -32,15 +30,12 @@ app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples(
-        "dmlkit identify galleries/birds photos",
-        "dmlkit identify galleries/birds photos -o answers.csv --threshold 0.6",
-        "dmlkit identify galleries/birds bursts --by folder",
-    ),
+@command(
+    app,
+    "dmlkit identify galleries/birds photos",
+    "dmlkit identify galleries/birds photos -o answers.csv --threshold 0.6",
+    "dmlkit identify galleries/birds bursts --by folder",
 )
-@with_options
 def identify(
     source: SourcePath,
     images: QueryPath,

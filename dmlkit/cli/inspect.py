@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import LOOK, SourcePath, Writes, examples, option, with_options
+from dmlkit.cli.options import SourcePath, Writes, command, option
 from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
@@ -17,10 +17,7 @@ app = typer.Typer()
 PAGE = "inspection.html"
 
 
-@app.command(
-    rich_help_panel=LOOK, epilog=examples("dmlkit inspect runs/demo", "dmlkit inspect embeddings/photos -o report.html")
-)
-@with_options
+@command(app, "dmlkit inspect runs/demo", "dmlkit inspect embeddings/photos -o report.html")
 def inspect(
     source: SourcePath,
     output: Annotated[

@@ -28,8 +28,7 @@ from dmlkit.files.source import (
 if TYPE_CHECKING:
     from dmlkit.files.where import Where
 
-TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
-"""The panels of `dmlkit --help`."""
+TRAIN = "Train and measure"
 SplitName = Literal["train", "validation", "test", "all"]
 NAMES = {"k": "-k", "takes": "--input"}
 """Options whose name is not that of their field."""
@@ -219,6 +218,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__dict__["__signature__"] = Signature(parameters)
     run.__annotations__ = annotations
     return run
+
+
+def command(app: typer.Typer, *lines: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command with examples to an app; ``more`` is that of its ``command``."""
+    return lambda function: app.command(epilog=examples(*lines), **more)(with_options(function))
 
 
 def existing(expected: str) -> Callable[..., Any]:

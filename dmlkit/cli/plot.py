@@ -10,18 +10,17 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.options import (
-    LOOK,
     Checkpoint,
     Device,
     SetDataset,
     SplitName,
     Writes,
     argument,
+    command,
     each,
     examples,
     number_option,
     option,
-    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_place
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="plot",
     no_args_is_help=True,
-    rich_help_panel=LOOK,
     help="Draw a run, several runs or a study as a PNG, SVG or PDF picture.",
     epilog=examples("dmlkit plot tsne runs/demo --thumbnails", "dmlkit plot epochs runs/one runs/two -o epochs.pdf"),
 )
@@ -111,8 +109,7 @@ class PictureOptions:
 def add_map(kind: "MapKind", help_text: str) -> None:
     """Add the command for a kind of map; the kinds have the same options."""
 
-    @app.command(kind, help=help_text, epilog=examples(f"dmlkit plot {kind} runs/demo --thumbnails"))
-    @with_options
+    @command(app, f"dmlkit plot {kind} runs/demo --thumbnails", name=kind, help=help_text)
     def _draw(
         run: PlottedRun,
         split: Split = "test",
@@ -136,8 +133,7 @@ add_map("pca", "Draw the embeddings along their two main directions (PCA), color
 add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
 
 
-@app.command(epilog=examples("dmlkit plot retrieval runs/demo -n 4 -k 5"))
-@with_options
+@command(app, "dmlkit plot retrieval runs/demo -n 4 -k 5")
 def retrieval(
     run: PlottedRun,
     split: Split = "test",
@@ -157,8 +153,7 @@ def retrieval(
     say_written(console, written, f"{count}, including the {panel.worst} worst")
 
 
-@app.command(epilog=examples("dmlkit plot heatmap runs/demo --split train"))
-@with_options
+@command(app, "dmlkit plot heatmap runs/demo --split train")
 def heatmap(run: PlottedRun, split: Split = "test", number: Classes = 20, *, options: PictureOptions) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.plots.similarities import plot_heatmap
@@ -173,8 +168,7 @@ def heatmap(run: PlottedRun, split: Split = "test", number: Classes = 20, *, opt
     say_written(console, written, shown)
 
 
-@app.command(epilog=examples("dmlkit plot histogram runs/demo"))
-@with_options
+@command(app, "dmlkit plot histogram runs/demo")
 def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.plots.similarities import plot_histogram
@@ -185,10 +179,7 @@ def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions
     say_written(console, written, f"{same:,} same-class pairs and {different:,} different-class pairs")
 
 
-@app.command(
-    epilog=examples("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
-)
-@with_options
+@command(app, "dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
 def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -> None:
     """Draw the loss and a validation metric over the epochs of runs, or of the variants of a study."""
     from dmlkit.run_folder.folder import RunFolder
@@ -213,8 +204,7 @@ def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -
     say_written(Console(), output, shown)
 
 
-@app.command(epilog=examples("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf"))
-@with_options
+@command(app, "dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
 def results(
     study: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_results)],
     metric: Annotated[str | None, option("NAME", "Metric to draw. Default: all.")] = None,

@@ -15,13 +15,11 @@ from rich.text import Text
 
 from dmlkit.cli.console import cells, say, show_table
 from dmlkit.cli.options import (
-    MORE,
     Set,
     Writes,
     argument,
-    examples,
+    command,
     option,
-    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
@@ -37,12 +35,7 @@ app = typer.Typer()
 LEAST_ROOM = 20  # characters of a description, also where the terminal is narrower
 
 
-@app.command(
-    name="list",
-    rich_help_panel=MORE,
-    epilog=examples("dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start"),
-)
-@with_options
+@command(app, "dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start", name="list")
 def list_members(
     family: Annotated[str | None, argument("FAMILY", "Family of components, e.g. losses; or the word recipes.")] = None,
     name: Annotated[
@@ -177,8 +170,7 @@ def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: Consol
     show_table(table, console)
 
 
-@app.command(rich_help_panel=MORE, epilog=examples("dmlkit copy glyphs/proxy_anchor mine.yaml"))
-@with_options
+@command(app, "dmlkit copy glyphs/proxy_anchor mine.yaml")
 def copy(
     name: Annotated[str, argument("NAME", "Name of a recipe, as listed by dmlkit list recipes.")],
     file: Annotated[
@@ -192,11 +184,7 @@ def copy(
         say(Console(), f"written: {path}")
 
 
-@app.command(
-    rich_help_panel=MORE,
-    epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2", "dmlkit check recipes/*.yaml"),
-)
-@with_options
+@command(app, "dmlkit check glyphs/proxy_anchor --set loss.margin=0.2", "dmlkit check recipes/*.yaml")
 def check(
     recipes: Annotated[list[Path], argument("RECIPE...", "YAML files, or names from dmlkit list recipes.")],
     overrides: Set = None,
@@ -222,8 +210,7 @@ def check(
     typer.echo("---\n".join(texts), nl=False)
 
 
-@app.command(rich_help_panel=MORE, epilog=examples("dmlkit schema > recipe.schema.json"))
-@with_options
+@command(app, "dmlkit schema > recipe.schema.json")
 def schema() -> None:
     """Print the JSON schema of recipes, with which editors check and complete them."""
     typer.echo(json.dumps(find_reference().schema, indent=2))

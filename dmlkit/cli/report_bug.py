@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from dmlkit import __version__
-from dmlkit.cli.options import MORE, argument, examples, with_options
+from dmlkit.cli.options import argument, command
 from dmlkit.cli.recipes import find_reference
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
@@ -26,8 +26,7 @@ PLAIN = re.compile(r"[\w.@]+")
 PATH = re.compile(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*")
 
 
-@app.command("report-bug", rich_help_panel=MORE, epilog=examples("dmlkit report-bug recipe.yaml"))
-@with_options
+@command(app, "dmlkit report-bug recipe.yaml")
 def report_bug(
     source: Annotated[Path | None, argument("[RUN|RECIPE]", "Run, or YAML file of a recipe, with the problem.")] = None,
 ) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import USE, Writes, argument, examples, number_option, option, with_options
+from dmlkit.cli.options import Writes, argument, command, number_option, option
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples(
-        "dmlkit review galleries/birds inbox -o reviews/june",
-        "dmlkit review galleries/birds inbox -o reviews/june --add",
-    ),
+@command(
+    app,
+    "dmlkit review galleries/birds inbox -o reviews/june",
+    "dmlkit review galleries/birds inbox -o reviews/june --add",
 )
-@with_options
 def review(
     gallery: Annotated[
         Path,

@@ -12,7 +12,6 @@ from dmlkit.cli.console import bars, counted, fusion_line, image_cell, print_tab
 from dmlkit.cli.option_groups import BoxOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     PAGE,
-    USE,
     ArrayManifold,
     Conditions,
     Files,
@@ -20,9 +19,8 @@ from dmlkit.cli.options import (
     QueryPath,
     RerankMethod,
     SourcePath,
-    examples,
+    command,
     option,
-    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
@@ -36,15 +34,12 @@ app = typer.Typer()
 MOST_SHOWN = 10  # queries printed in the terminal
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples(
-        "dmlkit search embeddings/photos new.jpg",
-        "dmlkit search embeddings/photos embeddings/new -k 5 -o page.html",
-        "dmlkit search embeddings/photos new.jpg --rerank expansion",
-    ),
+@command(
+    app,
+    "dmlkit search embeddings/photos new.jpg",
+    "dmlkit search embeddings/photos embeddings/new -k 5 -o page.html",
+    "dmlkit search embeddings/photos new.jpg --rerank expansion",
 )
-@with_options
 def search(
     source: SourcePath,
     queries: QueryPath,

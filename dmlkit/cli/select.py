@@ -9,16 +9,14 @@ from rich.console import Console
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
 from dmlkit.cli.options import (
-    USE,
     Json,
     SourcePath,
     SplitName,
     Writes,
     argument,
-    examples,
+    command,
     number_option,
     option,
-    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -31,15 +29,12 @@ app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples(
-        "dmlkit select galleries/birds inbox -n 200 -o next.csv",
-        "dmlkit select embeddings/photos -n 200 -o next.csv",
-        "dmlkit select galleries/birds --measure -n 50",
-    ),
+@command(
+    app,
+    "dmlkit select galleries/birds inbox -n 200 -o next.csv",
+    "dmlkit select embeddings/photos -n 200 -o next.csv",
+    "dmlkit select galleries/birds --measure -n 50",
 )
-@with_options
 def select(
     source: SourcePath,
     images: Annotated[

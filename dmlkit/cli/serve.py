@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import USE, argument, examples, option, with_options
+from dmlkit.cli.options import argument, command, option
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
 from dmlkit.serve.access import Access
@@ -18,17 +18,14 @@ from dmlkit.serve.access import Access
 app = typer.Typer()
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples(
-        "dmlkit serve galleries/birds",
-        "dmlkit serve galleries/birds --allow-writes --port 9000",
-        "dmlkit serve galleries/birds --review reviews/june --allow-writes",
-        "dmlkit serve galleries/birds --workers 4",
-        "DMLKIT_TOKEN=secret dmlkit serve runs/birds --host 0.0.0.0",
-    ),
+@command(
+    app,
+    "dmlkit serve galleries/birds",
+    "dmlkit serve galleries/birds --allow-writes --port 9000",
+    "dmlkit serve galleries/birds --review reviews/june --allow-writes",
+    "dmlkit serve galleries/birds --workers 4",
+    "DMLKIT_TOKEN=secret dmlkit serve runs/birds --host 0.0.0.0",
 )
-@with_options
 def serve(
     source: Annotated[Path, argument("SOURCE", "Gallery, run, timm:NAME or embeddings folder.", check=require_source)],
     port: Annotated[int, option("PORT", "Port; 0 takes a free one.", min=0, max=65535)] = 8765,

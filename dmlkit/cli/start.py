@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
 from dmlkit.cli.option_groups import TableOptions
-from dmlkit.cli.options import TRAIN, Device, Writes, argument, examples, option, stem_of, with_options
+from dmlkit.cli.options import Device, Writes, argument, command, option, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file, write_output
@@ -28,8 +28,7 @@ app = typer.Typer()
 WIDTH = 80  # columns of a terminal
 
 
-@app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit start photos/"))
-@with_options
+@command(app, "dmlkit start photos/")
 def start(
     photos: Annotated[
         Path,

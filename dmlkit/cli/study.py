@@ -14,18 +14,16 @@ from rich.table import Table
 
 from dmlkit.cli.console import cells, counted, print_table, say, say_json, show_table
 from dmlkit.cli.options import (
-    RESEARCH,
     Device,
     DryRun,
     Json,
     Set,
     Writes,
     argument,
+    command,
     each,
-    examples,
     option,
     stem_of,
-    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_folder
@@ -41,8 +39,7 @@ BUDGET_USED = 75  # EX_TEMPFAIL of sysexits.h: try again
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa"))
-@with_options
+@command(app, "dmlkit study recipes/study/mpa.yaml -o runs/study/mpa")
 def study(
     study: Annotated[Path, argument("STUDY", "YAML file of a study.", check=require_study_file)],
     output: Annotated[
@@ -163,14 +160,11 @@ def describe(study: "Study", output: Path, console: Console) -> None:
     say(console, "dry run: nothing was trained or written")
 
 
-@app.command(
-    rich_help_panel=RESEARCH,
-    epilog=examples(
-        "dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md",
-        "dmlkit report runs/study/mpa -o tables.tex",
-    ),
+@command(
+    app,
+    "dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md",
+    "dmlkit report runs/study/mpa -o tables.tex",
 )
-@with_options
 def report(
     folders: Annotated[
         list[Path], argument("STUDY", "One or more study folders, written by study.", check=each(require_study))
@@ -199,8 +193,7 @@ def report(
     say(console, f"wrote {output}{plots}")
 
 
-@app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit status runs/study/mpa"))
-@with_options
+@command(app, "dmlkit status runs/study/mpa")
 def status(
     folder: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_study)],
     json: Json = False,

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_metrics, say_prose
-from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, option, stem_of, with_options
+from dmlkit.cli.options import Device, DryRun, RecipePath, Set, command, option, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
@@ -27,15 +27,12 @@ Overwrite = Annotated[
 KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for any images, also those of a review
 
 
-@app.command(
-    rich_help_panel=TRAIN,
-    epilog=examples(
-        "dmlkit train glyphs/proxy_anchor",
-        "dmlkit train recipe.yaml --set training.epochs=3 -o runs/short",
-        "dmlkit train start/frozen_lite0 --review reviews/june -o runs/june",
-    ),
+@command(
+    app,
+    "dmlkit train glyphs/proxy_anchor",
+    "dmlkit train recipe.yaml --set training.epochs=3 -o runs/short",
+    "dmlkit train start/frozen_lite0 --review reviews/june -o runs/june",
 )
-@with_options
 def train(
     recipe: RecipePath,
     output: Annotated[

@@ -8,18 +8,16 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_json
 from dmlkit.cli.options import (
-    USE,
     Checkpoint,
     Json,
     ModelDevice,
     RunPath,
     Writes,
     argument,
-    examples,
+    command,
     existing,
     option,
     second_option,
-    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -40,11 +38,7 @@ def require_compared(paths: list[Path]) -> None:
         require_image(path) if len(paths) == 2 else require_path(path, "two images, or a .csv or .txt file of pairs")
 
 
-@app.command(
-    rich_help_panel=USE,
-    epilog=examples("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo pairs.csv -o out.csv"),
-)
-@with_options
+@command(app, "dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo pairs.csv -o out.csv")
 def verify(
     run: RunPath,
     compared: Annotated[

@@ -8,17 +8,15 @@ from rich.console import Console
 
 from dmlkit.cli.console import percent, print_table, say, say_json
 from dmlkit.cli.options import (
-    LOOK,
     Checkpoint,
     Device,
     Json,
     RunPath,
     Writes,
     argument,
-    examples,
+    command,
     number_option,
     option,
-    with_options,
 )
 from dmlkit.files.outputs import check_file
 from dmlkit.files.pictures import PICTURES
@@ -30,8 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=LOOK, epilog=examples("dmlkit why runs/demo a.jpg b.jpg -o why.png"))
-@with_options
+@command(app, "dmlkit why runs/demo a.jpg b.jpg -o why.png")
 def why(
     run: RunPath,
     a: Annotated[Path, argument("A", "Image.", check=require_image)],
