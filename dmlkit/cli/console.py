@@ -29,7 +29,7 @@ TEXT_COLUMNS = (
     *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
     *("label", "path", "image", "group", "best guess", "nearest", "asked by", "among"),
-    *("compared", "guess"),
+    *("compared", "guess", "family", "members"),
 )
 
 

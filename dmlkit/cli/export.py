@@ -4,11 +4,10 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dmlkit.cli.console import bars, say
 from dmlkit.cli.options import argument, command, option
@@ -21,6 +20,9 @@ from dmlkit.export.wanted import (
     WantedModel,
 )
 from dmlkit.files.source import kind_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 app = typer.Typer()
 
@@ -79,8 +81,10 @@ def export(
         say(console, f"note: {note}")
 
 
-def _tracing(console: Console) -> Progress:
+def _tracing(console: Console) -> "Progress":
     """Return what shows on a terminal that a network is traced, and for how long; nothing elsewhere."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     text = "tracing the model, which can take minutes"
     columns = (SpinnerColumn(), TextColumn(text), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

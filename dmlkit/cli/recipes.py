@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dmlkit.cli.console import cells, say, show_table
+from dmlkit.cli.console import cells, print_table, say, show_table
 from dmlkit.cli.options import (
     Set,
     Writes,
@@ -26,8 +26,8 @@ from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file, write_output
 
 if TYPE_CHECKING:
+    from dmlkit.recipe.catalogue import MemberReference, Reference
     from dmlkit.recipe.overrides import RecipeHeader
-    from dmlkit.recipe.reference import MemberReference, Reference
 
     Families = dict[str, tuple[MemberReference, ...]]
 
@@ -70,21 +70,21 @@ def list_members(
 
 def find_reference() -> "Reference":
     """Return the reference of recipes, stored or, with a spinner, made from the classes."""
-    from dmlkit.recipe.reference import new_reference, stored_reference
+    from dmlkit.recipe.catalogue import stored_reference
 
     plugins = sys.modules.get("dmlkit.recipe.plugin")  # loaded for --plugin, or because a recipe was read
     if not (plugins and plugins.plugin_files()) and (stored := stored_reference()):
         return stored
+    from dmlkit.recipe.reference import new_reference
+
     with Console(stderr=True).status("Reading the components; without plug-ins the result is kept for the next time"):
         return new_reference()
 
 
 def print_families(families: "Families", console: Console) -> None:
     """Print one row per family."""
-    table = Table("family", "members")
-    for name, members in families.items():
-        table.add_row(name, ", ".join(member.name for member in members))
-    show_table(table, console)
+    rows = [[name, ", ".join(member.name for member in members)] for name, members in families.items()]
+    print_table([["family", "members"], *rows], console)
     say(console, "dmlkit list FAMILY shows the members of a family, with their keys and defaults")
     say(console, "dmlkit list recipes shows the recipes")
 

@@ -4,7 +4,6 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +46,8 @@ def printable_lines(text: str) -> str:
 
 def versions() -> Iterator[str]:
     """Yield the versions of dmlkit, of Python with its system, and of each package that dmlkit uses and finds."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
     yield f"dmlkit {__version__}"
     yield f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     used = [line for line in requires("dmlkit") or () if not FOR_DEVELOPMENT.search(line)]

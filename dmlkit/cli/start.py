@@ -15,7 +15,6 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file, write_output
 from dmlkit.files.source import require_dataset
-from dmlkit.recipe.start import TUNING_WORDS
 
 if TYPE_CHECKING:
     from dmlkit.datasets.base import DatasetConfig
@@ -68,6 +67,7 @@ def start(
 
     from dmlkit.backbones.weights import UNKNOWN, license_words
     from dmlkit.loading.check import dataset_at
+    from dmlkit.recipe.start import TUNING_WORDS
     from dmlkit.study.status import parse_duration
     from dmlkit.training.start import start_with
 
@@ -193,6 +193,8 @@ def with_names(text: str, names: Sequence[str]) -> str:
 
 def shown(plan: "TrainingPlan", budget: float) -> list[str]:
     """Return how long a recipe trains on this machine, and what a larger budget would change."""
+    from dmlkit.recipe.start import TUNING_WORDS
+
     seconds, speed, larger = plan.estimate.seconds, plan.estimate.images_per_second, plan.larger
     lines = [f"training takes about {duration(seconds)} on this machine ({speed:.3g} images/s)"]
     if plan.setting.chunk:

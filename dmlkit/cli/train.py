@@ -61,11 +61,12 @@ def train(
 ) -> None:
     """Train a recipe and write a run folder: weights, curves, metrics on unseen classes."""
     from dmlkit.recipe.overrides import read_tree
-    from dmlkit.run_folder.folder import RunFolder
 
     if review is not None and dry_run:
         raise UserError(f"--dry-run: does not apply with --review {review}, whose table is written first")
     read_tree(recipe)  # a wrong path is refused before torch is imported
+    from dmlkit.run_folder.folder import RunFolder
+
     folder = output or Path("runs") / stem_of(review or recipe)
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)

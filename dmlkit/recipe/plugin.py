@@ -30,8 +30,7 @@ from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.files.escape import excerpt
 from dmlkit.files.readers.base import Reader
 from dmlkit.files.regular import check_regular
-
-GROUP = "dmlkit"  # group of entry points
+from dmlkit.recipe.catalogue import GROUP
 
 
 @dataclass(frozen=True)

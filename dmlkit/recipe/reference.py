@@ -1,62 +1,25 @@
-"""Reference of all recipe keys as plain data, made from the configuration classes, with the JSON schema of recipes.
-
-A catalogue of it in the user's cache folder spares listing it the import of torch. The catalogue belongs to one
-installation of dmlkit and one state of its sources. Where it cannot be read or written, everything works and takes the
-seconds of importing torch.
-"""
+"""Reference of all recipe keys as plain data, made from the configuration classes, with the JSON schema of recipes."""
 
 import ast
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from hashlib import sha256
-from importlib.metadata import entry_points, version
 from inspect import cleandoc, getsource
 from itertools import pairwise
-from pathlib import Path
 from textwrap import dedent
-from typing import Any, NamedTuple
+from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
 from dmlkit.component import Component, ComponentConfig, from_weights
-from dmlkit.files.atomic import atomic_write
-from dmlkit.files.regular import cache_folder
-from dmlkit.recipe.plugin import GROUP, plugin_of
-
-PACKAGE = Path(__file__).parent.parent
-
-
-class KeyReference(NamedTuple):
-    """Key of a recipe, its default in YAML, and its meaning."""
-
-    key: str
-    default: str
-    meaning: str
-
-
-class MemberReference(NamedTuple):
-    """Member of a family: its meaning, its keys, its plug-in (None: it is of dmlkit itself), and its heading."""
-
-    name: str
-    meaning: str
-    keys: tuple[KeyReference, ...]
-    plugin: str | None = None
-    heading: str = ""
-
-
-class Reference(NamedTuple):
-    """Reference of recipes."""
-
-    recipe: tuple[KeyReference, ...]  # top-level keys
-    below: dict[str, tuple[KeyReference, ...]]  # keys below ``training`` and ``evaluation``
-    families: dict[str, tuple[MemberReference, ...]]  # members of each family, by name
-    schema: dict[str, Any]  # a JSON schema
+from dmlkit.files.atomic import write_text
+from dmlkit.recipe import catalogue
+from dmlkit.recipe.catalogue import KeyReference, MemberReference, Reference
+from dmlkit.recipe.plugin import plugin_of
 
 
 def as_markdown(reference: Reference) -> str:
@@ -227,49 +190,15 @@ def _own_meanings(owner: type) -> tuple[tuple[str, str], ...]:
     return tuple(meanings)
 
 
-class Catalogue(NamedTuple):
-    """A reference, and the `fingerprint` of the sources that it was made from."""
-
-    fingerprint: str
-    reference: Reference
-
-
-CATALOGUE = TypeAdapter(Catalogue)
-
-
-def stored_reference() -> Reference | None:
-    """Return the reference from the cache folder; None if there is none of these sources, or a plug-in is installed."""
-    if entry_points(group=GROUP):
-        return None
-    try:
-        stored = CATALOGUE.validate_json(catalogue_file().read_bytes())
-    except (OSError, RuntimeError, ValueError):  # none, no home, or damaged
-        return None
-    return stored.reference if stored.fingerprint == fingerprint(PACKAGE) else None
-
-
 def new_reference() -> Reference:
     """Return the reference made from the classes, and store it, unless other packages or files have members in it."""
-    sources = fingerprint(PACKAGE)  # before the import: a file that changes during it has another one
+    sources = catalogue.fingerprint()  # before the import: a file that changes during it has another one
     from dmlkit.recipe.schema import FAMILIES
 
     reference = describe()
     members = (member for family in FAMILIES.values() for member in family.variants.values())
     if all(member.__module__.startswith("dmlkit.") for member in members):
         with suppress(OSError, RuntimeError):  # a full disk, a read-only home, or none
-            catalogue_file().parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(catalogue_file()) as partial:
-                partial.write_bytes(CATALOGUE.dump_json(Catalogue(sources, reference)))
+            catalogue.catalogue_file().parent.mkdir(parents=True, exist_ok=True)
+            write_text(catalogue.catalogue_file(), json.dumps({"fingerprint": sources, "reference": reference}))
     return reference
-
-
-def catalogue_file() -> Path:
-    """Return the file of this installation in the user's cache."""
-    return cache_folder() / f"catalogue-{sha256(os.fsencode(PACKAGE)).hexdigest()[:16]}.json"
-
-
-def fingerprint(package: Path) -> str:
-    """Hash the paths, sizes and times of all modules, and pydantic's version, which shapes the schema (4 ms)."""
-    states = ((path, path.stat()) for path in sorted(package.rglob("*.py")))
-    modules = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
-    return sha256(json.dumps([version("pydantic"), *modules]).encode()).hexdigest()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from dmlkit.cli.recipes import find_reference
-from dmlkit.recipe import reference
-from dmlkit.recipe.reference import Reference
+from dmlkit.recipe import catalogue as cache
+from dmlkit.recipe.catalogue import Reference
 from tests.cli.test_early import without_torch
 from tests.processes import Forked, start
 
@@ -23,7 +23,7 @@ def warm(catalogue: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the catalogue in a cache folder that does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new" / "cache"))
-    return reference.catalogue_file()
+    return cache.catalogue_file()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
 
 @pytest.mark.usefixtures("warm")
 def test_the_catalogue_is_what_the_classes_say():
-    code = "from dmlkit.recipe.reference import describe, stored_reference\nprint(stored_reference() == describe())"
+    code = "from dmlkit.recipe import catalogue, reference\nprint(catalogue.stored_reference() == reference.describe())"
     assert Forked(exec, code).communicate()[0] == "True\n"  # other tests have defined members in this process
 
 
@@ -76,7 +76,7 @@ def test_it_is_made_once_and_again_after_a_change(
 ):
     assert find_reference() == find_reference() == described[0]
     assert len(described) == 1 and list(cold.parent.iterdir()) == [cold]
-    monkeypatch.setattr(reference, "fingerprint", lambda _: "another")
+    monkeypatch.setattr(cache, "fingerprint", lambda: "another")
     assert find_reference() == find_reference() == described[1]
     assert len(described) == 2 and list(cold.parent.iterdir()) == [cold]
 
@@ -85,17 +85,17 @@ def test_a_module_that_changes_comes_or_goes_changes_the_fingerprint(tmp_path: P
     (tmp_path / "losses").mkdir()
     module, other = tmp_path / "losses" / "a.py", tmp_path / "losses" / "b.py"
     module.write_text("margin = 0.1\n")
-    found = [reference.fingerprint(tmp_path)]
-    assert reference.fingerprint(tmp_path) == found[0]
+    found = [cache.fingerprint(tmp_path)]
+    assert cache.fingerprint(tmp_path) == found[0]
     os.utime(module, ns=(1, 1))
-    found.append(reference.fingerprint(tmp_path))
+    found.append(cache.fingerprint(tmp_path))
     module.write_text("margin = 0.25\n")
     os.utime(module, ns=(1, 1))
-    found.append(reference.fingerprint(tmp_path))
+    found.append(cache.fingerprint(tmp_path))
     module.rename(other)
-    found.append(reference.fingerprint(tmp_path))
+    found.append(cache.fingerprint(tmp_path))
     other.unlink()
-    found.append(reference.fingerprint(tmp_path))
+    found.append(cache.fingerprint(tmp_path))
     assert len(set(found)) == 5
 
 
@@ -110,7 +110,7 @@ def test_a_module_that_changes_comes_or_goes_changes_the_fingerprint(tmp_path: P
     ],
 )  # fmt: skip
 def test_a_damaged_catalogue_is_replaced(content: bytes, cold: Path, described: list[Reference], monkeypatch):
-    monkeypatch.setattr(reference, "fingerprint", lambda _: "F")
+    monkeypatch.setattr(cache, "fingerprint", lambda: "F")
     cold.parent.mkdir(parents=True)
     cold.write_bytes(content)
     assert find_reference() == find_reference() == described[0]
