@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, print_table, say, say_json
-from dmlkit.cli.options import Checkpoint, Device, Json, argument, command, option
+from dmlkit.cli.options import Checkpoint, Device, Json, argument, command
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
 
@@ -22,7 +22,7 @@ def align(
     older: Annotated[Path, argument("OLDER", "Gallery or embeddings folder of the older model.", check=require_source)],
     run: Annotated[Path, argument("RUN", "Run of the newer model.", check=require_run)],
     images: Annotated[Path, argument("IMAGES", "Images that OLDER has: a folder or a table.", check=require_images)],
-    output: Annotated[Path | None, option("FOLDER", "Run to write. Default: RUN-aligned.", "--output", "-o")] = None,
+    output: Annotated[Path | None, "FOLDER", "Run to write. Default: RUN-aligned."] = None,
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",

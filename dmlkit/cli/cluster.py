@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import PAGE, Files, SourcePath, command, option
+from dmlkit.cli.options import PAGE, Files, SourcePath, command
 from dmlkit.cli.search import tell_page
 
 if TYPE_CHECKING:
@@ -25,18 +25,17 @@ MOST_SHOWN = 15  # clusters printed in the terminal
 )
 def cluster(
     source: SourcePath,
-    k: Annotated[int | None, option("COUNT", "Number of clusters (kmeans, agglomerative).", "-k")] = None,
+    k: Annotated[int | None, "COUNT", "Number of clusters (kmeans, agglomerative)."] = None,
     threshold: Annotated[
         float | None,
-        option(
-            "SIMILARITY",
-            "For agglomerative: minimum similarity of any two images in a cluster. For hdbscan: images at least "
-            "this similar are not split.",
-        ),
+        "SIMILARITY",
+        "For agglomerative: minimum similarity of any two images in a cluster. For hdbscan: images at least this "
+        "similar are not split.",
     ] = None,
     method: Annotated[
         Literal["kmeans", "agglomerative", "hdbscan"] | None,
-        option("METHOD", "Method: kmeans, agglomerative or hdbscan. Default: kmeans with -k, else agglomerative."),
+        "METHOD",
+        "Method: kmeans, agglomerative or hdbscan. Default: kmeans with -k, else agglomerative.",
     ] = None,
     output: Files = None,
     *,

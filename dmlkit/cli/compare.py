@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import counted, print_table, say, say_json
-from dmlkit.cli.options import Checkpoint, Device, Json, Writes, argument, command, each, option
+from dmlkit.cli.options import Checkpoint, Device, Json, Writes, argument, command, each
 from dmlkit.files.escape import as_latex, as_markdown
 from dmlkit.files.outputs import check_file, write_output
 from dmlkit.files.source import require_run
@@ -26,21 +26,19 @@ def compare(
     ],
     output: Annotated[
         Path | None,
+        "FILE",
+        "Write one table of all: .md (Markdown) or .tex (LaTeX, booktabs).",
         Writes(check_file, (".md", ".tex")),
-        option("FILE", "Write one table of all: .md (Markdown) or .tex (LaTeX, booktabs).", "--output", "-o"),
     ] = None,
     json: Json = False,
     by: Annotated[
         Literal["classes", "queries"],
-        option(
-            "UNIT",
-            "Unit of intervals and p-values: classes, or queries, which treats the queries of a class as independent.",
-        ),
+        "UNIT",
+        "Unit of intervals and p-values: classes, or queries, which treats the queries of a class as independent.",
     ] = "classes",
     checkpoint: Checkpoint = None,
     overrides: Annotated[
-        list[str] | None,
-        option("KEY=VALUE", "Override a key that evaluation reads, e.g. dataset.root=PATH. Repeatable.", "--set"),
+        list[str] | None, "KEY=VALUE", "Override a key that evaluation reads, e.g. dataset.root=PATH. Repeatable."
     ] = None,
     device: Device = "auto",
 ) -> None:

@@ -15,7 +15,6 @@ from dmlkit.cli.options import (
     Writes,
     argument,
     command,
-    option,
     plain_device,
 )
 from dmlkit.errors import UserError, merged
@@ -41,22 +40,18 @@ def check(
         Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")
     ],
     columns: TableOptions,
-    dataset: Annotated[
-        str | None, option("NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files.")
-    ] = None,
+    dataset: Annotated[str | None, "NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files."] = None,
     overrides: Set = None,
     run: Annotated[
         Path | None,
-        option(
-            "RUN", "Also report near-duplicates in two splits, found by this run; needs --threshold.", check=require_run
-        ),
+        "RUN",
+        "Also report near-duplicates in two splits, found by this run; needs --threshold.",
+        require_run,
     ] = None,
-    threshold: Annotated[
-        float | None, option("SIMILARITY", "With --run: minimum similarity of near-duplicates.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Print every error and note, not one line per kind.")] = False,
+    threshold: Annotated[float | None, "SIMILARITY", "With --run: minimum similarity of near-duplicates."] = None,
+    every: Annotated[bool, "Print every error and note, not one line per kind."] = False,
     device: Annotated[
-        str | None, option("DEVICE", "With --run: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device)
+        str | None, "DEVICE", "With --run: auto, cpu, cuda, cuda:N or mps. Default: auto.", plain_device
     ] = None,
 ) -> None:
     """Decode every image; report faults, duplicates and classes in two splits; compare numbers with published ones.
@@ -106,7 +101,7 @@ def convert(
         Path, argument("TABLE|FOLDER", "Table or annotations, or folder of labeled images.", check=require_dataset)
     ],
     columns: TableOptions,
-    output: Annotated[Path, Writes(check_file, (".csv",)), option("FILE", "Table to write (.csv).", "--output", "-o")],
+    output: Annotated[Path, "FILE", "Table to write (.csv).", Writes(check_file, (".csv",))],
 ) -> None:
     """Write the one table that any list of images is read into: path, label, group, box, time, place and others.
 

@@ -18,7 +18,6 @@ from dmlkit.cli.options import (
     Writes,
     argument,
     command,
-    option,
 )
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder
 from dmlkit.files.source import require_images
@@ -39,38 +38,33 @@ def embed(
     ] = None,
     split: Annotated[
         SplitName | None,
-        option("SPLIT", "Embed this split of the run's dataset instead of IMAGES: train, validation, test or all."),
+        "SPLIT",
+        "Embed this split of the run's dataset instead of IMAGES: train, validation, test or all.",
     ] = None,
     labels: Annotated[
         str | None,
-        option(
-            "RULE",
-            "Label of each image: folder (its subfolder; the default), none, or a column of the table (default: "
-            "label).",
-        ),
+        "RULE",
+        "Label of each image: folder (its subfolder; the default), none, or a column of the table (default: label).",
     ] = None,
     *,
     boxes: BoxOptions,
     output: Annotated[
         Path | None,
+        "FOLDER",
+        "Folder to write. Default: a folder in RUN/embeddings.",
         Writes(check_folder, "embeddings", *EMBEDDING_MARKS),
-        option("FOLDER", "Folder to write. Default: a folder in RUN/embeddings.", "--output", "-o"),
     ] = None,
     dims: Annotated[
-        int | None, option("N", "Keep the first N coordinates, e.g. of a run with the loss matryoshka.", min=1)
+        int | None, "N", "Keep the first N coordinates, e.g. of a run with the loss matryoshka.", {"min": 1}
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
-    skip_bad_images: Annotated[
-        bool, typer.Option("--skip-bad-images", help="Skip images that cannot be read, and list them in manifest.json.")
-    ] = False,
+    skip_bad_images: Annotated[bool, "Skip images that cannot be read, and list them in manifest.json."] = False,
     engine: Annotated[
         Literal["local", "torchrun", "ray"] | None,
-        option(
-            "ENGINE",
-            "Which processes embed: local (this one), torchrun (its own), or ray (those of a cluster that can "
-            "read all files). Default: torchrun if it started this command, else local.",
-        ),
+        "ENGINE",
+        "Which processes embed: local (this one), torchrun (its own), or ray (those of a cluster that can read all "
+        "files). Default: torchrun if it started this command, else local.",
     ] = None,
     device: ModelDevice = "auto",
 ) -> None:

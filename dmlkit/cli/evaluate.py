@@ -20,7 +20,6 @@ from dmlkit.cli.options import (
     column_of,
     command,
     each,
-    option,
     plain_device,
     second_option,
     where_of,
@@ -71,20 +70,16 @@ def evaluate(
     ] = None,
     labels: Annotated[
         list[Path] | None,
-        option(
-            "FILE",
-            "For a file of vectors without labels: a file of them. Repeatable, for OTHER.",
-            check=each(require_labels),
-        ),
+        "FILE",
+        "For a file of vectors without labels: a file of them. Repeatable, for OTHER.",
+        each(require_labels),
     ] = None,
     manifold: ArrayManifold = None,
     metric: Annotated[
         list[str] | None,
-        option(
-            "NAME",
-            "Metric, e.g. recall@10, map@r, nmi, or recall@1:genus for a level of a hierarchy. Repeatable. "
-            "Default: those of the recipe.",
-        ),
+        "NAME",
+        "Metric, e.g. recall@10, map@r, nmi, or recall@1:genus for a level of a hierarchy. Repeatable. Default: those "
+        "of the recipe.",
     ] = None,
     by: Annotated[str | None, by_option("Print the last metric")] = None,
     where: Conditions = None,
@@ -101,44 +96,33 @@ def evaluate(
     ] = None,
     evidence: Annotated[
         str | None,
-        option(
-            "center|FILE",
-            "For a run: measure how much of the last metric comes from outside the objects. FILE: a table of "
-            "boxes (path, x1, y1, x2, y2) or masks (path, mask); center: the object is a central square.",
-        ),
+        "center|FILE",
+        "For a run: measure how much of the last metric comes from outside the objects. FILE: a table of boxes (path, "
+        "x1, y1, x2, y2) or masks (path, mask); center: the object is a central square.",
     ] = None,
     dims: Annotated[
-        list[int] | None, option("N", "Compare with the first N coordinates alone. Repeatable.", min=1)
+        list[int] | None, "N", "Compare with the first N coordinates alone. Repeatable.", {"min": 1}
     ] = None,
     precision: Annotated[
         list[str] | None,
-        option(
-            "NAME",
-            "Compare with stored forms: fp32, fp16, int8, binary (signs) or rescored (signs choose 100, and the "
-            "full vectors order them). Repeatable. Default: fp32, with --dims.",
-        ),
+        "NAME",
+        "Compare with stored forms: fp32, fp16, int8, binary (signs) or rescored (signs choose 100, and the full "
+        "vectors order them). Repeatable. Default: fp32, with --dims.",
     ] = None,
     output: Annotated[
-        Path | None,
-        Writes(check_file, (".csv",)),
-        option("FILE", "Write a CSV file with one row per class, worst first.", "--output", "-o"),
+        Path | None, "FILE", "Write a CSV file with one row per class, worst first.", Writes(check_file, (".csv",))
     ] = None,
     split: Annotated[
-        SplitName | None,
-        option("SPLIT", "Split of the dataset: train, validation, test or all. Default: test; all of OTHER."),
+        SplitName | None, "SPLIT", "Split of the dataset: train, validation, test or all. Default: test; all of OTHER."
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: Annotated[
         list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Override a key that evaluation reads, e.g. dataset.root=PATH; of a recipe any key. Repeatable.",
-            "--set",
-        ),
+        "KEY=VALUE",
+        "Override a key that evaluation reads, e.g. dataset.root=PATH; of a recipe any key. Repeatable.",
     ] = None,
     device: Annotated[
-        str | None,
-        option("DEVICE", "Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device),
+        str | None, "DEVICE", "Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", plain_device
     ] = None,
     json: Json = False,
 ) -> None:

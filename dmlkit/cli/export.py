@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, say
-from dmlkit.cli.options import argument, command, option
+from dmlkit.cli.options import argument, command
 from dmlkit.export.wanted import (
     MODEL_FORMATS,
     PROGRAMS,
@@ -46,20 +46,15 @@ def export(
     ],
     format: Annotated[  # noqa: A002
         Literal[ModelFormat, EmbeddingFormat, StoreFormat],
-        option(
-            "FORMAT",
-            f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For embeddings: "
-            f"{', '.join(get_args(EmbeddingFormat))}, or a database: {', '.join(get_args(StoreFormat))}.",
-        ),
+        "FORMAT",
+        f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For embeddings: "
+        f"{', '.join(get_args(EmbeddingFormat))}, or a database: {', '.join(get_args(StoreFormat))}.",
     ],
     output: Annotated[
-        str | None,
-        option("PATH|URL", "File or folder to write, or address of a database. Default: in SOURCE.", "--output", "-o"),
+        str | None, "PATH|URL", "File or folder to write, or address of a database. Default: in SOURCE."
     ] = None,
-    table: Annotated[
-        str | None, option("NAME", "Name of the table (collection) in the database. Default: embeddings.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table, if dmlkit wrote it.")] = False,
+    table: Annotated[str | None, "NAME", "Name of the table (collection) in the database. Default: embeddings."] = None,
+    overwrite: Annotated[bool, "Replace the table, if dmlkit wrote it."] = False,
     *,
     model: WantedModel,
 ) -> None:

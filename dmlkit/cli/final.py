@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import Device, RunPath, SetDataset, command, option
+from dmlkit.cli.options import Device, RunPath, SetDataset, command
 from dmlkit.cli.train import Overwrite, Resume, train_and_print
 
 app = typer.Typer()
@@ -14,9 +14,7 @@ app = typer.Typer()
 @command(app, "dmlkit final runs/demo")
 def final(
     run: RunPath,
-    output: Annotated[
-        Path | None, option("FOLDER", "Run folder to write. Default: RUN-final.", "--output", "-o")
-    ] = None,
+    output: Annotated[Path | None, "FOLDER", "Run folder to write. Default: RUN-final."] = None,
     overrides: SetDataset = None,
     resume: Resume = False,
     overwrite: Overwrite = False,

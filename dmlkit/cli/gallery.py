@@ -20,7 +20,6 @@ from dmlkit.cli.options import (
     argument,
     command,
     existing,
-    option,
     second_option,
 )
 from dmlkit.errors import UserError, merged
@@ -41,7 +40,7 @@ app = typer.Typer(
 )
 GalleryPath = Annotated[Path, argument("GALLERY", "Gallery folder, written by gallery create.", check=require_gallery)]
 IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
-Label = Annotated[str | None, option("LABEL", "Label of all images, instead of the names of their folders.")]
+Label = Annotated[str | None, "LABEL", "Label of all images, instead of the names of their folders."]
 NOT_PRINTED = ("versions", "parts", "numbers", "others")
 """Fields of a gallery's manifest: versions, checksums, and the models of other versions."""
 MOST_LABELS = 20
@@ -91,9 +90,7 @@ class MovedModelOptions(FusedModelOptions):
 def create(
     run: RunPath,
     output: Annotated[
-        Path,
-        Writes(check_folder, "an interrupted gallery", CREATING_MARK),
-        option("FOLDER", "Folder to write.", "--output", "-o"),
+        Path, "FOLDER", "Folder to write.", Writes(check_folder, "an interrupted gallery", CREATING_MARK)
     ],
     images: Annotated[
         Path | None, argument("IMAGES", f"{IMAGES} Default: an empty gallery.", check=require_addable)
@@ -101,15 +98,11 @@ def create(
     label: Label = None,
     *,
     boxes: BoxOptions,
-    thumbnails: Annotated[
-        bool, typer.Option("--thumbnails", help="Store small pictures, so that HTML pages do not need the files.")
-    ] = False,
+    thumbnails: Annotated[bool, "Store small pictures, so that HTML pages do not need the files."] = False,
     threshold: Annotated[
         float | None,
-        option(
-            "SIMILARITY",
-            "Similarity below which identify reports an image as unknown. Default: use what calibrate finds.",
-        ),
+        "SIMILARITY",
+        "Similarity below which identify reports an image as unknown. Default: use what calibrate finds.",
     ] = None,
     chosen: KeptModelOptions,
 ) -> None:
@@ -179,7 +172,7 @@ def remove(
     images: Annotated[
         list[str] | None, argument("IMAGE", "Images to remove: ids, or the files from which they were added.")
     ] = None,
-    label: Annotated[list[str] | None, option("LABEL", "Remove all images with this label. Repeatable.")] = None,
+    label: Annotated[list[str] | None, "LABEL", "Remove all images with this label. Repeatable."] = None,
 ) -> None:
     """Remove images; gallery restore can undo this."""
     from dmlkit.gallery.change import remove_images
@@ -205,9 +198,7 @@ def rename(
 @command(app, "dmlkit gallery info galleries/birds")
 def info(
     gallery: GalleryPath,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read all files and compare them with their checksums.")
-    ] = False,
+    verify: Annotated[bool, "Read all files and compare them with their checksums."] = False,
     json: Json = False,
 ) -> None:
     """Print the labels, images, version, model and index of a gallery."""
@@ -308,7 +299,7 @@ def migrate(
         argument(
             "IMAGES",
             "Folder that has the images of the gallery now, if they have moved.",
-            callback=existing("the folder that has the images now"),
+            check=existing("the folder that has the images now"),
         ),
     ] = None,
     *,
@@ -356,21 +347,16 @@ def index(
     gallery: GalleryPath,
     method: Annotated[
         Literal["ivf_pq", "ivf_hnsw_sq"] | None,
-        option(
-            "METHOD",
-            "Type of index: ivf_pq (compact codes, the default), or ivf_hnsw_sq (a graph, which takes longer to "
-            "build).",
-        ),
+        "METHOD",
+        "Type of index: ivf_pq (compact codes, the default), or ivf_hnsw_sq (a graph, which takes longer to build).",
     ] = None,
     precision: Annotated[
         Literal["int8", "binary"] | None,
-        option(
-            "PRECISION",
-            "Instead of --method: search vectors of a byte (int8) or a bit (binary) per number. The best candidates "
-            "are ordered by the full vectors.",
-        ),
+        "PRECISION",
+        "Instead of --method: search vectors of a byte (int8) or a bit (binary) per number. The best candidates are "
+        "ordered by the full vectors.",
     ] = None,
-    recall: Annotated[float, option("SHARE", "Share of the 10 nearest images that a search must find, 0 to 1.")] = 0.99,
+    recall: Annotated[float, "SHARE", "Share of the 10 nearest images that a search must find, 0 to 1."] = 0.99,
 ) -> None:
     """Build an approximate index for faster search and identify, and measure its recall."""
     from dmlkit.gallery.files import OF_PRECISION

@@ -13,7 +13,6 @@ from dmlkit.cli.options import (
     SourcePath,
     SplitName,
     command,
-    option,
 )
 
 app = typer.Typer()
@@ -23,7 +22,7 @@ app = typer.Typer()
 def curvature(
     source: SourcePath,
     split: Annotated[
-        SplitName | None, option("SPLIT", "Split of a run: train, validation, test or all. Default: train.")
+        SplitName | None, "SPLIT", "Split of a run: train, validation, test or all. Default: train."
     ] = None,
     overrides: SetDataset = None,
     device: RunDevice = None,

@@ -17,7 +17,6 @@ from dmlkit.cli.options import (
     SourcePath,
     Writes,
     command,
-    option,
 )
 from dmlkit.cli.search import pictures_of, tell_page
 from dmlkit.files.outputs import check_file
@@ -41,15 +40,11 @@ def identify(
     images: QueryPath,
     output: Annotated[
         list[Path] | None,
+        "FILE",
+        "Write all answers: a .csv table, a .json file or an .html page with pictures. Repeatable. For images of "
+        "Camtrap DP, observations.csv has its observations with the labels; for boxes of MegaDetector, .json has its "
+        "boxes with the labels; for tracks, .txt is MOT text.",
         Writes(check_file, (".csv", ".json", ".txt", PAGE)),
-        option(
-            "FILE",
-            "Write all answers: a .csv table, a .json file or an .html page with pictures. Repeatable. For images of "
-            "Camtrap DP, observations.csv has its observations with the labels; for boxes of MegaDetector, .json has "
-            "its boxes with the labels; for tracks, .txt is MOT text.",
-            "--output",
-            "-o",
-        ),
     ] = None,
     *,
     rule: LabelRule,

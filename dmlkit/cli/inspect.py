@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import SourcePath, Writes, command, option
+from dmlkit.cli.options import SourcePath, Writes, command
 from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
@@ -22,13 +22,9 @@ def inspect(
     source: SourcePath,
     output: Annotated[
         Path | None,
+        "FILE",
+        "HTML page to write. Default: inspection.html in plots/ of a run, otherwise in the current folder.",
         Writes(check_file),
-        option(
-            "FILE",
-            "HTML page to write. Default: inspection.html in plots/ of a run, otherwise in the current folder.",
-            "--output",
-            "-o",
-        ),
     ] = None,
     *,
     points: SourceOptions,

@@ -13,7 +13,6 @@ from dmlkit.cli.options import (
     RunSplit,
     SetDataset,
     existing,
-    option,
     second_option,
     where_of,
 )
@@ -34,22 +33,18 @@ class TableOptions:
 
     column: Annotated[
         list[str] | None,
-        option(
-            "NAME=COLUMN",
-            "Read this column of a table, e.g. label=species, path={folder}/{file}, or group= for none; group=day: "
-            "photos of a class of one day, by time or EXIF data, are a group (start, data check). Names: path, "
-            "label, group, split, query, gallery, super_class, latitude, longitude, time, x1, y1, x2, y2, bbox. "
-            "label='(?P<label>[0-9]+)_(?P<group>c[0-9])' takes parts of the path; unknown=TEXT is no label. Default: "
-            "usual names.",
-        ),
+        "NAME=COLUMN",
+        "Read this column of a table, e.g. label=species, path={folder}/{file}, or group= for none; group=day: photos "
+        "of a class of one day, by time or EXIF data, are a group (start, data check). Names: path, label, group, "
+        "split, query, gallery, super_class, latitude, longitude, time, x1, y1, x2, y2, bbox. "
+        "label='(?P<label>[0-9]+)_(?P<group>c[0-9])' takes parts of the path; unknown=TEXT is no label. Default: "
+        "usual names.",
     ] = None
     root: Annotated[
         Path | None,
-        option(
-            "FOLDER",
-            "Folder that the paths of a table are relative to. Default: that of the table.",
-            check=require_folder,
-        ),
+        "FOLDER",
+        "Folder that the paths of a table are relative to. Default: that of the table.",
+        require_folder,
     ] = None
 
     def columns(self) -> dict[str, str]:
@@ -71,20 +66,16 @@ class BoxOptions(TableOptions):
 
     box_source: Annotated[
         Path | None,
-        option(
-            "PATH",
-            "Use boxes of the images: a folder of YOLO's .txt files or of Pascal VOC's .xml files, or a file of COCO, "
-            "MegaDetector or SpeciesNet.",
-            "--boxes",
-            callback=existing("a folder of .txt files or a .json file"),
-        ),
+        "PATH",
+        "Use boxes of the images: a folder of YOLO's .txt files or of Pascal VOC's .xml files, or a file of COCO, "
+        "MegaDetector or SpeciesNet.",
+        existing("a folder of .txt files or a .json file"),
     ] = None
     box_margin: Annotated[
-        float | None, option("SHARE", "Margin on each side of a box, as a share of its width or height. Default: 0.")
+        float | None, "SHARE", "Margin on each side of a box, as a share of its width or height. Default: 0."
     ] = None
     box_confidence: Annotated[
-        float | None,
-        option("NUMBER", "Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2."),
+        float | None, "NUMBER", "Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2."
     ] = None
 
     def read(self, where: str | None = None) -> "Boxes | None":
@@ -147,8 +138,7 @@ class ModelOptions:
     """Options on the model that embeds new images."""
 
     run: Annotated[
-        Path | None,
-        option("RUN", "Run that embeds new images. Default: the one that embedded the others.", check=require_run),
+        Path | None, "RUN", "Run that embeds new images. Default: the one that embedded the others.", require_run
     ] = None
     device: ModelDevice = "auto"
 

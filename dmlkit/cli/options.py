@@ -30,8 +30,16 @@ if TYPE_CHECKING:
 
 TRAIN = "Train and measure"
 SplitName = Literal["train", "validation", "test", "all"]
-NAMES = {"k": "-k", "takes": "--input"}
-"""Options whose name is not that of their field."""
+NAMES = {
+    "k": ["-k"],
+    "takes": ["--input"],
+    "output": ["--output", "-o"],
+    "number": ["--number", "-n"],
+    "overrides": ["--set"],
+    "every": ["--all"],
+    "box_source": ["--boxes"],
+}
+"""Options whose name is not that of their field or parameter."""
 LAST = ("json", "device")
 """Options that end the screen of every command that has them, in this order."""
 
@@ -50,7 +58,9 @@ def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
     return callback
 
 
-def option(metavar: str, meaning: str, *names: str, check: Callable[[Any], object] | None = None, **more: Any) -> Any:
+def option(
+    metavar: str | None, meaning: str, *names: str, check: Callable[[Any], object] | None = None, **more: Any
+) -> Any:
     """Return an option.
 
     Args:
@@ -112,49 +122,43 @@ def plain_device(device: str) -> None:
     parse_device(device)
 
 
-Set = Annotated[
-    list[str] | None, option("KEY=VALUE", "Override a key of the recipe, e.g. loss.margin=0.2. Repeatable.", "--set")
-]
+Set = Annotated[list[str] | None, "KEY=VALUE", "Override a key of the recipe, e.g. loss.margin=0.2. Repeatable."]
 SetDataset = Annotated[
-    list[str] | None,
-    option("KEY=VALUE", "Override a key of the run's dataset, e.g. dataset.root=PATH. Repeatable.", "--set"),
+    list[str] | None, "KEY=VALUE", "Override a key of the run's dataset, e.g. dataset.root=PATH. Repeatable."
 ]
-Device = Annotated[str, option("DEVICE", "Where to compute: auto, cpu, cuda, cuda:N or mps.", check=plain_device)]
+Device = Annotated[str, "DEVICE", "Where to compute: auto, cpu, cuda, cuda:N or mps.", plain_device]
 ModelDevice = Annotated[
     str,
-    option(
-        "DEVICE",
-        "Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +bf16 or +fastest for "
-        "another runtime, e.g. cpu+fastest; otherwise torch in float32.",
-        check=lambda device: parse_device(device.partition("+")[0]),
-    ),
+    "DEVICE",
+    "Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +bf16 or +fastest for another runtime, "
+    "e.g. cpu+fastest; otherwise torch in float32.",
+    lambda device: parse_device(device.partition("+")[0]),
 ]
 RunDevice = Annotated[
-    str | None, option("DEVICE", "Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device)
+    str | None, "DEVICE", "Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", plain_device
 ]
 RunSplit = Annotated[
     SplitName | None,
-    option("SPLIT", "Split of a run: train, validation, test or all. Default: test; all for a run that final wrote."),
+    "SPLIT",
+    "Split of a run: train, validation, test or all. Default: test; all for a run that final wrote.",
 ]
 ArrayManifold = Annotated[
     Literal["sphere", "euclidean"] | None,
-    option("NAME", "For a file of vectors: sphere (compare by cosine) or euclidean (by distance). Default: sphere."),
+    "NAME",
+    "For a file of vectors: sphere (compare by cosine) or euclidean (by distance). Default: sphere.",
 ]
 ArrayLabels = Annotated[
-    Path | None, option("FILE", "For a file of vectors: file of its N labels, integers or text.", check=require_labels)
+    Path | None, "FILE", "For a file of vectors: file of its N labels, integers or text.", require_labels
 ]
 Conditions = Annotated[
     str | None,
-    option(
-        "CONDITIONS",
-        "Take only rows of a gallery, embeddings, a table or that of a run with e.g. 'side=left and year=2020..2022'; "
-        "also COLUMN in A, B. Other columns: label, path, id.",
-        "--where",
-        check=where_of,
-    ),
+    "CONDITIONS",
+    "Take only rows of a gallery, embeddings, a table or that of a run with e.g. 'side=left and year=2020..2022'; "
+    "also COLUMN in A, B. Other columns: label, path, id.",
+    where_of,
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]
+Json = Annotated[bool, "Print only JSON to standard output."]
+DryRun = Annotated[bool, "Check everything and print the plan; write nothing."]
 
 
 def stem_of(file: Path) -> str:
@@ -173,19 +177,24 @@ def examples(*commands: str) -> str:
 
 
 def declared(field: Parameter) -> Parameter | None:
-    """Return a field of a dataclass as the parameter of a command; None for one that is no option.
+    """Return a field of a dataclass, or a parameter, as the parameter of a command; None for one that is no option.
 
-    The library declares a field as ``Annotated[int | None, "COUNT", "Number of images that vote."]``, a flag with its
-    meaning alone, and one that many commands share, see `SHARED`, without any.
+    An option is declared as ``Annotated[int | None, "COUNT", "Number of images that vote."]``: by its type, what
+    ``--help`` shows as its value, and its meaning. A flag has a meaning alone. A check of the value, a `Writes` and a
+    dictionary of more options of `typer.Option` may follow. A field that many commands share, see `SHARED`, has none.
     """
     kind, *said = get_args(field.annotation) if get_origin(field.annotation) is Annotated else (field.annotation,)
     if not said:
-        return field.replace(annotation=SHARED[field.name], default=None) if field.name in SHARED else None
-    if isinstance(said[-1], str):
-        name = NAMES.get(field.name, f"--{field.name.replace('_', '-')}")
-        value = None if len(said) == 1 else said[0]
-        return field.replace(annotation=Annotated[kind, typer.Option(name, metavar=value, help=said[-1])])
-    return field
+        return declared(field.replace(annotation=SHARED[field.name], default=None)) if field.name in SHARED else None
+    texts = [one for one in said if isinstance(one, str)]
+    if not texts:
+        return field
+    marks = [one for one in said if isinstance(one, Writes)]
+    more: dict[str, Any] = next((one for one in said if isinstance(one, dict)), {})
+    names = NAMES.get(field.name, [f"--{field.name.replace('_', '-')}"])
+    value = texts[0] if len(texts) > 1 else None
+    made = option(value, texts[-1], *names, check=next(filter(callable, said), None), **more)
+    return field.replace(annotation=Annotated[kind, made, *marks])
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -197,7 +206,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     kinds = {name: one.annotation for name, one in own.items() if isinstance(one.annotation, type)}
     fields_of = {name: signature(kind).parameters.values() for name, kind in kinds.items() if is_dataclass(kind)}
     groups = {name: {one.name: one for one in map(declared, fields) if one} for name, fields in fields_of.items()}
-    fields = {field.name: field for name, one in own.items() for field in groups.get(name, {name: one}).values()}
+    fields = {
+        field.name: field
+        for name, one in own.items()
+        for field in (groups[name].values() if name in groups else filter(None, [declared(one)]))
+    }
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in fields.values()]
     parameters.sort(key=lambda one: LAST.index(one.name) if one.name in LAST else -1)
     annotations = {one.name: one.annotation for one in parameters}
@@ -225,9 +238,9 @@ def command(app: typer.Typer, *lines: str, **more: Any) -> Callable[[Callable[..
     return lambda function: app.command(epilog=examples(*lines), **more)(with_options(function))
 
 
-def existing(expected: str) -> Callable[..., Any]:
-    """Return a callback that checks that a path exists, see `checked`; ``expected`` says what should be there."""
-    return checked(partial(require_path, expected=expected))
+def existing(expected: str) -> Callable[[Path], None]:
+    """Return a check that a path exists; ``expected`` says what should be there."""
+    return partial(require_path, expected=expected)
 
 
 def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
@@ -238,11 +251,6 @@ def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
             check(path)
 
     return check_all
-
-
-def number_option(meaning: str, **more: Any) -> Any:
-    """Return the option ``--number`` of a command that shows, asks or chooses so many of something."""
-    return option("COUNT", meaning, "--number", "-n", **more)
 
 
 RunPath = Annotated[
@@ -285,20 +293,19 @@ def by_option(prints: str) -> Any:
     )
 
 
-MovedRun = Annotated[Path | None, option("RUN", "The gallery's run, if it has moved.", check=require_run)]
+MovedRun = Annotated[Path | None, "RUN", "The gallery's run, if it has moved.", require_run]
 PAGE = ".html"
 Files = Annotated[
     list[Path] | None,
+    "FILE",
+    "Write all of it: a .csv table, or an .html page with pictures. Repeatable.",
     Writes(check_file, (".csv", PAGE)),
-    option("FILE", "Write all of it: a .csv table, or an .html page with pictures. Repeatable.", "--output", "-o"),
 ]
 RerankMethod = Annotated[
     str | None,
-    option(
-        "METHOD",
-        "Rank the images once more for each query: k_reciprocal or expansion; options after a colon, e.g. "
-        "expansion:n=3. Defaults: k1=20, k2=6, weight=0.3; n=5, alpha=3.",
-    ),
+    "METHOD",
+    "Rank the images once more for each query: k_reciprocal or expansion; options after a colon, e.g. expansion:n=3. "
+    "Defaults: k1=20, k2=6, weight=0.3; n=5, alpha=3.",
 ]
 QueryPath = Annotated[
     Path,
@@ -317,11 +324,9 @@ RecipePath = Annotated[
 ]
 Checkpoint = Annotated[
     Literal["best", "last", "pretrained"] | None,
-    option(
-        "NAME",
-        "Checkpoint: best (on validation classes), last, or pretrained (before training, without the head). Default: "
-        "best if there is one, otherwise last.",
-    ),
+    "NAME",
+    "Checkpoint: best (on validation classes), last, or pretrained (before training, without the head). Default: best "
+    "if there is one, otherwise last.",
 ]
 SHARED = {"checkpoint": Checkpoint, "overrides": SetDataset}
 """Fields that are the same option in every dataclass of the library."""

@@ -19,8 +19,6 @@ from dmlkit.cli.options import (
     command,
     each,
     examples,
-    number_option,
-    option,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_place
@@ -64,18 +62,14 @@ PlottedRun = Annotated[Path, argument("RUN", "Run folder, written by train.", ch
 RunsOrStudy = Annotated[
     list[Path], argument("RUN|STUDY", "One or more run folders, or one study folder.", check=require_runs_or_study)
 ]
-Split = Annotated[SplitName, option("SPLIT", "Split to draw: train, validation, test or all.")]
-Classes = Annotated[int, number_option("Number of classes to show, at equal steps in the list of classes.", min=1)]
-Metric = Annotated[str | None, option("NAME", "Metric to draw. Default: the one that chose the checkpoint.")]
+Split = Annotated[SplitName, "SPLIT", "Split to draw: train, validation, test or all."]
+Classes = Annotated[int, "COUNT", "Number of classes to show, at equal steps in the list of classes.", {"min": 1}]
+Metric = Annotated[str | None, "NAME", "Metric to draw. Default: the one that chose the checkpoint."]
 Output = Annotated[
     Path | None,
+    "FILE",
+    "Picture to write: .png, .svg or .pdf. Default: a .png file in plots/ of the run or study.",
     Writes(check_file, PICTURES),
-    option(
-        "FILE",
-        "Picture to write: .png, .svg or .pdf. Default: a .png file in plots/ of the run or study.",
-        "--output",
-        "-o",
-    ),
 ]
 
 
@@ -114,7 +108,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         run: PlottedRun,
         split: Split = "test",
         number: Classes = 20,
-        thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Draw small pictures instead of dots.")] = False,
+        thumbnails: Annotated[bool, "Draw small pictures instead of dots."] = False,
         *,
         options: PictureOptions,
     ) -> None:
@@ -138,9 +132,9 @@ def retrieval(
     run: PlottedRun,
     split: Split = "test",
     number: Annotated[
-        int, number_option("Number of queries; half are the worst-scoring, half are random.", min=1, max=50)
+        int, "COUNT", "Number of queries; half are the worst-scoring, half are random.", {"min": 1, "max": 50}
     ] = 8,
-    k: Annotated[int, option("COUNT", "Number of neighbors per query.", "-k", min=1, max=12)] = 6,
+    k: Annotated[int, "COUNT", "Number of neighbors per query.", {"min": 1, "max": 12}] = 6,
     *,
     options: PictureOptions,
 ) -> None:
@@ -207,7 +201,7 @@ def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -
 @command(app, "dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
 def results(
     study: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_results)],
-    metric: Annotated[str | None, option("NAME", "Metric to draw. Default: all.")] = None,
+    metric: Annotated[str | None, "NAME", "Metric to draw. Default: all."] = None,
     output: Output = None,
 ) -> None:
     """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""

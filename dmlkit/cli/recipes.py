@@ -19,7 +19,6 @@ from dmlkit.cli.options import (
     Writes,
     argument,
     command,
-    option,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
@@ -42,12 +41,10 @@ def list_members(
         str | None, argument("NAME", "Member of the family, e.g. proxy_anchor; or group of recipes, e.g. start.")
     ] = None,
     root: Annotated[
-        Path | None, option("FOLDER", "List the recipes in this folder. Default: those installed with dmlkit.")
+        Path | None, "FOLDER", "List the recipes in this folder. Default: those installed with dmlkit."
     ] = None,
     output: Annotated[
-        Path | None,
-        Writes(check_file, (".md",)),
-        option("FILE", "Write all keys of all families as Markdown (.md).", "--output", "-o"),
+        Path | None, "FILE", "Write all keys of all families as Markdown (.md).", Writes(check_file, (".md",))
     ] = None,
 ) -> None:
     """List the families of components, the members of one family with their keys, or the recipes."""

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import Writes, argument, command, number_option, option
+from dmlkit.cli.options import Writes, argument, command
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
@@ -40,22 +40,18 @@ def review(
     ],
     output: Annotated[
         Path,
+        "FOLDER",
+        "Folder of the review; created if it does not exist.",
         Writes(check_folder, "a review", REVIEW_MARK),
-        option("FOLDER", "Folder of the review; created if it does not exist.", "--output", "-o"),
     ],
-    number: Annotated[int, number_option("Number of questions to ask next.", min=1)] = 20,
+    number: Annotated[int, "COUNT", "Number of questions to ask next.", {"min": 1}] = 20,
     wrong: Annotated[
         float,
-        option(
-            "SHARE",
-            "Share of labels that may be wrong in the end; the review estimates how many answers reach it.",
-            min=0,
-            max=1,
-        ),
+        "SHARE",
+        "Share of labels that may be wrong in the end; the review estimates how many answers reach it.",
+        {"min": 0, "max": 1},
     ] = 0.01,
-    add: Annotated[
-        bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
-    ] = False,
+    add: Annotated[bool, "Add the images with their labels to the gallery, as a new version."] = False,
     *,
     chosen: FusedModelOptions,
 ) -> None:

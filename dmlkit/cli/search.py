@@ -20,7 +20,6 @@ from dmlkit.cli.options import (
     RerankMethod,
     SourcePath,
     command,
-    option,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
@@ -43,10 +42,8 @@ MOST_SHOWN = 10  # queries printed in the terminal
 def search(
     source: SourcePath,
     queries: QueryPath,
-    k: Annotated[int, option("COUNT", "Number of neighbors per query.", "-k")] = 10,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Compare with every image, even if the gallery has an index.")
-    ] = False,
+    k: Annotated[int, "COUNT", "Number of neighbors per query."] = 10,
+    exact: Annotated[bool, "Compare with every image, even if the gallery has an index."] = False,
     rerank: RerankMethod = None,
     where: Conditions = None,
     *,

@@ -15,8 +15,6 @@ from dmlkit.cli.options import (
     Writes,
     argument,
     command,
-    number_option,
-    option,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -46,34 +44,23 @@ def select(
             check=require_queries,
         ),
     ] = None,
-    number: Annotated[int, number_option("Number of images to choose; with --measure per round.")] = 200,
-    output: Annotated[
-        Path | None,
-        Writes(check_file),
-        option("FILE", "Write them to this CSV table.", "--output", "-o"),
-    ] = None,
+    number: Annotated[int, "COUNT", "Number of images to choose; with --measure per round."] = 200,
+    output: Annotated[Path | None, "FILE", "Write them to this CSV table.", Writes(check_file)] = None,
     method: Annotated[
         Literal["coverage", "k_center"],
-        option(
-            "METHOD",
-            "Choose by coverage (reduce the mean distance of all images to a labeled one) or k_center (take the "
-            "image farthest from all labeled ones).",
-        ),
+        "METHOD",
+        "Choose by coverage (reduce the mean distance of all images to a labeled one) or k_center (take the image "
+        "farthest from all labeled ones).",
     ] = "coverage",
     threshold: Annotated[
         float | None,
-        option(
-            "SIMILARITY",
-            "Minimum similarity of near-duplicates, which are left out; dmlkit duplicates proposes one. Default: "
-            "that of equal images.",
-        ),
+        "SIMILARITY",
+        "Minimum similarity of near-duplicates, which are left out; dmlkit duplicates proposes one. Default: that of "
+        "equal images.",
     ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Compare with random choice on the labeled images of SOURCE instead.")
-    ] = False,
+    measure: Annotated[bool, "Compare with random choice on the labeled images of SOURCE instead."] = False,
     split: Annotated[
-        SplitName | None,
-        option("SPLIT", "Split of a run: train, validation, test or all. Default: all; with --measure test."),
+        SplitName | None, "SPLIT", "Split of a run: train, validation, test or all. Default: all; with --measure test."
     ] = None,
     *,
     chosen: ModelOptions,

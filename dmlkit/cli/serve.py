@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import argument, command, option
+from dmlkit.cli.options import argument, command
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
 from dmlkit.serve.access import Access
@@ -28,11 +28,11 @@ app = typer.Typer()
 )
 def serve(
     source: Annotated[Path, argument("SOURCE", "Gallery, run, timm:NAME or embeddings folder.", check=require_source)],
-    port: Annotated[int, option("PORT", "Port; 0 takes a free one.", min=0, max=65535)] = 8765,
+    port: Annotated[int, "PORT", "Port; 0 takes a free one.", {"min": 0, "max": 65535}] = 8765,
     *,
     access: Access,
     workers: Annotated[
-        int, option("COUNT", "Number of processes that answer; each has the model and the points in memory.", min=1)
+        int, "COUNT", "Number of processes that answer; each has the model and the points in memory.", {"min": 1}
     ] = 1,
     chosen: FusedModelOptions,
 ) -> None:

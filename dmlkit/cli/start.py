@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
 from dmlkit.cli.option_groups import TableOptions
-from dmlkit.cli.options import Device, Writes, argument, command, option, stem_of
+from dmlkit.cli.options import Device, Writes, argument, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file, write_output
@@ -38,24 +38,17 @@ def start(
     table: TableOptions,
     output: Annotated[
         Path | None,
+        "FILE",
+        "Recipe to write. Default: the name of ROOT with .yaml, in the current folder.",
         Writes(check_file),
-        option(
-            "FILE", "Recipe to write. Default: the name of ROOT with .yaml, in the current folder.", "--output", "-o"
-        ),
     ] = None,
     budget: Annotated[
-        str | None,
-        option("TIME", "Time that training may take, e.g. 10m or 2h. Default: 10m, with a GPU 30m."),
+        str | None, "TIME", "Time that training may take, e.g. 10m or 2h. Default: 10m, with a GPU 30m."
     ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Also measure models whose weights must be downloaded first.")
-    ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Measure and time nothing; the recipe trains a small network.")
-    ] = False,
+    download: Annotated[bool, "Also measure models whose weights must be downloaded first."] = False,
+    quick: Annotated[bool, "Measure and time nothing; the recipe trains a small network."] = False,
     license_only: Annotated[
-        Literal["free"] | None,
-        option("free", "Leave out models whose license does not allow every use."),
+        Literal["free"] | None, "free", "Leave out models whose license does not allow every use."
     ] = None,
     device: Device = "auto",
 ) -> None:

@@ -22,7 +22,6 @@ from dmlkit.cli.options import (
     argument,
     command,
     each,
-    option,
     stem_of,
 )
 from dmlkit.errors import UserError
@@ -43,16 +42,15 @@ app = typer.Typer()
 def study(
     study: Annotated[Path, argument("STUDY", "YAML file of a study.", check=require_study_file)],
     output: Annotated[
-        Path | None,
-        option("FOLDER", "Study folder to write. Default: runs/study/ and the name of the file.", "--output", "-o"),
+        Path | None, "FOLDER", "Study folder to write. Default: runs/study/ and the name of the file."
     ] = None,
     overrides: Set = None,
     workers: Annotated[
-        int, option("COUNT", "Number of runs at a time, each on its own GPU or an equal share of the CPU cores.", min=1)
+        int, "COUNT", "Number of runs at a time, each on its own GPU or an equal share of the CPU cores.", {"min": 1}
     ] = 1,
     device: Device = "auto",
     budget: Annotated[
-        str | None, option("TIME", "Stop after this time, e.g. 90m or 1h30m, with the results of the finished runs.")
+        str | None, "TIME", "Stop after this time, e.g. 90m or 1h30m, with the results of the finished runs."
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -171,16 +169,12 @@ def report(
     ],
     output: Annotated[
         Path,
+        "FILE",
+        "File to write: .md (page with plots; your own text in it is kept) or .tex (LaTeX tables).",
         Writes(check_file, (".md", ".tex")),
-        option(
-            "FILE",
-            "File to write: .md (page with plots; your own text in it is kept) or .tex (LaTeX tables).",
-            "--output",
-            "-o",
-        ),
     ],
     paper: Annotated[
-        str | None, option("NAME", "Report only the statements of this paper (key paper in the study file).")
+        str | None, "NAME", "Report only the statements of this paper (key paper in the study file)."
     ] = None,
 ) -> None:
     """Write the results of studies as one document: claims, metrics, verdicts and commands."""

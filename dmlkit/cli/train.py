@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_metrics, say_prose
-from dmlkit.cli.options import Device, DryRun, RecipePath, Set, command, option, stem_of
+from dmlkit.cli.options import Device, DryRun, RecipePath, Set, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from dmlkit.run_folder.documents import Basis, PretrainedFigures, Summary
 
 app = typer.Typer()
-Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
-]
+Resume = Annotated[bool, "Resume the run in the folder."]
+Overwrite = Annotated[bool, "Replace the run in the folder and everything computed with it."]
 KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for any images, also those of a review
 
 
@@ -36,23 +34,15 @@ KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for an
 def train(
     recipe: RecipePath,
     output: Annotated[
-        Path | None,
-        option(
-            "FOLDER",
-            "Run folder to write. Default: runs/ and the name of the recipe, or of the review.",
-            "--output",
-            "-o",
-        ),
+        Path | None, "FOLDER", "Run folder to write. Default: runs/ and the name of the recipe, or of the review."
     ] = None,
     overrides: Set = None,
     review: Annotated[
         Path | None,
-        option(
-            "FOLDER",
-            "Train on the labels of this review and of its gallery, instead of the recipe's dataset, and compare "
-            "with the gallery's model on answers that are held out.",
-            check=require_review,
-        ),
+        "FOLDER",
+        "Train on the labels of this review and of its gallery, instead of the recipe's dataset, and compare with the "
+        "gallery's model on answers that are held out.",
+        require_review,
     ] = None,
     resume: Resume = False,
     overwrite: Overwrite = False,

@@ -16,7 +16,6 @@ from dmlkit.cli.options import (
     argument,
     command,
     existing,
-    option,
     second_option,
 )
 from dmlkit.errors import UserError
@@ -51,23 +50,17 @@ def verify(
     ],
     root: Annotated[
         Path | None,
-        option(
-            "FOLDER",
-            "Folder of the paths in PAIRS. Default: the folder of that file.",
-            callback=existing("the folder of the images"),
-        ),
+        "FOLDER",
+        "Folder of the paths in PAIRS. Default: the folder of that file.",
+        existing("the folder of the images"),
     ] = None,
     prior: Annotated[
         float,
-        option(
-            "SHARE",
-            "Share of the pairs that you expect to show the same class; the probabilities hold for it. The "
-            "verdicts do not depend on it.",
-        ),
+        "SHARE",
+        "Share of the pairs that you expect to show the same class; the probabilities hold for it. The verdicts do "
+        "not depend on it.",
     ] = 0.5,
-    output: Annotated[
-        Path | None, Writes(check_file, (".csv",)), option("FILE", "Write all pairs as .csv.", "--output", "-o")
-    ] = None,
+    output: Annotated[Path | None, "FILE", "Write all pairs as .csv.", Writes(check_file, (".csv",))] = None,
     checkpoint: Checkpoint = None,
     second: Annotated[
         Path | None,

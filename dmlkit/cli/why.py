@@ -15,8 +15,6 @@ from dmlkit.cli.options import (
     Writes,
     argument,
     command,
-    number_option,
-    option,
 )
 from dmlkit.files.outputs import check_file
 from dmlkit.files.pictures import PICTURES
@@ -33,12 +31,8 @@ def why(
     run: RunPath,
     a: Annotated[Path, argument("A", "Image.", check=require_image)],
     b: Annotated[Path, argument("B", "Image to compare it with.", check=require_image)],
-    output: Annotated[
-        Path | None,
-        Writes(check_file, PICTURES),
-        option("FILE", "Picture to draw: .png, .svg or .pdf.", "--output", "-o"),
-    ] = None,
-    number: Annotated[int, number_option("Number of pairs of patches to print and to join by lines.", min=1)] = 8,
+    output: Annotated[Path | None, "FILE", "Picture to draw: .png, .svg or .pdf.", Writes(check_file, PICTURES)] = None,
+    number: Annotated[int, "COUNT", "Number of pairs of patches to print and to join by lines.", {"min": 1}] = 8,
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",
