@@ -82,9 +82,7 @@ def print_clusters(found: "Clusters", console: Console) -> None:
 
 def summary_of(found: "Clusters") -> str:
     """Return a line on all clusters."""
-    line = (
-        f"{counted(len(found.collection), 'image', 'images')} in {counted(len(found.members), 'cluster', 'clusters')}"
-    )
+    line = f"{counted(len(found.collection), 'image')} in {counted(len(found.members), 'cluster')}"
     if found.noise:
         line += f", {found.noise} in no cluster"
     purity, nmi = found.purity(), found.nmi()

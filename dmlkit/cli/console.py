@@ -153,7 +153,7 @@ def say_skipped(console: Console, messages: Sequence[str]) -> None:
     """Print the number of images that could not be read, and a line per reason."""
     if not messages:
         return
-    say(console, f"{counted(len(messages), 'image', 'images')} could not be read:")
+    say(console, f"{counted(len(messages), 'image')} could not be read:")
     for line in merged(messages):
         say(console, f"  {line}")
 

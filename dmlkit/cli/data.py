@@ -123,7 +123,7 @@ def convert(
     root = write_images(found, output)
     for line in merged([*found.notes, *(f"left out: {fault}" for fault in found.faults)]):
         say(console, f"note: {line}")
-    say(console, f"wrote {output}: {counted(len(found), 'row', 'rows')} of {', '.join(found.table.column_names)}")
+    say(console, f"wrote {output}: {counted(len(found), 'row')} of {', '.join(found.table.column_names)}")
     if root == found.root and root != output.parent:
         say(console, f"its paths are relative to {root}: read it with --root {root}")
 
@@ -140,4 +140,4 @@ def print_findings(findings: "Findings", title: str, console: Console, *, every:
     for kind, lines in (("error", findings.faults), ("note", findings.notes)):
         for line in lines if every else merged(lines):
             say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
-    say(console, f"{counted(findings.errors, 'error', 'errors')} found" if findings.errors else "no errors found")
+    say(console, f"{counted(findings.errors, 'error')} found" if findings.errors else "no errors found")

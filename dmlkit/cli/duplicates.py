@@ -88,10 +88,8 @@ def print_groups(found: "DuplicateGroups", console: Console) -> None:
         rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), image])
     if found.groups:
         print_table(rows, console, f"near-duplicates in {collection.source}")
-    groups = counted(len(found.groups), "group", "groups")
-    say(
-        console, f"{counted(len(collection), 'image', 'images')}: {found.images} of them in {groups} of near-duplicates"
-    )
+    groups = counted(len(found.groups), "group")
+    say(console, f"{counted(len(collection), 'image')}: {found.images} of them in {groups} of near-duplicates")
     if len(found.groups) > MOST_SHOWN:
         say(console, f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
     if found.mixed:
@@ -142,7 +140,7 @@ def print_matches(found: "Matches", console: Console) -> None:
     if len(found.pairs.first):
         print_pairs(found, console, "near-duplicates")
     one, other = found.images
-    pairs = counted(len(found.pairs.first), "pair", "pairs")
+    pairs = counted(len(found.pairs.first), "pair")
     say(
         console,
         f"{pairs} of near-duplicates: {one} of {len(found.one)} images in a, {other} of {len(found.other)} in b",

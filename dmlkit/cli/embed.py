@@ -104,6 +104,6 @@ def embed(
     if manifest is None:
         return
     where = output or output_of(RunFolder(run), images, split, manifest.model.checkpoint, dims)
-    say(console, f"{counted(manifest.count, 'embedding', 'embeddings')} of {manifest.dim} dimensions in {where}")
+    say(console, f"{counted(manifest.count, 'embedding')} of {manifest.dim} dimensions in {where}")
     if manifest.skipped:
-        say(console, f"{counted(len(manifest.skipped), 'image', 'images')} could not be read; manifest.json lists them")
+        say(console, f"{counted(len(manifest.skipped), 'image')} could not be read; manifest.json lists them")

@@ -150,8 +150,8 @@ def add(
 def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> None:
     """Print how many images were added, and which were not."""
     if incoming.resumed:
-        say(console, f"{counted(incoming.resumed, 'image', 'images')} embedded before the interruption")
-    say(console, f"{counted(incoming.added, 'image', 'images')} added to {gallery}")
+        say(console, f"{counted(incoming.resumed, 'image')} embedded before the interruption")
+    say(console, f"{counted(incoming.added, 'image')} added to {gallery}")
     if incoming.labeled:
         say(console, f"{len(incoming.labeled):,} of them were there without a label")
     if none := incoming.unlabeled:
@@ -161,7 +161,7 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> Non
         (incoming.skipped, "skipped: could not be read"),
     ):
         if lines:
-            say(console, f"{counted(len(lines), 'image', 'images')} {reason}")
+            say(console, f"{counted(len(lines), 'image')} {reason}")
         for line in merged(lines):
             say(console, f"  {line}")
 
@@ -178,7 +178,7 @@ def remove(
     from dmlkit.gallery.change import remove_images
 
     count = remove_images(gallery, labels=label or [], images=images or [])
-    say(Console(), f"{counted(count, 'image', 'images')} removed from {gallery}")
+    say(Console(), f"{counted(count, 'image')} removed from {gallery}")
 
 
 @command(app, "dmlkit gallery rename galleries/birds robyn robin")
@@ -191,8 +191,8 @@ def rename(
     from dmlkit.gallery.change import rename_label
 
     renamed, before = rename_label(gallery, old, new)
-    merged = f", which {counted(before, 'image', 'images')} had before: {renamed + before:,} now" if before else ""
-    say(Console(), f"{counted(renamed, 'image', 'images')} of {gallery} renamed from {old} to {new.strip()}{merged}")
+    merged = f", which {counted(before, 'image')} had before: {renamed + before:,} now" if before else ""
+    say(Console(), f"{counted(renamed, 'image')} of {gallery} renamed from {old} to {new.strip()}{merged}")
 
 
 @command(app, "dmlkit gallery info galleries/birds")
@@ -224,7 +224,7 @@ def info(
         say(console, f"the first {MOST_LABELS} labels are shown; --json contains all")
     say(
         console,
-        f"{counted(state.images, 'image', 'images')} with {counted(len(labels), 'label', 'labels')}, "
+        f"{counted(state.images, 'image')} with {counted(len(labels), 'label')}, "
         f"{state.without_label:,} without a label; "
         f"version {state.version}",
     )
@@ -287,7 +287,7 @@ def restore(
     count = restore_version(gallery, version)
     summary = GallerySummary.read(gallery / MANIFEST)
     model = f", embedded with {near_path(summary.run)}" if summary.others else ""
-    say(Console(), f"restored version {version} of {gallery}: {counted(count, 'image', 'images')}{model}")
+    say(Console(), f"restored version {version} of {gallery}: {counted(count, 'image')}{model}")
 
 
 @command(app, "dmlkit gallery migrate galleries/birds runs/new")
@@ -316,12 +316,12 @@ def migrate(
 
 def print_migrated(found: "Migrated", gallery: Path, run: Path, console: Console) -> None:
     """Print what has changed, how to undo it, and what to run next."""
-    images = counted(found.images, "image", "images")
+    images = counted(found.images, "image")
     if not found.is_new:
         say(console, f"{gallery} has the embeddings of {run} already: {images}, version {found.version}")
         return
     if found.resumed:
-        say(console, f"{counted(found.resumed, 'image', 'images')} embedded before the interruption")
+        say(console, f"{counted(found.resumed, 'image')} embedded before the interruption")
     say(console, f"{images} of {gallery} embedded with {run}: version {found.version}")
     say(console, f"to return to the old embeddings: dmlkit gallery restore {command_word(gallery)} {found.before}")
     used = "the threshold of the new run for pairs is used" if found.threshold is not None else "no image is unknown"

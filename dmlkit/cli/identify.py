@@ -105,7 +105,7 @@ def print_answers(found: "Identified", images: Path, console: Console, *, is_kep
         guess += [f"unknown, score {answer.score:.4f}"] if answer.label == UNKNOWN else []
         guess += [] if answer.known in (None, answer.guess) else [f"known: {answer.known}"]
         near = [f"{similarity:.4f} {item.label}" for _, similarity, item in neighbors]
-        below = [counted(answer.images, "image", "images")] if one == "group" else [box.sides] if box else []
+        below = [counted(answer.images, "image")] if one == "group" else [box.sides] if box else []
         rows.append([[within(path, images), *below], guess, near])
     count = len(found.answers)
     if count:

@@ -119,7 +119,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         path, shown, present = plot_map(
             embedded, options.output, kind=kind, classes=number, images=thumbnails, bar=bars(console)
         )
-        say_written(console, path, f"{counted(shown, 'image', 'images')} of {counted(present, 'class', 'classes')}")
+        say_written(console, path, f"{counted(shown, 'image')} of {counted(present, 'class', 'classes')}")
 
 
 add_map("disk", "Draw 2-d hyperbolic embeddings in the Poincaré disk, colored by class.")
@@ -185,8 +185,8 @@ def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -
         results = read_results(sources[0])
         output = output or sources[0] / "plots" / "epochs.png"
         plot_epochs(epoch_groups(sources[0], results), output, metric=metric)
-        variants = counted(len(results.variants), "variant", "variants")
-        say_written(Console(), output, f"{variants}, {counted(len(results.seeds), 'seed', 'seeds')}")
+        variants = counted(len(results.variants), "variant")
+        say_written(Console(), output, f"{variants}, {counted(len(results.seeds), 'seed')}")
         return
     if output is None and len(sources) > 1:
         raise UserError(f"plot epochs: the curves of {len(sources)} runs need --output FILE, e.g. -o epochs.png")
@@ -194,7 +194,7 @@ def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -
     groups = runs_by_recipe(sources)
     output = output or RunFolder(sources[0]).plots / "epochs.png"
     curves = plot_epochs(groups, output, metric=metric)
-    shown = f"{counted(len(curves), 'curve', 'curves')} of {counted(len(sources), 'run', 'runs')}"
+    shown = f"{counted(len(curves), 'curve')} of {counted(len(sources), 'run')}"
     say_written(Console(), output, shown)
 
 
@@ -211,8 +211,8 @@ def results(
     found = read_results(study)
     metrics = requested_metrics(found, metric)
     plot_study(found, output, metrics=metrics)
-    variants = counted(len(found.variants), "variant", "variants")
-    say_written(Console(), output, f"{variants}, {counted(len(found.seeds), 'seed', 'seeds')}")
+    variants = counted(len(found.variants), "variant")
+    say_written(Console(), output, f"{variants}, {counted(len(found.seeds), 'seed')}")
 
 
 def check_target(output: Path | None, runs: Sequence[Path]) -> None:

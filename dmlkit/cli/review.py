@@ -80,14 +80,14 @@ def review(
         say(console, fusion_line(model.fusion.model_dump()))
     if add and added_labels:
         raise UserError(
-            f"--add: {counted(len(added_labels), 'label', 'labels')} new in these answers, so nothing was added; run "
+            f"--add: {counted(len(added_labels), 'label')} new in these answers, so nothing was added; run "
             "the same command again to add them"
         )
     if add:
         from dmlkit.gallery.change import add_images
 
         added = add_images(gallery, found.to_add(), model=model, bar=bars(console))
-        say(console, f"{counted(added.added, 'image', 'images')} added to {gallery}; dmlkit gallery restore undoes it")
+        say(console, f"{counted(added.added, 'image')} added to {gallery}; dmlkit gallery restore undoes it")
         return
     say(console, f"all labels: {output / LABELS}; --add adds them to {gallery}")
 
@@ -100,7 +100,7 @@ def print_review(found: "ReviewFolder", console: Console) -> None:
     share = now.most_wrong / now.labels
     say(
         console,
-        f"of {counted(now.labels, 'label', 'labels')} at most {now.most_wrong} ({share:.1%}) are wrong, with "
+        f"of {counted(now.labels, 'label')} at most {now.most_wrong} ({share:.1%}) are wrong, with "
         f"{1 - found.review.error:.0%} confidence, whenever you stop",
         style="bold",
     )
@@ -112,10 +112,10 @@ def print_review(found: "ReviewFolder", console: Console) -> None:
         known = {name.casefold(): name for name in found.review.names}
         alike = {label: f" (not {name!r})" for label in new if (name := known.get(label.casefold()))}
         named = ", ".join(f"{label!r}{alike.get(label, '')}" for label in new)
-        say(console, f"{counted(len(new), 'label', 'labels')} that {found.review.gallery} did not have: {named}")
+        say(console, f"{counted(len(new), 'label')} that {found.review.gallery} did not have: {named}")
         say(console, f"to correct one, write a path of it and another answer into {found.folder / QUESTIONS}")
     if now.disagreements:
-        say(console, f"reviewers disagree on {counted(now.disagreements, 'image', 'images')}, which get no label")
+        say(console, f"reviewers disagree on {counted(now.disagreements, 'image')}, which get no label")
     if now.most_wrong > wrong * now.labels:
         say(console, f"about {now.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
     if found.waiting or now.unknown:

@@ -96,7 +96,7 @@ def search(
 def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> None:
     """Print what was searched, how the neighbors were found, and what could not be."""
     if kind_of(source) == "run":
-        images = counted(len(answers.searched), "image", "images")
+        images = counted(len(answers.searched), "image")
         say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
     if answers.rerank is not None:
         from dmlkit.identify.search import RERANKED

@@ -121,7 +121,7 @@ def print_selection(found: "ChosenImages", count: int, console: Console) -> None
         rows.append([image, guess or "", *cells])
     chosen, whole = len(found.rows), len(found.images)
     if chosen:
-        print_table(rows, console, f"{chosen} of {counted(whole, 'image', 'images')} to label next")
+        print_table(rows, console, f"{chosen} of {counted(whole, 'image')} to label next")
     if chosen > MOST_SHOWN:
         say(console, f"the first {MOST_SHOWN} are shown; -o FILE writes all")
     if found.duplicates:

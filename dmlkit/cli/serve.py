@@ -55,7 +55,7 @@ def serve(
         say(console, fusion_line(model.fusion.model_dump()))
 
     def started(address: str, count: int) -> None:
-        what = counted(count, "image", "images")
+        what = counted(count, "image")
         by = f" by {workers} processes" if workers > 1 else ""
         say(console, f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 

@@ -96,7 +96,7 @@ def print_measured(found: "Start", console: Console) -> None:
     if found.measured:
         evaluation = found.measured[0].evaluation
         classes = counted(len(evaluation.labels.unique()), "training class", "training classes")
-        images = counted(len(evaluation.labels), "photo", "photos")
+        images = counted(len(evaluation.labels), "photo")
         print_table(rows, console, f"before training, on {images} of {classes}")
     if found.better is not None:
         say_prose(
@@ -141,7 +141,7 @@ def print_survey(found: "Survey", title: str, console: Console) -> None:
     for note in found.notes:
         say_prose(console, note)
     if found.unreadable:
-        opened = f"of {counted(found.measured, 'image', 'images')}"
+        opened = f"of {counted(found.measured, 'image')}"
         what = f"cannot be opened: {len(found.unreadable)} {opened}"
         say(console, with_names(what, found.unreadable), style="yellow")
         say(console, "train stops at such images: remove them, or set on_bad_image: skip", style="yellow")

@@ -108,7 +108,7 @@ def study(
         say(console, f"the time of --budget is used up: {done}; rerun the same command to resume")
         raise typer.Exit(BUDGET_USED)
     if results and results.missing:
-        failed = counted(len(results.failed), "run", "runs")
+        failed = counted(len(results.failed), "run")
         raise UserError(f"{output}: {failed} failed with the errors above; rerun the same command to try again")
 
 

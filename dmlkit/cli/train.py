@@ -106,10 +106,10 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Cons
     levels = kept.get("levels")
     levels = list(map(str, levels)) if isinstance(levels, list) else []
     table = write_training_table(review, run.name, levels=levels, bar=bars(console))
-    held_out = counted(table.held_out, "answer", "answers")
-    say(console, f"{counted(table.images, 'image', 'images')} to train on: {table.file}; {held_out} held out")
+    held_out = counted(table.held_out, "answer")
+    say(console, f"{counted(table.images, 'image')} to train on: {table.file}; {held_out} held out")
     if table.left_out:
-        images = counted(table.left_out, "image", "images")
+        images = counted(table.left_out, "image")
         say(console, f"{images} of the gallery left out: the file is missing or has changed, or the image is a box")
     return override_of(table.file, table.root, kept)
 
@@ -175,7 +175,7 @@ def train_and_print(
     for line in filter(None, (cost_of(summary), limits_of(recipe))):
         say_prose(console, line)
     if summary.skipped_images:
-        images = counted(len(summary.skipped_images), "image", "images")
+        images = counted(len(summary.skipped_images), "image")
         say(console, f"{images} could not be read; summary.json lists them")
     say(console, f"run folder: {output}")
     if not has_next:
@@ -272,4 +272,4 @@ def parameters_of(module: "nn.Module") -> str:
 def size_of(dataset: "Dataset") -> str:
     """Return the numbers of images and classes."""
     classes = len(dataset.class_names)
-    return f"{counted(len(dataset), 'image', 'images')} of {counted(classes, 'class', 'classes')}"
+    return f"{counted(len(dataset), 'image')} of {counted(classes, 'class', 'classes')}"

@@ -142,5 +142,5 @@ def print_verdicts(found: "Verification", console: Console) -> None:
         say(console, f"could not be read: {fault}")
     if found.skipped:
         without = sum(pair.same is None for pair in found.pairs)
-        left = f"{counted(without, 'pair', 'pairs')} without a verdict"
-        say(console, f"{counted(len(found.skipped), 'image', 'images')} could not be read; {left}")
+        left = f"{counted(without, 'pair')} without a verdict"
+        say(console, f"{counted(len(found.skipped), 'image')} could not be read; {left}")

@@ -103,7 +103,7 @@ class CsvTable(NamedTuple):
     def _ragged(self, where: str, cells: int, row: str) -> str:
         columns = f"{len(self.names)} ({some_of(self.names)})"
         return (
-            f"{where}: a row has {counted(cells, 'cell', 'cells')}, expected {columns}: {excerpt(repr(row))}; put "
+            f"{where}: a row has {counted(cells, 'cell')}, expected {columns}: {excerpt(repr(row))}; put "
             f"cells that contain {self.delimiter!r} between quotation marks"
         )
 

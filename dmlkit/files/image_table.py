@@ -178,7 +178,7 @@ def _given(found: ImageTable, images: Path) -> ImageTable:
         found.notes.append(f"{found.file}: left out: {entries} in {found.root}: {some_of(missing)}")
     listed = {os.path.normpath(found.root / name) for name in names if name}
     if without := [os.path.relpath(one, images) for one in image_files(images) if os.path.normpath(one) not in listed]:
-        entries = counted(len(without), "image", "images")
+        entries = counted(len(without), "image")
         found.notes.append(f"{found.file}: left out: {entries} of {images} without a box: {some_of(without)}")
     return found.kept(rows)
 
@@ -395,7 +395,7 @@ def _path_parts(table: Any, where: str, named: dict[str, str]) -> dict[str, Any]
     without = rows_where(compute.is_null(parts))
     if without.size:
         example = paths[int(without[0])].as_py()
-        some = f"{counted(without.size, 'path', 'paths')} without the parts of {pattern!r}, e.g. {example!r}"
+        some = f"{counted(without.size, 'path')} without the parts of {pattern!r}, e.g. {example!r}"
         if without.size == len(paths):
             raise UserError(f"{option}: {where} has {some}; expected a pattern that is in the paths")
         warn_once(f"{where}: {some}; they have no label")

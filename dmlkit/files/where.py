@@ -68,7 +68,7 @@ class Where(NamedTuple):
                 left = "" if len(rows) == count else f" of the {len(rows):,} rows that fulfill the conditions before"
                 raise UserError(f"{error}: no row{left} is left; its column {name!r} has {some_of(known)}")
             rows = kept
-        warn_once(f"{where}: {len(rows):,} of {counted(count, 'row', 'rows')} by --where {excerpt(repr(self.text))}")
+        warn_once(f"{where}: {len(rows):,} of {counted(count, 'row')} by --where {excerpt(repr(self.text))}")
         return rows
 
 
