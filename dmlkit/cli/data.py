@@ -59,9 +59,8 @@ def check(
     The exit code is 1 if the data have errors.
     """
     if (run is None) != (threshold is None) or (run is None and device is not None):
-        raise UserError(
-            "data check: --run RUN needs --threshold SIMILARITY, and --threshold and --device need --run RUN"
-        )
+        needs = "--run RUN needs --threshold SIMILARITY, and --threshold and --device need --run RUN"
+        raise UserError(f"data check: {needs}")
 
     from dmlkit.files.readers.base import reader_of
     from dmlkit.recipe.overrides import is_recipe, read_tree
@@ -81,14 +80,9 @@ def check(
     if run is not None and threshold is not None:
         from dmlkit.identify.duplicates import check_leaks
 
+        is_published = config.published is not None
         check_leaks(
-            listing,
-            findings,
-            run,
-            threshold,
-            is_published=config.published is not None,
-            device=device or "auto",
-            bar=bars(console),
+            listing, findings, run, threshold, is_published=is_published, device=device or "auto", bar=bars(console)
         )
     print_findings(findings, f"{config.name}: {target}", console, every=every)
     if findings.errors:

@@ -106,18 +106,13 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
     found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
     print_pairs(found, console, "most similar pairs")
     if proposal is None:
-        say_prose(
-            console,
-            "no threshold is proposed: half of the images or more are equally similar to their nearest neighbor",
-        )
+        reason = "half of the images or more are equally similar to their nearest neighbor"
+        say_prose(console, f"no threshold is proposed: {reason}")
     else:
         say(console, f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
         gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
-        say_prose(
-            console,
-            f"it is the middle of the largest gap ({gap}) in the upper half of the similarities of images to their "
-            "nearest neighbor; check the pairs above",
-        )
+        where = "the upper half of the similarities of images to their nearest neighbor"
+        say_prose(console, f"it is the middle of the largest gap ({gap}) in {where}; check the pairs above")
     say_skipped(console, one.skipped)
 
 
@@ -130,9 +125,7 @@ def print_pairs(found: "Matches", console: Console, title: str) -> None:
         images = [image_cell(points.paths[row], points.boxes[row]) for points, row in ends]
         rows.append([f"{float(found.pairs.similarities[place]):.4f}", *images])
     one, other = found.one.source, found.other.source
-    print_table(
-        rows, console, f"{title} in {one}" if found.one is found.other else f"{title}: a in {one}, b in {other}"
-    )
+    print_table(rows, console, title + (f" in {one}" if found.one is found.other else f": a in {one}, b in {other}"))
 
 
 def print_matches(found: "Matches", console: Console) -> None:
@@ -140,10 +133,7 @@ def print_matches(found: "Matches", console: Console) -> None:
     if len(found.pairs.first):
         print_pairs(found, console, "near-duplicates")
     one, other = found.images
-    pairs = counted(len(found.pairs.first), "pair")
-    say(
-        console,
-        f"{pairs} of near-duplicates: {one} of {len(found.one)} images in a, {other} of {len(found.other)} in b",
-    )
+    where = f"{one} of {len(found.one)} images in a, {other} of {len(found.other)} in b"
+    say(console, f"{counted(len(found.pairs.first), 'pair')} of near-duplicates: {where}")
     if len(found.pairs.first) > MOST_SHOWN:
         say(console, f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")

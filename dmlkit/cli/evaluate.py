@@ -129,15 +129,8 @@ def evaluate(
     """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""
     kind = evaluated_kind(source, checkpoint)
     of_vectors = {"--rerank": rerank, "--dims": dims, "--precision": precision, "--manifold": manifold}
-    of_runs = {
-        "--split": split,
-        "--set": overrides,
-        "--with": second,
-        "--evidence": evidence,
-        "--by": by,
-        "--where": where,
-    }
-    check_options(source, kind, {**of_vectors, **of_runs, "--device": device})
+    of_runs = {"--split": split, "--set": overrides, "--with": second, "--evidence": evidence, "--by": by}
+    check_options(source, kind, {**of_vectors, **of_runs, "--where": where, "--device": device})
     images, asked = other if kind in ("run", "backbone") else None, column_of(by)
     if images is not None:
         require_dataset(images, "a folder with one subfolder per class")
@@ -194,9 +187,8 @@ def check_second(second: Path, kind: Kind, rerank: str | None, overrides: list[s
 def check_evidence(evidence: str, images: Path | None, changes: list[str] | str | None) -> None:
     """Check that there are regions, and that the images are the run's own."""
     if changes or images is not None:
-        raise UserError(
-            f"--evidence {evidence}: is measured on a run's own images; remove --set, --where and other images"
-        )
+        way = "remove --set, --where and other images"
+        raise UserError(f"--evidence {evidence}: is measured on a run's own images; {way}")
     if evidence != "center":
         require_path(Path(evidence), "center, or a table (.csv or .parquet) with boxes or masks")
 

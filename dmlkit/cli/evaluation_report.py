@@ -135,11 +135,8 @@ def print_evidence(found: "Evidence | None", console: Console) -> None:
         say(console, f"{found.metric} is not above chance, so that nothing comes from {where}")
         return
     ends = "no interval: fewer than 5 classes" if found.interval is None else "{:.2f} to {:.2f}".format(*found.interval)
-    say(
-        console,
-        f"{found.share:.2f} of {found.metric} comes from {where} ({ends}), which has {percent(found.area)} of the area",
-        style="bold",
-    )
+    share = f"{found.share:.2f} of {found.metric} comes from {where} ({ends})"
+    say(console, f"{share}, which has {percent(found.area)} of the area", style="bold")
 
 
 def print_values(found: "ByColumn | None", console: Console, metrics: "Sequence[str] | None" = None) -> None:
@@ -181,12 +178,7 @@ def tell_backbone(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -
 
 
 def tell_points(
-    source: Path,
-    other: Path | None,
-    shown: Shown,
-    scope: "Scope",
-    labels: dict[Path, Path],
-    manifold: str | None,
+    source: Path, other: Path | None, shown: Shown, scope: "Scope", labels: dict[Path, Path], manifold: str | None
 ) -> None:
     """Evaluate points, searched among themselves or in others."""
     from dmlkit.evaluation.arrays import evaluate_points

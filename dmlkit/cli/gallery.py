@@ -222,12 +222,8 @@ def info(
         print_table([["label", "images"], *shown], console)
     if len(labels) > MOST_LABELS:
         say(console, f"the first {MOST_LABELS} labels are shown; --json contains all")
-    say(
-        console,
-        f"{counted(state.images, 'image')} with {counted(len(labels), 'label')}, "
-        f"{state.without_label:,} without a label; "
-        f"version {state.version}",
-    )
+    images = f"{counted(state.images, 'image')} with {counted(len(labels), 'label')}"
+    say(console, f"{images}, {state.without_label:,} without a label; version {state.version}")
     model = summary.model
     say(console, f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
     say_prose(console, f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
@@ -239,12 +235,11 @@ def info(
     say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
     say(console, f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate
-    left_out = counted(state.not_indexed, "image is", "images are")
-    outside = f"{left_out} not in the index" if index else "all searches are exact"
-    say(
-        console,
-        f"index: {f'{index.value}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}",
-    )
+    if index is None:
+        say(console, "index: none; all searches are exact")
+    else:
+        left_out = counted(state.not_indexed, "image is", "images are")
+        say(console, f"index: {index.value}, measured recall {index.recall:.4f}; {left_out} not in the index")
     if verify:
         say(console, "verified: all files match their checksums")
 
@@ -367,11 +362,8 @@ def index(
         raise UserError(f"--method {method}: does not go with --precision {precision}; give one of them")
     chosen = OF_PRECISION[precision] if precision else method or "ivf_pq"
     found, console = index_gallery(gallery, chosen, recall), Console()
-    name, ranked = precision or chosen, f"{found.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
-    say(
-        console,
-        f"{name}: built in {found.build_seconds:.1f} s; a search reads {found.index.nprobes} parts, and {ranked}",
-    )
+    read = f"{found.index.nprobes} parts, and {found.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
+    say(console, f"{precision or chosen}: built in {found.build_seconds:.1f} s; a search reads {read}")
     asked = f"{found.queries} images of the gallery as queries"
     say(console, f"recall {found.index.recall:.4f} of the 10 nearest, with {asked}")
     say(console, f"{found.bytes_per_image:.0f} bytes per image in the index; a full vector: {found.full_bytes}")

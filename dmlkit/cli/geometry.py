@@ -37,11 +37,7 @@ def curvature(
     samples = f"{len(found.deltas)} samples of {min(SAMPLE, measured.points)}"
     spread = f"{found.mean:.3f} ± {found.deviation:.3f} ({samples}; 0 is a tree)"
     say(console, f"relative delta-hyperbolicity {spread}")
-    low_and_high = found.curvatures_within_deviation()
-    within = (
-        f" ({low_and_high[0]:.3f} to {low_and_high[1]:.3f} within one standard deviation of delta)"
-        if low_and_high
-        else ""
-    )
+    ends = found.curvatures_within_deviation()
+    within = " ({:.3f} to {:.3f} within one standard deviation of delta)".format(*ends) if ends else ""
     say(console, f"suggested curvature: {found.curvature:.3f}{within}")
     say(console, f'try: --set "manifold={{name: poincare, curvature: {found.curvature:.3f}}}"')

@@ -57,11 +57,10 @@ def identify(
 
     It prints the 10 most doubtful images, each with the best guess and its probability.
     """
-    console = Console()
     from dmlkit.identify.exchange import write_exchange, writer_of
     from dmlkit.identify.identify import identify as identify_images
 
-    read = boxes.read(where)
+    console, read = Console(), boxes.read(where)
     writers = {path: None if path.suffix.lower() == PAGE else writer_of(path, images, read) for path in output or []}
     rule.check()  # before images are embedded to choose a weight
     model, place = chosen.choose_with_place(source, images, bar=bars(console))
@@ -131,9 +130,8 @@ def print_answers(found: "Identified", images: Path, console: Console, *, is_kep
     if found.note:
         say_prose(console, f"note: {found.note}")
     if any(answer.probability is None for answer in found.answers):
-        say_prose(
-            console, "note: no probabilities: they need 2 labels or more, and 10 images of labels with several images"
-        )
+        needed = "2 labels or more, and 10 images of labels with several images"
+        say_prose(console, f"note: no probabilities: they need {needed}")
     say_skipped(console, found.neighbors.skipped)
 
 

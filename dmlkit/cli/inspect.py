@@ -1,5 +1,6 @@
 """``dmlkit inspect``."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import SourcePath, Writes, command
+from dmlkit.cli.options import SourcePath, Writes, command, where_of
 from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
@@ -40,15 +41,8 @@ def inspect(
 
     console = Console()
     bar = bars(console)
-    found = look_at(
-        source,
-        split=points.split,
-        overrides=points.overrides or [],
-        device=points.device,
-        labels=points.labels,
-        manifold=points.manifold,
-        bar=bar,
-    )
+    of_points = {**asdict(points), "overrides": points.overrides or [], "where": where_of(points.where)}
+    found = look_at(source, **of_points, bar=bar)
     gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)
     for note in found.notes:
         say_prose(console, f"note: {note}")

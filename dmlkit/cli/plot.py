@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -87,17 +87,9 @@ class PictureOptions:
         from dmlkit.gallery.split import embed_split
 
         check_target(self.output, [run])
-        console, overrides = Console(), self.overrides or []
-        found = embed_split(
-            run,
-            split,
-            checkpoint=self.checkpoint,
-            device=self.device,
-            overrides=overrides,
-            with_gallery=with_gallery,
-            bar=bars(console),
-        )
-        return found, console
+        console = Console()
+        of_run: Any = {"checkpoint": self.checkpoint, "device": self.device, "overrides": self.overrides or []}
+        return embed_split(run, split, **of_run, with_gallery=with_gallery, bar=bars(console)), console
 
 
 def add_map(kind: "MapKind", help_text: str) -> None:

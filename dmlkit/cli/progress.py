@@ -6,7 +6,6 @@ from datetime import timedelta
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -60,9 +59,7 @@ class TrainingProgress:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.live:
             self.live.stop()
 

@@ -123,10 +123,8 @@ def print_recipes(root: Path | None, group: str | None, console: Console) -> Non
     """Print the recipes of dmlkit, one per line; those of one group, or below ``root``, with their full headers."""
     from dmlkit.recipe.overrides import find_recipes, shipped_recipes
 
-    groups = {
-        path.name if root is None else str(path): found
-        for path, found in find_recipes(root or shipped_recipes()).items()
-    }
+    found = find_recipes(root or shipped_recipes())
+    groups = {path.name if root is None else str(path): headers for path, headers in found.items()}
     if group is not None and group not in groups:
         raise UserError(f"list: there is no group of recipes {group!r}; expected one of {', '.join(groups)}")
     shown = [group] if group else sorted(groups, key=lambda name: (name != "start", name != "glyphs", name))
@@ -148,10 +146,8 @@ def print_lines(group: str, headers: "Sequence[RecipeHeader]", console: Console)
     width = max(map(len, names))
     room = max(console.width - width - 4, LEAST_ROOM)
     for name, header in zip(names, headers, strict=True):
-        say(
-            console,
-            f"  {name:{width}}  {shorten(header.summary, room, placeholder=' ...', break_on_hyphens=False)}".rstrip(),
-        )
+        summary = shorten(header.summary, room, placeholder=" ...", break_on_hyphens=False)
+        say(console, f"  {name:{width}}  {summary}".rstrip())
     console.print()
 
 

@@ -98,12 +98,8 @@ def print_review(found: "ReviewFolder", console: Console) -> None:
 
     now, wrong = found.statement(), found.review.wrong
     share = now.most_wrong / now.labels
-    say(
-        console,
-        f"of {counted(now.labels, 'label')} at most {now.most_wrong} ({share:.1%}) are wrong, with "
-        f"{1 - found.review.error:.0%} confidence, whenever you stop",
-        style="bold",
-    )
+    bound = f"of {counted(now.labels, 'label')} at most {now.most_wrong} ({share:.1%}) are wrong"
+    say(console, f"{bound}, with {1 - found.review.error:.0%} confidence, whenever you stop", style="bold")
     unknown = counted(now.unknown, "image is", "images are")
     say(console, f"{now.checked} checked, {now.corrected} of them wrong; {unknown} unknown")
     if now.spread:

@@ -59,10 +59,9 @@ def search(
     dmlkit embed first. The search is exact, unless the gallery has an index.
     """
     from dmlkit.identify.answers import write_neighbors
-
-    console = Console(stderr=json)
     from dmlkit.identify.search import search as search_images
 
+    console = Console(stderr=json)
     again = rerank_of(rerank)
     if again is not None and chosen.has_place:
         raise UserError("--rerank: does not apply to --with place; leave one out")
@@ -103,10 +102,8 @@ def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> N
 
         say(console, f"note: {RERANKED}")
     if answers.index is not None:
-        say(
-            console,
-            f"note: found by {answers.index.value}, measured recall {answers.index.recall:.4f}; use --exact for all",
-        )
+        found = f"found by {answers.index.value}, measured recall {answers.index.recall:.4f}"
+        say(console, f"note: {found}; use --exact for all")
     if answers.k < k:
         say(console, f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")
     say_skipped(console, answers.skipped)

@@ -74,9 +74,8 @@ def select(
     if measure:
         for name, value in (("IMAGES", images), ("--output", output), ("--run", chosen.run)):
             if value is not None:
-                raise UserError(
-                    f"--measure: takes the labeled images of SOURCE and chooses none; leave out {name} {value}"
-                )
+                way = f"leave out {name} {value}"
+                raise UserError(f"--measure: takes the labeled images of SOURCE and chooses none; {way}")
     elif chosen.run is not None and images is None:
         raise UserError(f"--run {chosen.run}: embeds IMAGES, which are missing; name them, or remove this option")
     kind = kind_of(source)
@@ -138,23 +137,16 @@ def print_curve(found: "LearningCurve", console: Console) -> None:
     """Print the accuracies as labels grow, and whether selection is better than random choice."""
     rows = [["labels", "selected", "random", "difference, 95 % interval"]]
     for point in found.points:
-        change = point.difference
-        ends = (
-            f"{change.difference:+.4f}  {change.low:+.4f} .. {change.high:+.4f}" if point is not found.points[0] else ""
-        )
+        change, is_first = point.difference, point is found.points[0]
+        ends = "" if is_first else f"{change.difference:+.4f}  {change.low:+.4f} .. {change.high:+.4f}"
         rows.append([f"{point.labels:,}", f"{point.selected:.4f}", f"{point.random:.4f}", ends])
     print_table(rows, console, f"nearest-neighbor accuracy of {found.held_out:,} held-out images")
     change = found.difference
     verdict = "not separable from random choice"
     if found.is_separable:
         verdict = f"selection is {'better' if change.low > 0 else 'worse'} than random choice"
-    say(
-        console,
-        f"{verdict}: mean difference {change.difference:+.4f} ({change.low:+.4f} to {change.high:+.4f}, p "
-        f"{change.p_value:.2g}) over {found.seeds} seeds",
-        style="bold",
-    )
-    say(
-        console,
-        f"{found.images:,} images of {found.classes:,} labels, the same model throughout; other images may differ",
-    )
+    ends = f"({change.low:+.4f} to {change.high:+.4f}, p {change.p_value:.2g})"
+    line = f"{verdict}: mean difference {change.difference:+.4f} {ends} over {found.seeds} seeds"
+    say(console, line, style="bold")
+    images = f"{found.images:,} images of {found.classes:,} labels"
+    say(console, f"{images}, the same model throughout; other images may differ")

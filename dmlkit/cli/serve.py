@@ -59,11 +59,4 @@ def serve(
         by = f" by {workers} processes" if workers > 1 else ""
         say(console, f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
-    run_server(
-        source,
-        access,
-        model,
-        port=port,
-        workers=workers,
-        started=started,
-    )
+    run_server(source, access, model, port=port, workers=workers, started=started)

@@ -90,9 +90,8 @@ def print_measured(found: "Start", console: Console) -> None:
     rows: list[list[str | list[str]]] = [["pretrained model", "images/s", "recall@1", "map@r"]]
     for one in found.measured:
         values = [with_ends(one.intervals[name]) for name in ("recall@1", "map@r")]
-        rows.append(
-            [[one.backbone.title, f"{one.license}, {one.size} pixels"], f"{one.images_per_second:.3g}", *values]
-        )
+        model = [one.backbone.title, f"{one.license}, {one.size} pixels"]
+        rows.append([model, f"{one.images_per_second:.3g}", *values])
     if found.measured:
         evaluation = found.measured[0].evaluation
         classes = counted(len(evaluation.labels.unique()), "training class", "training classes")
@@ -141,8 +140,7 @@ def print_survey(found: "Survey", title: str, console: Console) -> None:
     for note in found.notes:
         say_prose(console, note)
     if found.unreadable:
-        opened = f"of {counted(found.measured, 'image')}"
-        what = f"cannot be opened: {len(found.unreadable)} {opened}"
+        what = f"cannot be opened: {len(found.unreadable)} of {counted(found.measured, 'image')}"
         say(console, with_names(what, found.unreadable), style="yellow")
         say(console, "train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
 

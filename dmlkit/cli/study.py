@@ -77,10 +77,8 @@ def study(
         return
     fabric = start_fabric(device, read.variants[0].candidates[0].recipe.training.precision)
     if workers > 1 and fabric.world_size > 1:
-        raise UserError(
-            f"--workers {workers} does not work under torchrun, whose ranks train one run together; start dmlkit "
-            "without torchrun"
-        )
+        why = "does not work under torchrun, whose ranks train one run together"
+        raise UserError(f"--workers {workers} {why}; start dmlkit without torchrun")
     console.quiet = not fabric.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
     here = Path.cwd()  # as it was typed, not where this folder is on this machine
@@ -134,10 +132,7 @@ def describe(study: "Study", output: Path, console: Console) -> None:
 
     notes = study_notes(study, check_components(study, output))
     first = plain(study.variants[0].candidates[0].recipe)
-    head = cells(["variant", f"differs from {study.variants[0].name} by", "values to tune"])
-    table = Table(show_lines=True)
-    for name in head:
-        table.add_column(name)
+    table = Table(*cells(["variant", f"differs from {study.variants[0].name} by", "values to tune"]), show_lines=True)
     for variant in study.variants:
         changes = list(differences("", first, plain(variant.candidates[0].recipe)))
         labels = [candidate.label for candidate in variant.candidates if candidate.label]
@@ -149,10 +144,8 @@ def describe(study: "Study", output: Path, console: Console) -> None:
     for note in notes:
         say(console, f"note: {note}")
     if study.most_added_runs:
-        say(
-            console,
-            f"up to {study.most_added_runs} more runs, for values beyond the edges of grids and for added seeds",
-        )
+        why = "for values beyond the edges of grids and for added seeds"
+        say(console, f"up to {study.most_added_runs} more runs, {why}")
     finished = f"{complete} models in {output} are finished"
     say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {finished}")
     say(console, "dry run: nothing was trained or written")

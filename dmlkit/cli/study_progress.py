@@ -1,7 +1,6 @@
 """Progress of a study: the current run, its metrics, and the time left."""
 
 from time import perf_counter
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -39,9 +38,7 @@ class RunsProgress:
         self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
     def note(self, line: str) -> None:

@@ -59,13 +59,11 @@ def why(
 
 def print_explanation(found: "Explanation", number: int, console: Console) -> None:
     """Print the similarity and the pairs of patches that contribute most."""
-    name, (rows, columns) = found.similarity.replace("_", " "), found.grid
-    verdict = ""
+    name, (rows, columns), line = found.similarity.replace("_", " "), found.grid, f"{found.score:.6g}"
     if found.threshold is not None:
-        verdict = (
-            f", threshold {found.threshold:.6g}: {'same class' if found.score >= found.threshold else 'different'}"
-        )
-    say(console, f"{name} {found.score:.6g}{verdict}", style="bold")
+        verdict = "same class" if found.score >= found.threshold else "different"
+        line += f", threshold {found.threshold:.6g}: {verdict}"
+    say(console, f"{name} {line}", style="bold")
     table = [["contribution", "row, column in A", "row, column in B"]]
     for a, b, contribution in found.strongest(number):
         ends = (f"{one // columns + 1}, {one % columns + 1}" for one in (a, b))
@@ -73,21 +71,14 @@ def print_explanation(found: "Explanation", number: int, console: Console) -> No
     print_table(table, console, f"patches of a grid of {rows} x {columns}")
     total = sum(map(sum, found.contributions))
     pairs = f"{(rows * columns) ** 2:,} pairs of patches"
-    if found.is_sum:
-        say(console, f"the contributions of all {pairs} sum to the {name}")
-    else:
-        say(
-            console,
-            f"the contributions of all {pairs} sum to {total:.4g}: they are the gradient of the {name} along the "
-            "inner product; the rest depends on the lengths of both vectors",
-        )
+    gradient = f"{total:.4g}: they are the gradient of the {name} along the inner product"
+    whole = f"the {name}" if found.is_sum else f"{gradient}; the rest depends on the lengths of both vectors"
+    say(console, f"the contributions of all {pairs} sum to {whole}")
     for image, falls in zip("AB", found.falls, strict=True):
         most = max(falls)
         row, column = divmod(falls.index(most), columns)
-        say(
-            console,
-            f"painting over row {row + 1}, column {column + 1} of {image} lowers the {name} most, by {most:.4f}",
-        )
+        place = f"row {row + 1}, column {column + 1} of {image}"
+        say(console, f"painting over {place} lowers the {name} most, by {most:.4f}")
     spread = max(found.spread)
     if spread >= 0.01:
         say(console, f"note: {percent(spread)} of a vector are biases, which are spread evenly over the patches")

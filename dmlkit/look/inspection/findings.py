@@ -15,6 +15,7 @@ from dmlkit.evaluation.evaluate import Evaluation, score_dataset
 from dmlkit.evaluation.mistakes import NEIGHBORS, ScoreHistograms, score_histograms
 from dmlkit.evaluation.report import Report
 from dmlkit.files.source import check_options, kind_of
+from dmlkit.files.where import Where
 from dmlkit.gallery.sources import open_points, split_points
 from dmlkit.metrics.base import Points
 from dmlkit.nearest.near_pairs import neighbors_of
@@ -69,6 +70,7 @@ def inspect(
     device: str | None = None,
     labels: Path | None = None,
     manifold: str | None = None,
+    where: Where | None = None,
     bar: Bar = no_bar,
 ) -> ModelInspection:
     """Inspect points with labels: a split of a run, embeddings, a gallery or an array.
@@ -76,13 +78,14 @@ def inspect(
     Args:
         split: the split of a run. Default: test, or all of a pretrained model.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
+        where: conditions on the rows, see `open_points`.
     """
     if kind_of(source) == "run":
         check_options(source, "run", {"--labels": labels, "--manifold": manifold})
-        return _inspect_run(source, split, overrides, device or "auto", bar)
-    model = ModelChoice(device=device)
+        return _inspect_run(source, split, overrides, device or "auto", where, bar)
+    model, of_array = ModelChoice(device=device), {"labels": labels, "manifold": manifold}
     points = in_memory(
-        open_points(source, split=split, overrides=overrides, labels=labels, manifold=manifold, model=model, bar=bar)
+        open_points(source, split=split, overrides=overrides, **of_array, where=where, model=model, bar=bar)
     )
     inspection = _look(points, bar)
     unlabeled = int((inspection.labels < 0).sum())
@@ -97,16 +100,18 @@ def inspect(
     return replace(inspection, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
 
 
-def _inspect_run(path: Path, split: Split | None, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
+def _inspect_run(
+    path: Path, split: Split | None, overrides: Sequence[str], device: str, where: Where | None, bar: Bar
+) -> ModelInspection:
     fabric, run = start_ranks(device), RunFolder(path)
-    trained = load_model(run, fabric, overrides=overrides)
+    trained = load_model(run, fabric, overrides=overrides).limited(where)
     split = split or ("test" if run.model is None else "all")
     trained.recipe.dataset.require_one_label(str(path))
     inspection = _look(split_points(run, trained, fabric, split, bar), bar)
     others = inspection.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
     pretrained = Summary.read(run.summary_path).pretrained if run.summary_path.exists() else None
     figures = None
-    if pretrained is not None and split in ("test", "validation"):
+    if pretrained is not None and where is None and split in ("test", "validation"):
         figures = pretrained.test if split == "test" else pretrained.validation
     nearest = Gallery(others.manifold, others.points).search(inspection.collection.points, 1)
     history = RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, others, nearest)
