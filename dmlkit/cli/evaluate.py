@@ -147,10 +147,10 @@ def evaluate(
         forms = stored_forms(dims or (), precision or ())
     except ValueError as error:
         raise UserError(str(error)) from None
-    shown = Shown(Console(stderr=json), json, output, asked, rerank_of(rerank), forms=forms, evidence=evidence)
-    scope = Scope(split, images, overrides or (), metric or (), asked, where_of(where))
+    scope = Scope(split, images, overrides or (), metric or (), asked, where_of(where), rerank_of(rerank))
+    shown = Shown(Console(stderr=json), json, output, scope, forms, evidence)
     if kind not in ("run", "backbone"):
-        tell_points(source, other, shown, scope, labels_of, manifold)
+        tell_points(source, other, shown, labels_of, manifold)
         return
 
     from dmlkit.distributed.launch import start_ranks
@@ -158,9 +158,9 @@ def evaluate(
     fabric = start_ranks(device or "auto")
     shown.console.quiet = not fabric.is_global_zero
     if kind == "backbone":
-        tell_backbone(source, fabric, shown, scope)
+        tell_backbone(source, fabric, shown)
     else:
-        tell_run(source, fabric, shown, scope, checkpoint, second)
+        tell_run(source, fabric, shown, checkpoint, second)
 
 
 def evaluated_kind(source: Path, checkpoint: str | None) -> Kind:

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from dmlkit.evaluation.report import Evidence, Report
     from dmlkit.evaluation.run import Scope
     from dmlkit.metrics.ranking.codec import Stored
-    from dmlkit.metrics.ranking.rerank import Rerank
-    from dmlkit.recipe.schema import Copies
     from dmlkit.run_folder.folder import CheckpointName
-    from dmlkit.vectors.manifest import Fusion
     from dmlkit.vectors.points import PointSet
 
 VALUES_SHOWN = 20
@@ -33,11 +30,7 @@ class Shown:
     """Console for text; with --json it is standard error, and only JSON goes to standard output."""
     as_json: bool
     per_class: Path | None
-    column: "tuple[str, Path | None] | None" = None
-    """Column whose values the metrics are printed for, and its table."""
-    rerank: "Rerank | None" = None
-    copies: "Copies | None" = None
-    fusion: "Fusion | None" = None
+    scope: "Scope"
     forms: "Sequence[Stored]" = ()
     evidence: str | None = None
 
@@ -45,9 +38,9 @@ class Shown:
         """Return the same with the table of evaluated points, or refuse a column before anything is computed."""
         from dmlkit.evaluation.by_value import points_table
 
-        if self.column is None:
+        if (column := self.scope.column) is None:
             return self
-        return replace(self, column=(self.column[0], points_table(*self.column, points)))
+        return replace(self, scope=replace(self.scope, column=(column[0], points_table(*column, points))))
 
     def tell(self, report: "Report", evaluation: Any, *, title: str, run: Path | None = None) -> None:
         """Print a report, and write the table of classes if requested.
@@ -57,9 +50,10 @@ class Shown:
         """
         from dmlkit.evaluation.report import with_stored_forms
 
-        if self.column is not None:
-            report = report.with_column(evaluation, *self.column, run)
-        report = report.with_alternative(evaluation, self.rerank, copies=self.copies, fusion=self.fusion)
+        scope = self.scope
+        if scope.column is not None:
+            report = report.with_column(evaluation, *scope.column, run)
+        report = report.with_alternative(evaluation, scope.rerank, copies=scope.copies, fusion=scope.fusion)
         report = with_stored_forms(report, evaluation, self.forms)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
@@ -167,24 +161,23 @@ def print_values(found: "ByColumn | None", console: Console, metrics: "Sequence[
         say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")
 
 
-def tell_backbone(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -> None:
+def tell_backbone(source: Path, fabric: "Ranks", shown: Shown) -> None:
     """Evaluate the backbone from which the training of a recipe starts."""
     from dmlkit.training.pretrained import describe_backbone, evaluate_recipe
 
-    report, evaluation, recipe = evaluate_recipe(source, fabric, scope, bars(shown.console))
+    report, evaluation, recipe = evaluate_recipe(source, fabric, shown.scope, bars(shown.console))
     if fabric.is_global_zero:
         title = f"{report.split} split of {recipe.dataset.title}, {describe_backbone(recipe)}"
         shown.tell(report, evaluation, title=title)
 
 
-def tell_points(
-    source: Path, other: Path | None, shown: Shown, scope: "Scope", labels: dict[Path, Path], manifold: str | None
-) -> None:
+def tell_points(source: Path, other: Path | None, shown: Shown, labels: dict[Path, Path], manifold: str | None) -> None:
     """Evaluate points, searched among themselves or in others."""
     from dmlkit.evaluation.arrays import evaluate_points
     from dmlkit.files.source import require_source
     from dmlkit.gallery.sources import array_points, open_points
 
+    scope = shown.scope
     points = open_points(source, labels=labels.get(source), manifold=manifold, where=scope.where)
     gallery = other and (
         array_points(other, labels.get(other), points.manifold, scope.where)
@@ -192,17 +185,12 @@ def tell_points(
         else open_points(other, where=scope.where)
     )
     shown, bar = shown.with_table(points), bars(shown.console)
-    found = evaluate_points(points, gallery, metrics=scope.metrics, rerank=shown.rerank, bar=bar)
+    found = evaluate_points(points, gallery, metrics=scope.metrics, rerank=scope.rerank, bar=bar)
     shown.tell(*found, title=str(source), run=points.run)
 
 
 def tell_run(
-    source: Path,
-    fabric: "Ranks",
-    shown: Shown,
-    scope: "Scope",
-    checkpoint: "CheckpointName | None",
-    second: Path | None,
+    source: Path, fabric: "Ranks", shown: Shown, checkpoint: "CheckpointName | None", second: Path | None
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.evaluation.augmented import WORDS
@@ -211,17 +199,17 @@ def tell_run(
     from dmlkit.evaluation.second import choose_second
     from dmlkit.vectors.manifest import LocalFusion
 
-    progress = bars(shown.console)
+    progress, scope = bars(shown.console), shown.scope
     copies = next((name for name in WORDS if second == Path(name)), None)
     if copies is not None:
-        shown = replace(shown, copies=copies)
+        scope = replace(scope, copies=copies)
     elif second is not None:
         check_scope(source, scope)
         fusion = choose_second(source, second, checkpoint=checkpoint, fabric=fabric, bar=progress)
-        shown = replace(shown, fusion=fusion.weight if isinstance(fusion, LocalFusion) else fusion)
-    elif not (shown.rerank or scope.images or scope.overrides or checkpoint == "pretrained"):
-        shown = _with_techniques(shown, source)
-    scope = replace(scope, rerank=shown.rerank, copies=shown.copies, fusion=shown.fusion)
+        scope = replace(scope, fusion=fusion.weight if isinstance(fusion, LocalFusion) else fusion)
+    elif not (scope.rerank or scope.images or scope.overrides or checkpoint == "pretrained"):
+        scope = _with_techniques(scope, source)
+    shown = replace(shown, scope=scope)
     run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, bar=progress)
     if not fabric.is_global_zero:
         return
@@ -241,7 +229,7 @@ def tell_run(
         say(shown.console, f"written to {run.path}")
 
 
-def _with_techniques(shown: Shown, source: Path) -> Shown:
+def _with_techniques(scope: "Scope", source: Path) -> "Scope":
     """Return the same with the techniques that validation chose for a run at the end of its training, if any."""
     from dmlkit.metrics.ranking.rerank import parse_rerank
     from dmlkit.run_folder.documents import Summary
@@ -250,8 +238,8 @@ def _with_techniques(shown: Shown, source: Path) -> Shown:
     path = RunFolder(source).summary_path
     chosen = Summary.read(path).techniques if path.exists() else None
     if chosen is None:
-        return shown
-    return replace(shown, copies=chosen.tta, rerank=parse_rerank(chosen.rerank) if chosen.rerank else None)
+        return scope
+    return replace(scope, copies=chosen.tta, rerank=parse_rerank(chosen.rerank) if chosen.rerank else None)
 
 
 def _metric_rows(report: "Report", definitions: dict[str, str]) -> list[list[str]]:

@@ -128,6 +128,13 @@ def test_an_array_has_no_images_that_could_be_lost(dmlkit: Cli, tmp_path: Path):
     assert result.code == 0 and f"missing: the rows of {tmp_path / 'x.npy'} have none" in result.out, result
 
 
+def test_conditions_choose_the_images(dmlkit: Cli, tmp_path: Path):
+    source = labelled(embeddings_at(tmp_path / "e", turned(0, 1, 40, 41, 80, 81)), ["a", "a", "b", "b", "c", "c"])
+    result = dmlkit("inspect", source, "--where", "label in a, c", "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    assert [read(tmp_path / "x.html")[2]["names"][row] for row in read(tmp_path / "x.html")[2]["labels"]] == [*"aacc"]
+
+
 def test_photos_are_in_the_page(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import pyarrow as pa
     from pyarrow import parquet
