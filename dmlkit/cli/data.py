@@ -10,13 +10,7 @@ from rich.text import Text
 
 from dmlkit.cli.console import bars, cells, counted, say, show_table
 from dmlkit.cli.option_groups import TableOptions
-from dmlkit.cli.options import (
-    Set,
-    Writes,
-    argument,
-    command,
-    plain_device,
-)
+from dmlkit.cli.options import Set, Writes, argument, command, plain_device
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file

@@ -9,16 +9,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.option_groups import BoxOptions
-from dmlkit.cli.options import (
-    Checkpoint,
-    ModelDevice,
-    RunPath,
-    SetDataset,
-    SplitName,
-    Writes,
-    argument,
-    command,
-)
+from dmlkit.cli.options import Checkpoint, ModelDevice, RunPath, SetDataset, SplitName, Writes, argument, command
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder
 from dmlkit.files.source import require_images
 
@@ -31,9 +22,7 @@ def embed(
     images: Annotated[
         Path | None,
         argument(
-            "IMAGES",
-            "Image, folder of images, table with a column path, or file of vectors.",
-            check=require_images,
+            "IMAGES", "Image, folder of images, table with a column path, or file of vectors.", check=require_images
         ),
     ] = None,
     split: Annotated[

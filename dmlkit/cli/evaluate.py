@@ -56,8 +56,7 @@ def evaluate(
     source: Annotated[
         Path,
         argument(
-            "SOURCE",
-            "Run, timm:NAME, embeddings folder, gallery, file of vectors, or recipe: its pretrained backbone.",
+            "SOURCE", "Run, timm:NAME, embeddings folder, gallery, file of vectors, or recipe: its pretrained backbone."
         ),
     ],
     other: Annotated[

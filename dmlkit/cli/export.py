@@ -11,14 +11,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, say
 from dmlkit.cli.options import argument, command
-from dmlkit.export.wanted import (
-    MODEL_FORMATS,
-    PROGRAMS,
-    EmbeddingFormat,
-    ModelFormat,
-    StoreFormat,
-    WantedModel,
-)
+from dmlkit.export.wanted import MODEL_FORMATS, PROGRAMS, EmbeddingFormat, ModelFormat, StoreFormat, WantedModel
 from dmlkit.files.source import kind_of
 
 if TYPE_CHECKING:

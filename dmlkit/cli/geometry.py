@@ -6,14 +6,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import say
-from dmlkit.cli.options import (
-    ArrayManifold,
-    RunDevice,
-    SetDataset,
-    SourcePath,
-    SplitName,
-    command,
-)
+from dmlkit.cli.options import ArrayManifold, RunDevice, SetDataset, SourcePath, SplitName, command
 
 app = typer.Typer()
 

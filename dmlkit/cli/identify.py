@@ -10,14 +10,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, PlacedModelOptions
-from dmlkit.cli.options import (
-    PAGE,
-    Conditions,
-    QueryPath,
-    SourcePath,
-    Writes,
-    command,
-)
+from dmlkit.cli.options import PAGE, Conditions, QueryPath, SourcePath, Writes, command
 from dmlkit.cli.search import pictures_of, tell_page
 from dmlkit.files.outputs import check_file
 from dmlkit.identify.rule import LabelRule

@@ -9,17 +9,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say
-from dmlkit.cli.options import (
-    Checkpoint,
-    Device,
-    SetDataset,
-    SplitName,
-    Writes,
-    argument,
-    command,
-    each,
-    examples,
-)
+from dmlkit.cli.options import Checkpoint, Device, SetDataset, SplitName, Writes, argument, command, each, examples
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_place
 from dmlkit.files.pictures import PICTURES

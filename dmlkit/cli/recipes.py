@@ -14,12 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dmlkit.cli.console import cells, print_table, say, show_table
-from dmlkit.cli.options import (
-    Set,
-    Writes,
-    argument,
-    command,
-)
+from dmlkit.cli.options import Set, Writes, argument, command
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file, write_output

@@ -27,8 +27,7 @@ app = typer.Typer()
 )
 def review(
     gallery: Annotated[
-        Path,
-        argument("GALLERY", "Gallery, run, embeddings folder, or file of vectors (N, D).", check=require_source),
+        Path, argument("GALLERY", "Gallery, run, embeddings folder, or file of vectors (N, D).", check=require_source)
     ],
     images: Annotated[
         Path,

@@ -8,14 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
-from dmlkit.cli.options import (
-    Json,
-    SourcePath,
-    SplitName,
-    Writes,
-    argument,
-    command,
-)
+from dmlkit.cli.options import Json, SourcePath, SplitName, Writes, argument, command
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries

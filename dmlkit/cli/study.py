@@ -13,17 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dmlkit.cli.console import cells, counted, print_table, say, say_json, show_table
-from dmlkit.cli.options import (
-    Device,
-    DryRun,
-    Json,
-    Set,
-    Writes,
-    argument,
-    command,
-    each,
-    stem_of,
-)
+from dmlkit.cli.options import Device, DryRun, Json, Set, Writes, argument, command, each, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_folder
 from dmlkit.files.source import STUDY_MARK, require_study, require_study_file

@@ -7,15 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import percent, print_table, say, say_json
-from dmlkit.cli.options import (
-    Checkpoint,
-    Device,
-    Json,
-    RunPath,
-    Writes,
-    argument,
-    command,
-)
+from dmlkit.cli.options import Checkpoint, Device, Json, RunPath, Writes, argument, command
 from dmlkit.files.outputs import check_file
 from dmlkit.files.pictures import PICTURES
 from dmlkit.files.source import require_image

@@ -380,11 +380,8 @@ def _path_parts(table: Any, where: str, named: dict[str, str]) -> dict[str, Any]
 
     if PATTERN not in (pattern := named.get(LABEL, "")):
         return {}
-    paths, option = (
-        text_column(known_columns(table, where, ("path",), prints_columns=False), where, "path"),
-        "--column label",
-    )
-    compute = arrow_compute()
+    known, option = known_columns(table, where, ("path",), prints_columns=False), "--column label"
+    paths, compute = text_column(known, where, "path"), arrow_compute()
     try:
         parts = compute.extract_regex(paths, pattern)
     except pa.ArrowInvalid as error:

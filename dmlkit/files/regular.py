@@ -14,6 +14,7 @@ from dmlkit.errors import UserError, warn_once
 from dmlkit.files.escape import excerpt
 
 HEIC = frozenset({".heic", ".heics", ".heif", ".heifs", ".hif"})
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 EXTENSIONS = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .tif .tiff .gif .ppm .pgm .pbm .pnm .pfm .avif .avifs "  # noqa: SIM905
     ".jp2 .j2k .j2c .jpc .jpf .jpx".split()
@@ -81,21 +82,9 @@ def other_content(start: bytes) -> str:
         return "this is a Git LFS pointer, not the file itself; run git lfs pull"
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return "this is a page of a website (HTML or XML), not the file itself; download it again"
-    if start[4:8] == b"ftyp" and start[8:12] in (
-        b"heic",
-        b"heix",
-        b"heim",
-        b"heis",
-        b"hevc",
-        b"hevx",
-        b"mif1",
-        b"msf1",
-    ):
-        return NEEDS_HEIF
+    if start[4:8] == b"ftyp" and start[8:12] in HEIC_BRANDS:
+        return "this is an HEIC image, which needs pillow-heif: pip install pillow-heif"
     return ""
-
-
-NEEDS_HEIF = "this is an HEIC image, which needs pillow-heif: pip install pillow-heif"
 
 
 def what_instead(path: Path, otherwise: str) -> str:

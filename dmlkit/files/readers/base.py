@@ -21,16 +21,8 @@ from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import read_start, read_text
 
 MODULES = (
-    "exports",
-    "camtrap",
-    "spreadsheets",
-    "coco",
-    "detections",
-    "voc",
-    "market",
-    "image_folder",
-    "data_yaml",
-    "yolo",
+    *("exports", "camtrap", "spreadsheets", "coco", "detections"),
+    *("voc", "market", "image_folder", "data_yaml", "yolo"),
 )
 """Modules of readers, in the order in which they are asked."""
 BUILT_IN = "dmlkit.files.readers"
@@ -91,6 +83,8 @@ class Reader(ABC):
     known: ClassVar[list["Reader"]] = []
     title: ClassVar[str]
     """What such a file is called, in messages."""
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of its files, in lower case, if they alone tell the format."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -99,9 +93,9 @@ class Reader(ABC):
         else:
             Reader.known.insert(0, cls())
 
-    @abstractmethod
     def recognizes(self, path: Path) -> bool:
         """Return whether a path has this format, by its name and, for a folder, by the names in it."""
+        return path.suffix.lower() in self.suffixes and not path.is_dir()
 
     @abstractmethod
     def read(self, path: Path) -> ImageTable:

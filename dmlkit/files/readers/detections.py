@@ -96,9 +96,8 @@ def _rows(
             best = max(one.classifications, key=lambda pair: pair[1], default=None)
             species = image.prediction and image.prediction.rsplit(";", 1)[-1]
             seen = {"time": image.datetime, "species": names.get(best[0], best[0]) if best else species}
-            rows.append(
-                {"path": image.file, **{name: text for name, text in seen.items() if text}, **box_of(*one.bbox)}
-            )
+            known = {name: text for name, text in seen.items() if text}
+            rows.append({"path": image.file, **known, **box_of(*one.bbox)})
             places.append(f"{path}: {key}.{number}.detections.{place}")
             sure.append(one.conf)
     counts = [

@@ -15,10 +15,7 @@ from dmlkit.files.regular import WORKBOOKS, check_regular, read_text, what_inste
 class CsvReader(Reader):
     """Reader of CSV tables in any dialect; the cells are text, so that the label 007 stays one."""
 
-    title = "CSV"
-
-    def recognizes(self, path: Path) -> bool:
-        return path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()
+    title, suffixes = "CSV", (".csv", ".tsv")
 
     def read(self, path: Path) -> ImageTable:
         found = read_csv(path)
@@ -28,10 +25,7 @@ class CsvReader(Reader):
 class ExcelReader(Reader):
     """Reader of the first visible sheet with cells of a workbook: its stored values, formulas are not computed."""
 
-    title = "Excel"
-
-    def recognizes(self, path: Path) -> bool:
-        return path.suffix.lower() in WORKBOOKS and not path.is_dir()
+    title, suffixes = "Excel", WORKBOOKS
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
@@ -71,10 +65,7 @@ def _cell(value: object) -> str | None:
 class ParquetReader(Reader):
     """Reader of Parquet files."""
 
-    title = "Parquet"
-
-    def recognizes(self, path: Path) -> bool:
-        return path.suffix.lower() == ".parquet" and not path.is_dir()
+    title, suffixes = "Parquet", (".parquet",)
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
@@ -92,10 +83,7 @@ class ParquetReader(Reader):
 class ArrowReader(Reader):
     """Reader of Arrow files, also Feather."""
 
-    title = "Arrow"
-
-    def recognizes(self, path: Path) -> bool:
-        return path.suffix.lower() in (".arrow", ".feather", ".ipc") and not path.is_dir()
+    title, suffixes = "Arrow", (".arrow", ".feather", ".ipc")
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
@@ -115,12 +103,12 @@ class ArrowReader(Reader):
 class JsonRowsReader(Reader):
     """Reader of JSON rows: an object per line, or a list of objects, whose values are cells."""
 
-    title = "JSON rows"
+    title, suffixes = "JSON rows", (".jsonl", ".ndjson")
 
     def recognizes(self, path: Path) -> bool:
         if path.suffix.lower() == ".json" and path.is_file():
             return start_of(path).lstrip().startswith(b"[")
-        return path.suffix.lower() in (".jsonl", ".ndjson") and not path.is_dir()
+        return super().recognizes(path)
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
@@ -130,9 +118,8 @@ class JsonRowsReader(Reader):
         entries = enumerate(text.splitlines(), start=1)
         lines = [(f"{path}:{number}", line) for number, line in entries if line.strip()]
         if path.suffix.lower() == ".json":
-            lines = [
-                (f"{path}: row {number}", row) for number, row in enumerate(_parsed(str(path), text, "file"), start=1)
-            ]
+            entries = enumerate(_parsed(str(path), text, "file"), start=1)
+            lines = [(f"{path}: row {number}", row) for number, row in entries]
         if not lines:
             raise UserError(f"{path}: this file has no rows; expected a JSON object per line, or a list of them")
         for count, (where, line) in enumerate(lines):
