@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, print_table, say, say_json
-from dmlkit.cli.options import Checkpoint, Device, Json, argument, command
+from dmlkit.cli.options import Checkpoint, Device, Json, command
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
 
@@ -19,9 +19,10 @@ app = typer.Typer()
 
 @command(app, "dmlkit align galleries/birds runs/new photos -o runs/new-aligned")
 def align(
-    older: Annotated[Path, argument("OLDER", "Gallery or embeddings folder of the older model.", check=require_source)],
-    run: Annotated[Path, argument("RUN", "Run of the newer model.", check=require_run)],
-    images: Annotated[Path, argument("IMAGES", "Images that OLDER has: a folder or a table.", check=require_images)],
+    older: Annotated[Path, "OLDER", "Gallery or embeddings folder of the older model.", require_source],
+    run: Annotated[Path, "RUN", "Run of the newer model.", require_run],
+    images: Annotated[Path, "IMAGES", "Images that OLDER has: a folder or a table.", require_images],
+    /,
     output: Annotated[Path | None, "FOLDER", "Run to write. Default: RUN-aligned."] = None,
     checkpoint: Checkpoint = None,
     json: Json = False,

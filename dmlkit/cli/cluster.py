@@ -25,6 +25,7 @@ MOST_SHOWN = 15  # clusters printed in the terminal
 )
 def cluster(
     source: SourcePath,
+    /,
     k: Annotated[int | None, "COUNT", "Number of clusters (kmeans, agglomerative)."] = None,
     threshold: Annotated[
         float | None,

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import counted, print_table, say, say_json
-from dmlkit.cli.options import Checkpoint, Device, Json, Writes, argument, command, each
+from dmlkit.cli.options import Checkpoint, Device, Json, Writes, command, each
 from dmlkit.files.escape import as_latex, as_markdown
 from dmlkit.files.outputs import check_file, write_output
 from dmlkit.files.source import require_run
@@ -21,9 +21,8 @@ app = typer.Typer()
 
 @command(app, "dmlkit compare runs/proxy_anchor runs/triplet -o table.md")
 def compare(
-    runs: Annotated[
-        list[Path], argument("RUN", "Two or more run folders; the first is the baseline.", check=each(require_run))
-    ],
+    runs: Annotated[list[Path], "RUN", "Two or more run folders; the first is the baseline.", each(require_run)],
+    /,
     output: Annotated[
         Path | None,
         "FILE",

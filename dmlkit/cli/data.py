@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dmlkit.cli.console import bars, cells, counted, say, show_table
 from dmlkit.cli.option_groups import TableOptions
-from dmlkit.cli.options import Set, Writes, argument, command, plain_device
+from dmlkit.cli.options import Set, Writes, command, plain_device
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file
@@ -30,9 +30,8 @@ DATA_ERROR = 1  # exit code of check if it finds errors in the data
     "dmlkit data check data/ --run runs/demo --threshold 0.95",
 )
 def check(
-    target: Annotated[
-        Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")
-    ],
+    target: Annotated[Path, "RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels."],
+    /,
     columns: TableOptions,
     dataset: Annotated[str | None, "NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files."] = None,
     overrides: Set = None,
@@ -85,9 +84,8 @@ def check(
 
 @command(app, "dmlkit data convert annotations.json -o table.csv", "dmlkit data convert photos.xlsx -o t.csv")
 def convert(
-    source: Annotated[
-        Path, argument("TABLE|FOLDER", "Table or annotations, or folder of labeled images.", check=require_dataset)
-    ],
+    source: Annotated[Path, "TABLE|FOLDER", "Table or annotations, or folder of labeled images.", require_dataset],
+    /,
     columns: TableOptions,
     output: Annotated[Path, "FILE", "Table to write (.csv).", Writes(check_file, (".csv",))],
 ) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import PAGE, Files, SourcePath, argument, command
+from dmlkit.cli.options import PAGE, Files, SourcePath, command
 from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
@@ -30,9 +30,8 @@ MOST_SHOWN = 10  # groups or pairs printed in the terminal
 )
 def duplicates(
     source: SourcePath,
-    other: Annotated[
-        Path | None, argument("OTHER", "Second source to compare with, of the same model.", check=require_source)
-    ] = None,
+    other: Annotated[Path | None, "OTHER", "Second source to compare with, of the same model.", require_source] = None,
+    /,
     threshold: Annotated[
         float | None, "SIMILARITY", "Minimum similarity of near-duplicates: a cosine, or a negative distance."
     ] = None,

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.option_groups import BoxOptions
-from dmlkit.cli.options import Checkpoint, ModelDevice, RunPath, SetDataset, SplitName, Writes, argument, command
+from dmlkit.cli.options import Checkpoint, ModelDevice, RunPath, SetDataset, SplitName, Writes, command
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder
 from dmlkit.files.source import require_images
 
@@ -20,11 +20,9 @@ app = typer.Typer()
 def embed(
     run: RunPath,
     images: Annotated[
-        Path | None,
-        argument(
-            "IMAGES", "Image, folder of images, table with a column path, or file of vectors.", check=require_images
-        ),
+        Path | None, "IMAGES", "Image, folder of images, table with a column path, or file of vectors.", require_images
     ] = None,
+    /,
     split: Annotated[
         SplitName | None,
         "SPLIT",

@@ -15,7 +15,6 @@ from dmlkit.cli.options import (
     RerankMethod,
     SplitName,
     Writes,
-    argument,
     by_option,
     column_of,
     command,
@@ -55,18 +54,16 @@ app = typer.Typer()
 def evaluate(
     source: Annotated[
         Path,
-        argument(
-            "SOURCE", "Run, timm:NAME, embeddings folder, gallery, file of vectors, or recipe: its pretrained backbone."
-        ),
+        "SOURCE",
+        "Run, timm:NAME, embeddings folder, gallery, file of vectors, or recipe: its pretrained backbone.",
     ],
     other: Annotated[
         Path | None,
-        argument(
-            "OTHER",
-            "For a run or recipe: a folder of images to test on, with one subfolder per class. For vectors: those of "
-            "the same model to search in. Default: SOURCE itself.",
-        ),
+        "OTHER",
+        "For a run or recipe: a folder of images to test on, with one subfolder per class. For vectors: those of the "
+        "same model to search in. Default: SOURCE itself.",
     ] = None,
+    /,
     labels: Annotated[
         list[Path] | None,
         "FILE",

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, say
-from dmlkit.cli.options import argument, command
+from dmlkit.cli.options import command
 from dmlkit.export.wanted import MODEL_FORMATS, PROGRAMS, EmbeddingFormat, ModelFormat, StoreFormat, WantedModel
 from dmlkit.files.source import kind_of
 
@@ -31,12 +31,11 @@ app = typer.Typer()
 def export(
     source: Annotated[
         Path,
-        argument(
-            "SOURCE",
-            "Run, timm:NAME, or embeddings folder.",
-            check=partial(kind_of, expected="a run or a folder of embeddings"),
-        ),
+        "SOURCE",
+        "Run, timm:NAME, or embeddings folder.",
+        partial(kind_of, expected="a run or a folder of embeddings"),
     ],
+    /,
     format: Annotated[  # noqa: A002
         Literal[ModelFormat, EmbeddingFormat, StoreFormat],
         "FORMAT",

@@ -14,6 +14,7 @@ app = typer.Typer()
 @command(app, "dmlkit final runs/demo")
 def final(
     run: RunPath,
+    /,
     output: Annotated[Path | None, "FOLDER", "Run folder to write. Default: RUN-final."] = None,
     overrides: SetDataset = None,
     resume: Resume = False,

@@ -17,7 +17,6 @@ from dmlkit.cli.options import (
     MovedRun,
     RunPath,
     Writes,
-    argument,
     command,
     existing,
     second_option,
@@ -38,7 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Keep labeled embeddings in a folder; add and remove images, and restore old versions.",
 )
-GalleryPath = Annotated[Path, argument("GALLERY", "Gallery folder, written by gallery create.", check=require_gallery)]
+GalleryPath = Annotated[Path, "GALLERY", "Gallery folder, written by gallery create.", require_gallery]
 IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
 Label = Annotated[str | None, "LABEL", "Label of all images, instead of the names of their folders."]
 NOT_PRINTED = ("versions", "parts", "numbers", "others")
@@ -89,14 +88,13 @@ class MovedModelOptions(FusedModelOptions):
 @command(app, "dmlkit gallery create runs/demo photos/ -o galleries/birds")
 def create(
     run: RunPath,
+    images: Annotated[Path | None, "IMAGES", f"{IMAGES} Default: an empty gallery.", require_addable] = None,
+    /,
+    *,
     output: Annotated[
         Path, "FOLDER", "Folder to write.", Writes(check_folder, "an interrupted gallery", CREATING_MARK)
     ],
-    images: Annotated[
-        Path | None, argument("IMAGES", f"{IMAGES} Default: an empty gallery.", check=require_addable)
-    ] = None,
     label: Label = None,
-    *,
     boxes: BoxOptions,
     thumbnails: Annotated[bool, "Store small pictures, so that HTML pages do not need the files."] = False,
     threshold: Annotated[
@@ -131,7 +129,8 @@ def create(
 @command(app, "dmlkit gallery add galleries/birds more/ --label robin")
 def add(
     gallery: GalleryPath,
-    images: Annotated[Path, argument("IMAGES", IMAGES, check=require_addable)],
+    images: Annotated[Path, "IMAGES", IMAGES, require_addable],
+    /,
     label: Label = None,
     *,
     boxes: BoxOptions,
@@ -170,8 +169,9 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> Non
 def remove(
     gallery: GalleryPath,
     images: Annotated[
-        list[str] | None, argument("IMAGE", "Images to remove: ids, or the files from which they were added.")
+        list[str] | None, "IMAGE", "Images to remove: ids, or the files from which they were added."
     ] = None,
+    /,
     label: Annotated[list[str] | None, "LABEL", "Remove all images with this label. Repeatable."] = None,
 ) -> None:
     """Remove images; gallery restore can undo this."""
@@ -184,8 +184,9 @@ def remove(
 @command(app, "dmlkit gallery rename galleries/birds robyn robin")
 def rename(
     gallery: GalleryPath,
-    old: Annotated[str, argument("OLD", "Label that some images have.")],
-    new: Annotated[str, argument("NEW", "Their new label; if others have it already, both become one label.")],
+    old: Annotated[str, "OLD", "Label that some images have."],
+    new: Annotated[str, "NEW", "Their new label; if others have it already, both become one label."],
+    /,
 ) -> None:
     """Rename a label, or merge two that turned out to be one individual; gallery restore can undo this."""
     from dmlkit.gallery.change import rename_label
@@ -198,6 +199,7 @@ def rename(
 @command(app, "dmlkit gallery info galleries/birds")
 def info(
     gallery: GalleryPath,
+    /,
     verify: Annotated[bool, "Read all files and compare them with their checksums."] = False,
     json: Json = False,
 ) -> None:
@@ -245,7 +247,7 @@ def info(
 
 
 @command(app, "dmlkit gallery history galleries/birds")
-def history(gallery: GalleryPath, json: Json = False) -> None:
+def history(gallery: GalleryPath, /, json: Json = False) -> None:
     """List the versions that gallery restore can restore."""
     from dmlkit.gallery.files import read_summary
 
@@ -272,8 +274,7 @@ def history(gallery: GalleryPath, json: Json = False) -> None:
 
 @command(app, "dmlkit gallery restore galleries/birds 3")
 def restore(
-    gallery: GalleryPath,
-    version: Annotated[int, argument("VERSION", "Number of a version, as listed by gallery history.")],
+    gallery: GalleryPath, version: Annotated[int, "VERSION", "Number of a version, as listed by gallery history."], /
 ) -> None:
     """Restore an old version; it becomes the newest version."""
     from dmlkit.gallery.change import restore_version
@@ -291,12 +292,11 @@ def migrate(
     run: RunPath,
     images: Annotated[
         Path | None,
-        argument(
-            "IMAGES",
-            "Folder that has the images of the gallery now, if they have moved.",
-            check=existing("the folder that has the images now"),
-        ),
+        "IMAGES",
+        "Folder that has the images of the gallery now, if they have moved.",
+        existing("the folder that has the images now"),
     ] = None,
+    /,
     *,
     chosen: KeptModelOptions,
 ) -> None:
@@ -329,7 +329,7 @@ def print_migrated(found: "Migrated", gallery: Path, run: Path, console: Console
 
 
 @command(app, "dmlkit gallery compact galleries/birds")
-def compact(gallery: GalleryPath) -> None:
+def compact(gallery: GalleryPath, /) -> None:
     """Merge small files, add all images to the index, and delete versions older than 7 days."""
     from dmlkit.gallery.change import compact_gallery
 
@@ -340,6 +340,7 @@ def compact(gallery: GalleryPath) -> None:
 @command(app, "dmlkit gallery index galleries/birds --method ivf_hnsw_sq --recall 0.95")
 def index(
     gallery: GalleryPath,
+    /,
     method: Annotated[
         Literal["ivf_pq", "ivf_hnsw_sq"] | None,
         "METHOD",

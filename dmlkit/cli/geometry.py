@@ -14,6 +14,7 @@ app = typer.Typer()
 @command(app, "dmlkit curvature runs/demo", "dmlkit curvature embeddings/photos")
 def curvature(
     source: SourcePath,
+    /,
     split: Annotated[
         SplitName | None, "SPLIT", "Split of a run: train, validation, test or all. Default: train."
     ] = None,

@@ -31,6 +31,7 @@ MOST_SHOWN = 10  # images printed in the terminal
 def identify(
     source: SourcePath,
     images: QueryPath,
+    /,
     output: Annotated[
         list[Path] | None,
         "FILE",

@@ -21,6 +21,7 @@ PAGE = "inspection.html"
 @command(app, "dmlkit inspect runs/demo", "dmlkit inspect embeddings/photos -o report.html")
 def inspect(
     source: SourcePath,
+    /,
     output: Annotated[
         Path | None,
         "FILE",

@@ -182,6 +182,7 @@ def declared(field: Parameter) -> Parameter | None:
     An option is declared as ``Annotated[int | None, "COUNT", "Number of images that vote."]``: by its type, what
     ``--help`` shows as its value, and its meaning. A flag has a meaning alone. A check of the value, a `Writes` and a
     dictionary of more options of `typer.Option` may follow. A field that many commands share, see `SHARED`, has none.
+    Parameters before the ``/`` of a command are arguments.
     """
     kind, *said = get_args(field.annotation) if get_origin(field.annotation) is Annotated else (field.annotation,)
     if not said:
@@ -191,9 +192,12 @@ def declared(field: Parameter) -> Parameter | None:
         return field
     marks = [one for one in said if isinstance(one, Writes)]
     more: dict[str, Any] = next((one for one in said if isinstance(one, dict)), {})
-    names = NAMES.get(field.name, [f"--{field.name.replace('_', '-')}"])
-    value = texts[0] if len(texts) > 1 else None
-    made = option(value, texts[-1], *names, check=next(filter(callable, said), None), **more)
+    check = next(filter(callable, said), None)
+    if field.kind is Parameter.POSITIONAL_ONLY:
+        made = argument(*texts, check=check, **more)
+    else:
+        names = NAMES.get(field.name, [f"--{field.name.replace('_', '-')}"])
+        made = option(texts[0] if len(texts) > 1 else None, texts[-1], *names, check=check, **more)
     return field.replace(annotation=Annotated[kind, made, *marks])
 
 
@@ -214,6 +218,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in fields.values()]
     parameters.sort(key=lambda one: LAST.index(one.name) if one.name in LAST else -1)
     annotations = {one.name: one.annotation for one in parameters}
+    arguments = [name for name, one in own.items() if one.kind is Parameter.POSITIONAL_ONLY]
 
     @wraps(command)
     def run(**options: Any) -> None:
@@ -222,7 +227,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, group in groups.items():
             values[name] = kinds[name](**{field: options[field] for field in group if options[field] is not None})
         try:
-            command(**values)
+            command(*(values.pop(name) for name in arguments), **values)
         except UserError as error:
             if (text := without_set(str(error), options)) == str(error):
                 raise
@@ -253,9 +258,7 @@ def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
     return check_all
 
 
-RunPath = Annotated[
-    Path, argument("RUN", "Run folder, written by train; or timm:NAME, a pretrained model.", check=require_run)
-]
+RunPath = Annotated[Path, "RUN", "Run folder, written by train; or timm:NAME, a pretrained model.", require_run]
 
 
 def second_option(metavar: str, meaning: str, *allowed: str) -> Any:
@@ -309,19 +312,14 @@ RerankMethod = Annotated[
 ]
 QueryPath = Annotated[
     Path,
-    argument(
-        "QUERIES",
-        "Image, video, folder or table of images, or embeddings (as SOURCE) of the same model.",
-        check=require_queries,
-    ),
+    "QUERIES",
+    "Image, video, folder or table of images, or embeddings (as SOURCE) of the same model.",
+    require_queries,
 ]
 SourcePath = Annotated[
-    Path,
-    argument("SOURCE", "Run, timm:NAME, embeddings folder, gallery, or file of vectors (N, D).", check=require_source),
+    Path, "SOURCE", "Run, timm:NAME, embeddings folder, gallery, or file of vectors (N, D).", require_source
 ]
-RecipePath = Annotated[
-    Path, argument("RECIPE", "YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.")
-]
+RecipePath = Annotated[Path, "RECIPE", "YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor."]
 Checkpoint = Annotated[
     Literal["best", "last", "pretrained"] | None,
     "NAME",

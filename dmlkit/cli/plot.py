@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say
-from dmlkit.cli.options import Checkpoint, Device, SetDataset, SplitName, Writes, argument, command, each, examples
+from dmlkit.cli.options import Checkpoint, Device, SetDataset, SplitName, Writes, command, each, examples
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_place
 from dmlkit.files.pictures import PICTURES
@@ -48,10 +48,8 @@ def require_results(path: Path) -> None:
         raise UserError(f"{path}: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs")
 
 
-PlottedRun = Annotated[Path, argument("RUN", "Run folder, written by train.", check=require_plotted_run)]
-RunsOrStudy = Annotated[
-    list[Path], argument("RUN|STUDY", "One or more run folders, or one study folder.", check=require_runs_or_study)
-]
+PlottedRun = Annotated[Path, "RUN", "Run folder, written by train.", require_plotted_run]
+RunsOrStudy = Annotated[list[Path], "RUN|STUDY", "One or more run folders, or one study folder.", require_runs_or_study]
 Split = Annotated[SplitName, "SPLIT", "Split to draw: train, validation, test or all."]
 Classes = Annotated[int, "COUNT", "Number of classes to show, at equal steps in the list of classes.", {"min": 1}]
 Metric = Annotated[str | None, "NAME", "Metric to draw. Default: the one that chose the checkpoint."]
@@ -88,6 +86,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
     @command(app, f"dmlkit plot {kind} runs/demo --thumbnails", name=kind, help=help_text)
     def _draw(
         run: PlottedRun,
+        /,
         split: Split = "test",
         number: Classes = 20,
         thumbnails: Annotated[bool, "Draw small pictures instead of dots."] = False,
@@ -112,6 +111,7 @@ add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
 @command(app, "dmlkit plot retrieval runs/demo -n 4 -k 5")
 def retrieval(
     run: PlottedRun,
+    /,
     split: Split = "test",
     number: Annotated[
         int, "COUNT", "Number of queries; half are the worst-scoring, half are random.", {"min": 1, "max": 50}
@@ -130,7 +130,7 @@ def retrieval(
 
 
 @command(app, "dmlkit plot heatmap runs/demo --split train")
-def heatmap(run: PlottedRun, split: Split = "test", number: Classes = 20, *, options: PictureOptions) -> None:
+def heatmap(run: PlottedRun, /, split: Split = "test", number: Classes = 20, *, options: PictureOptions) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.plots.similarities import plot_heatmap
 
@@ -145,7 +145,7 @@ def heatmap(run: PlottedRun, split: Split = "test", number: Classes = 20, *, opt
 
 
 @command(app, "dmlkit plot histogram runs/demo")
-def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions) -> None:
+def histogram(run: PlottedRun, /, split: Split = "test", *, options: PictureOptions) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.plots.similarities import plot_histogram
 
@@ -156,7 +156,7 @@ def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions
 
 
 @command(app, "dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
-def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -> None:
+def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None) -> None:
     """Draw the loss and a validation metric over the epochs of runs, or of the variants of a study."""
     from dmlkit.run_folder.folder import RunFolder
     from dmlkit.training.epochs import plot_epochs, runs_by_recipe
@@ -182,7 +182,8 @@ def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -
 
 @command(app, "dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
 def results(
-    study: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_results)],
+    study: Annotated[Path, "STUDY", "Study folder, written by study.", require_results],
+    /,
     metric: Annotated[str | None, "NAME", "Metric to draw. Default: all."] = None,
     output: Output = None,
 ) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dmlkit.cli.console import cells, print_table, say, show_table
-from dmlkit.cli.options import Set, Writes, argument, command
+from dmlkit.cli.options import Set, Writes, command
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file, write_output
@@ -31,10 +31,11 @@ LEAST_ROOM = 20  # characters of a description, also where the terminal is narro
 
 @command(app, "dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start", name="list")
 def list_members(
-    family: Annotated[str | None, argument("FAMILY", "Family of components, e.g. losses; or the word recipes.")] = None,
+    family: Annotated[str | None, "FAMILY", "Family of components, e.g. losses; or the word recipes."] = None,
     name: Annotated[
-        str | None, argument("NAME", "Member of the family, e.g. proxy_anchor; or group of recipes, e.g. start.")
+        str | None, "NAME", "Member of the family, e.g. proxy_anchor; or group of recipes, e.g. start."
     ] = None,
+    /,
     root: Annotated[
         Path | None, "FOLDER", "List the recipes in this folder. Default: those installed with dmlkit."
     ] = None,
@@ -160,10 +161,11 @@ def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: Consol
 
 @command(app, "dmlkit copy glyphs/proxy_anchor mine.yaml")
 def copy(
-    name: Annotated[str, argument("NAME", "Name of a recipe, as listed by dmlkit list recipes.")],
+    name: Annotated[str, "NAME", "Name of a recipe, as listed by dmlkit list recipes."],
     file: Annotated[
-        Path | None, argument("FILE", "YAML file to write. Default: the last part of NAME, in the current folder.")
+        Path | None, "FILE", "YAML file to write. Default: the last part of NAME, in the current folder."
     ] = None,
+    /,
 ) -> None:
     """Copy a recipe that is installed with dmlkit, so that you can change it."""
     from dmlkit.recipe.overrides import copy_recipe
@@ -174,7 +176,8 @@ def copy(
 
 @command(app, "dmlkit check glyphs/proxy_anchor --set loss.margin=0.2", "dmlkit check recipes/*.yaml")
 def check(
-    recipes: Annotated[list[Path], argument("RECIPE...", "YAML files, or names from dmlkit list recipes.")],
+    recipes: Annotated[list[Path], "RECIPE...", "YAML files, or names from dmlkit list recipes."],
+    /,
     overrides: Set = None,
 ) -> None:
     """Check recipes, and print each with all defaults."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dmlkit import __version__
-from dmlkit.cli.options import argument, command
+from dmlkit.cli.options import command
 from dmlkit.cli.recipes import find_reference
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
@@ -27,7 +27,7 @@ PATH = re.compile(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*")
 
 @command(app, "dmlkit report-bug recipe.yaml")
 def report_bug(
-    source: Annotated[Path | None, argument("[RUN|RECIPE]", "Run, or YAML file of a recipe, with the problem.")] = None,
+    source: Annotated[Path | None, "[RUN|RECIPE]", "Run, or YAML file of a recipe, with the problem."] = None, /
 ) -> None:
     """Print what the form for bugs asks for: versions, a recipe, and its first error, without paths and names."""
     error, recipe = ("", "") if source is None else error_and_recipe(source)

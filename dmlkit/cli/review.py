@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import Writes, argument, command
+from dmlkit.cli.options import Writes, command
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
@@ -26,17 +26,14 @@ app = typer.Typer()
     "dmlkit review galleries/birds inbox -o reviews/june --add",
 )
 def review(
-    gallery: Annotated[
-        Path, argument("GALLERY", "Gallery, run, embeddings folder, or file of vectors (N, D).", check=require_source)
-    ],
+    gallery: Annotated[Path, "GALLERY", "Gallery, run, embeddings folder, or file of vectors (N, D).", require_source],
     images: Annotated[
         Path,
-        argument(
-            "INBOX",
-            "Image, video, folder or table of images, or embeddings (as GALLERY) of the same model.",
-            check=require_queries,
-        ),
+        "INBOX",
+        "Image, video, folder or table of images, or embeddings (as GALLERY) of the same model.",
+        require_queries,
     ],
+    /,
     output: Annotated[
         Path,
         "FOLDER",

@@ -42,6 +42,7 @@ MOST_SHOWN = 10  # queries printed in the terminal
 def search(
     source: SourcePath,
     queries: QueryPath,
+    /,
     k: Annotated[int, "COUNT", "Number of neighbors per query."] = 10,
     exact: Annotated[bool, "Compare with every image, even if the gallery has an index."] = False,
     rerank: RerankMethod = None,

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
-from dmlkit.cli.options import Json, SourcePath, SplitName, Writes, argument, command
+from dmlkit.cli.options import Json, SourcePath, SplitName, Writes, command
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
@@ -30,13 +30,12 @@ def select(
     source: SourcePath,
     images: Annotated[
         Path | None,
-        argument(
-            "IMAGES",
-            "Unlabeled images: an image, folder or table, or embeddings (as SOURCE) of the same model. Default: "
-            "those of SOURCE without a label.",
-            check=require_queries,
-        ),
+        "IMAGES",
+        "Unlabeled images: an image, folder or table, or embeddings (as SOURCE) of the same model. Default: those of "
+        "SOURCE without a label.",
+        require_queries,
     ] = None,
+    /,
     number: Annotated[int, "COUNT", "Number of images to choose; with --measure per round."] = 200,
     output: Annotated[Path | None, "FILE", "Write them to this CSV table.", Writes(check_file)] = None,
     method: Annotated[

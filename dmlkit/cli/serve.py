@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import argument, command
+from dmlkit.cli.options import command
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
 from dmlkit.serve.access import Access
@@ -27,7 +27,8 @@ app = typer.Typer()
     "DMLKIT_TOKEN=secret dmlkit serve runs/birds --host 0.0.0.0",
 )
 def serve(
-    source: Annotated[Path, argument("SOURCE", "Gallery, run, timm:NAME or embeddings folder.", check=require_source)],
+    source: Annotated[Path, "SOURCE", "Gallery, run, timm:NAME or embeddings folder.", require_source],
+    /,
     port: Annotated[int, "PORT", "Port; 0 takes a free one.", {"min": 0, "max": 65535}] = 8765,
     *,
     access: Access,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
 from dmlkit.cli.option_groups import TableOptions
-from dmlkit.cli.options import Device, Writes, argument, command, stem_of
+from dmlkit.cli.options import Device, Writes, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file, write_output
@@ -30,11 +30,9 @@ WIDTH = 80  # columns of a terminal
 @command(app, "dmlkit start photos/")
 def start(
     photos: Annotated[
-        Path,
-        argument(
-            "ROOT|TABLE", "Folder with one subfolder per class, or table of images and labels.", check=require_dataset
-        ),
+        Path, "ROOT|TABLE", "Folder with one subfolder per class, or table of images and labels.", require_dataset
     ],
+    /,
     table: TableOptions,
     output: Annotated[
         Path | None,

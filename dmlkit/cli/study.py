@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dmlkit.cli.console import cells, counted, print_table, say, say_json, show_table
-from dmlkit.cli.options import Device, DryRun, Json, Set, Writes, argument, command, each, stem_of
+from dmlkit.cli.options import Device, DryRun, Json, Set, Writes, command, each, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_folder
 from dmlkit.files.source import STUDY_MARK, require_study, require_study_file
@@ -30,7 +30,8 @@ app = typer.Typer()
 
 @command(app, "dmlkit study recipes/study/mpa.yaml -o runs/study/mpa")
 def study(
-    study: Annotated[Path, argument("STUDY", "YAML file of a study.", check=require_study_file)],
+    study: Annotated[Path, "STUDY", "YAML file of a study.", require_study_file],
+    /,
     output: Annotated[
         Path | None, "FOLDER", "Study folder to write. Default: runs/study/ and the name of the file."
     ] = None,
@@ -147,9 +148,8 @@ def describe(study: "Study", output: Path, console: Console) -> None:
     "dmlkit report runs/study/mpa -o tables.tex",
 )
 def report(
-    folders: Annotated[
-        list[Path], argument("STUDY", "One or more study folders, written by study.", check=each(require_study))
-    ],
+    folders: Annotated[list[Path], "STUDY", "One or more study folders, written by study.", each(require_study)],
+    /,
     output: Annotated[
         Path,
         "FILE",
@@ -172,8 +172,7 @@ def report(
 
 @command(app, "dmlkit status runs/study/mpa")
 def status(
-    folder: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_study)],
-    json: Json = False,
+    folder: Annotated[Path, "STUDY", "Study folder, written by study.", require_study], /, json: Json = False
 ) -> None:
     """Print the progress of a study: its runs, the best scores so far, the time spent and left."""
     from dmlkit.study.record import StudyFailures

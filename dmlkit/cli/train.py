@@ -33,6 +33,7 @@ KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for an
 )
 def train(
     recipe: RecipePath,
+    /,
     output: Annotated[
         Path | None, "FOLDER", "Run folder to write. Default: runs/ and the name of the recipe, or of the review."
     ] = None,

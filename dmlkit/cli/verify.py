@@ -13,7 +13,6 @@ from dmlkit.cli.options import (
     ModelDevice,
     RunPath,
     Writes,
-    argument,
     command,
     existing,
     second_option,
@@ -42,12 +41,11 @@ def verify(
     run: RunPath,
     compared: Annotated[
         list[Path],
-        argument(
-            "A B|PAIRS",
-            "Two images; or a table of pairs with the columns a, b and optionally same (1 or 0), or LFW's pairs.txt.",
-            check=require_compared,
-        ),
+        "A B|PAIRS",
+        "Two images; or a table of pairs with the columns a, b and optionally same (1 or 0), or LFW's pairs.txt.",
+        require_compared,
     ],
+    /,
     root: Annotated[
         Path | None,
         "FOLDER",

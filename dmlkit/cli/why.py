@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import percent, print_table, say, say_json
-from dmlkit.cli.options import Checkpoint, Device, Json, RunPath, Writes, argument, command
+from dmlkit.cli.options import Checkpoint, Device, Json, RunPath, Writes, command
 from dmlkit.files.outputs import check_file
 from dmlkit.files.pictures import PICTURES
 from dmlkit.files.source import require_image
@@ -21,8 +21,9 @@ app = typer.Typer()
 @command(app, "dmlkit why runs/demo a.jpg b.jpg -o why.png")
 def why(
     run: RunPath,
-    a: Annotated[Path, argument("A", "Image.", check=require_image)],
-    b: Annotated[Path, argument("B", "Image to compare it with.", check=require_image)],
+    a: Annotated[Path, "A", "Image.", require_image],
+    b: Annotated[Path, "B", "Image to compare it with.", require_image],
+    /,
     output: Annotated[Path | None, "FILE", "Picture to draw: .png, .svg or .pdf.", Writes(check_file, PICTURES)] = None,
     number: Annotated[int, "COUNT", "Number of pairs of patches to print and to join by lines.", {"min": 1}] = 8,
     checkpoint: Checkpoint = None,
