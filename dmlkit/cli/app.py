@@ -7,13 +7,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from importlib import import_module
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from threading import Timer
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -54,7 +55,10 @@ class Loading(Mapping[str, Any]):
     """The commands by name; the module of each is imported when it is asked for: all of them take 0.1 s."""
 
     def __getitem__(self, name: str) -> Any:
-        return loaded(name)
+        panel, group = PANEL_OF[name], group_in(MODULES.get(name, name))
+        command: Any = group if group.name else group.commands[name]
+        command.rich_help_panel = panel
+        return command
 
     def __iter__(self) -> Iterator[str]:
         return iter(PANEL_OF)
@@ -64,13 +68,9 @@ class Loading(Mapping[str, Any]):
 
 
 @cache
-def loaded(name: str) -> Any:
-    """Return a command, or a group of commands; raise a KeyError if there is none of this name."""
-    panel = PANEL_OF[name]
-    group = get_group(import_module(f"dmlkit.cli.{MODULES.get(name, name)}").app)
-    command: Any = group if group.name else group.commands[name]
-    command.rich_help_panel = panel
-    return command
+def group_in(module: str) -> TyperGroup:
+    """Return the commands of a module."""
+    return get_group(import_module(f"dmlkit.cli.{module}").app)
 
 
 class Commands(TyperGroup):
@@ -178,6 +178,8 @@ def _run(received: list[int]) -> None:
     try:
         if sys.flags.optimize > 1:
             raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python or python -O")
+        if len(sys.argv) < 2 or not {"-h", "--help"}.isdisjoint(sys.argv):
+            import_help()
         app()
     except KeyboardInterrupt:  # before typer reads a word
         say_stopped()
@@ -193,6 +195,18 @@ def _run(received: list[int]) -> None:
         for line in lines_of(message_of(error)):
             print_message(f"error: {line}", "red")
         raise SystemExit(USER_ERROR if is_user_error(error) else INTERNAL_ERROR) from None
+
+
+def import_help() -> None:
+    """Import what prints help without rich's Markdown and tracebacks: 60 of 240 ms, and dmlkit prints none of them."""
+    unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+    for module, name in unused.items():
+        sys.modules[module] = ModuleType(module)
+        setattr(sys.modules[module], name, object)
+    with suppress(ImportError):  # of another version of typer, which then imports all of it
+        import_module("typer.rich_utils")
+    for module in unused:
+        del sys.modules[module]
 
 
 @contextmanager
