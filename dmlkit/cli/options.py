@@ -198,7 +198,7 @@ def declared(field: Parameter) -> Parameter | None:
     else:
         names = NAMES.get(field.name, [f"--{field.name.replace('_', '-')}"])
         made = option(texts[0] if len(texts) > 1 else None, texts[-1], *names, check=check, **more)
-    return field.replace(annotation=Annotated[kind, made, *marks])
+    return field.replace(annotation=Annotated[kind, *marks, made])
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
