@@ -122,6 +122,11 @@ def plain_device(device: str) -> None:
     parse_device(device)
 
 
+def any_device(device: str) -> None:
+    """Check a device, perhaps with a runtime after it."""
+    parse_device(device.partition("+")[0])
+
+
 Set = Annotated[list[str] | None, "KEY=VALUE", "Override a key of the recipe, e.g. loss.margin=0.2. Repeatable."]
 SetDataset = Annotated[
     list[str] | None, "KEY=VALUE", "Override a key of the run's dataset, e.g. dataset.root=PATH. Repeatable."
@@ -132,7 +137,7 @@ ModelDevice = Annotated[
     "DEVICE",
     "Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +bf16 or +fastest for another runtime, "
     "e.g. cpu+fastest; otherwise torch in float32.",
-    lambda device: parse_device(device.partition("+")[0]),
+    any_device,
 ]
 RunDevice = Annotated[
     str | None, "DEVICE", "Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", plain_device
