@@ -232,7 +232,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, group in groups.items():
             values[name] = kinds[name](**{field: options[field] for field in group if options[field] is not None})
         try:
-            command(*(values.pop(name) for name in arguments), **values)
+            command(*[values.pop(name) for name in arguments], **values)
         except UserError as error:
             if (text := without_set(str(error), options)) == str(error):
                 raise
