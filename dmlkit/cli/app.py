@@ -46,8 +46,11 @@ PANELS = {
 }
 """Panels of ``dmlkit --help``, with the names of their commands."""
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
-MODULES = {"eval": "evaluate", "report-bug": "report_bug", "curvature": "geometry"}
-MODULES |= dict.fromkeys(("report", "status"), "study") | dict.fromkeys(("list", "copy", "check", "schema"), "recipes")
+MODULES = {
+    **{"eval": "evaluate", "report-bug": "report_bug", "curvature": "geometry"},
+    **dict.fromkeys(("report", "status"), "study"),
+    **dict.fromkeys(("list", "copy", "check", "schema"), "recipes"),
+}
 """Modules of commands that have another name."""
 
 

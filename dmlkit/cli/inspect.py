@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -42,7 +42,7 @@ def inspect(
 
     console = Console()
     bar = bars(console)
-    of_points = {**asdict(points), "overrides": points.overrides or [], "where": where_of(points.where)}
+    of_points: dict[str, Any] = {**asdict(points), "overrides": points.overrides or [], "where": where_of(points.where)}
     found = look_at(source, **of_points, bar=bar)
     gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)
     for note in found.notes:

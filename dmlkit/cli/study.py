@@ -123,7 +123,9 @@ def describe(study: "Study", output: Path, console: Console) -> None:
 
     notes = study_notes(study, check_components(study, output))
     first = plain(study.variants[0].candidates[0].recipe)
-    table = Table(*cells(["variant", f"differs from {study.variants[0].name} by", "values to tune"]), show_lines=True)
+    table = Table(show_lines=True)
+    for name in cells(["variant", f"differs from {study.variants[0].name} by", "values to tune"]):
+        table.add_column(name)
     for variant in study.variants:
         changes = list(differences("", first, plain(variant.candidates[0].recipe)))
         labels = [candidate.label for candidate in variant.candidates if candidate.label]

@@ -54,13 +54,8 @@ def stored_reference() -> Reference | None:
         if stored["fingerprint"] != fingerprint():
             return None
         recipe, below, families, schema = stored["reference"]
-        families = {
-            family: tuple(
-                MemberReference(name, meaning, _keys(keys), *others) for name, meaning, keys, *others in members
-            )
-            for family, members in families.items()
-        }
-        return Reference(_keys(recipe), {name: _keys(keys) for name, keys in below.items()}, families, schema)
+        members = {family: tuple(map(_member, rows)) for family, rows in families.items()}
+        return Reference(_keys(recipe), {name: _keys(keys) for name, keys in below.items()}, members, schema)
     except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):  # none, no home, or damaged
         return None
 

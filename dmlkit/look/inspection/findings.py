@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,10 +84,9 @@ def inspect(
     if kind_of(source) == "run":
         check_options(source, "run", {"--labels": labels, "--manifold": manifold})
         return _inspect_run(source, split, overrides, device or "auto", where, bar)
-    model, of_array = ModelChoice(device=device), {"labels": labels, "manifold": manifold}
-    points = in_memory(
-        open_points(source, split=split, overrides=overrides, **of_array, where=where, model=model, bar=bar)
-    )
+    of_array: dict[str, Any] = {"labels": labels, "manifold": manifold, "where": where}
+    model = ModelChoice(device=device)
+    points = in_memory(open_points(source, split=split, overrides=overrides, **of_array, model=model, bar=bar))
     inspection = _look(points, bar)
     unlabeled = int((inspection.labels < 0).sum())
     if unlabeled:
