@@ -11,12 +11,12 @@ from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published, locate, md5, whole_number
-from dmlkit.datasets.files.listing import ListedRows, Listing
-from dmlkit.datasets.folder import benchmark_folders
+from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
+from dmlkit.datasets.folder import benchmark_folders, class_folders, class_listing
 from dmlkit.errors import first_line
 from dmlkit.files.paths import read_lines
 
-TRAINING_CLASSES = 98
+CLASSES, TRAINING_CLASSES = 196, 98
 SITE = "http://ai.stanford.edu/~jkrause/cars/car_dataset.html"
 MD5 = {
     "cars_annos.mat": "b407c6086d669747186bd1d764ff9dbc",
@@ -26,12 +26,13 @@ MD5 = {
 
 
 class Cars196Config(DatasetConfig, frozen=True):
-    """Cars196 (Krause et al. 2013): models 1-98 for training, 99-196 for testing; uncropped images.
+    """Cars196 (Krause et al. 2013): models 1-98 for training, 99-196 for testing; uncropped images; research only.
 
     The flag of the closed-set split is ignored. Layouts: ``cars_annos.mat`` and ``car_ims/``; ``devkit/``,
     ``cars_train/`` and ``cars_test/`` with ``cars_test_annos_withlabels.mat``; Kaggle's ``names.csv``,
     ``anno_train.csv``, ``anno_test.csv`` and ``car_data/car_data/``; ``train/`` and ``test/`` folders of classes. All
-    may be inside a folder ``cars196/``.
+    may be inside a folder ``cars196/``. Also 196 folders of classes in the root, whose names sort in the order of the
+    models; they may have fewer images, such as the half that ``devkit/cars_train_annos.mat`` lists.
     """
 
     published: ClassVar[Published] = Published(
@@ -40,7 +41,6 @@ class Cars196Config(DatasetConfig, frozen=True):
             Archive("car_ims.tgz", SITE, "d5c8f0aa497503f355e17dc7886c3f14"),
             Archive("cars_annos.mat", SITE, MD5["cars_annos.mat"]),
         ),
-        marker="cars_annos.mat",
         signs=("cars_annos.mat", "anno_train.csv", "devkit", "cars196"),
         counts={"train": (8054, 98), "test": (8131, 98)},
     )
@@ -55,7 +55,14 @@ class Cars196Config(DatasetConfig, frozen=True):
             folder = locate(root, ("cars196", "."), (marker,))
             if folder is not None:
                 return read(folder)
-        return benchmark_folders(root, ("cars196", "."), self.published, ", ".join(LAYOUTS))
+        folders = class_folders(root) if root.is_dir() else []
+        if len(folders) == CLASSES:
+            halves: list[tuple[Path, ListedSplit]] = [
+                (folder, "train" if number < TRAINING_CLASSES else "test") for number, folder in enumerate(folders)
+            ]
+            return class_listing(root, halves)
+        layouts = ", ".join([*LAYOUTS, f"{CLASSES} folders of classes"])
+        return benchmark_folders(root, ("cars196", "."), self.published, layouts)
 
 
 class CarsRow(NamedTuple):

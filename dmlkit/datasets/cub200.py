@@ -32,7 +32,6 @@ class Cub200Config(DatasetConfig, frozen=True):
                 "97eceeb196236b17998738112f37df78",
             ),
         ),
-        marker="CUB_200_2011/images.txt",
         signs=("CUB_200_2011", "images.txt"),
         counts={"train": (5864, 100), "test": (5924, 100)},
     )

@@ -33,7 +33,6 @@ class InShopConfig(DatasetConfig, frozen=True):
             Archive("list_eval_partition.txt", SITE, None),
             Archive("img.zip", SITE, None),
         ),
-        marker="Eval/list_eval_partition.txt",
         signs=(LIST, f"Eval/{LIST}", f"Anno/{LIST}", "Inshop_Clothes"),
         counts={
             "train": (25882, 3997),

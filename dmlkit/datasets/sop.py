@@ -32,7 +32,6 @@ class SopConfig(DatasetConfig, frozen=True):
                 "7f73d41a2f44250d4779881525aea32e",
             ),
         ),
-        marker="Stanford_Online_Products/Ebay_train.txt",
         signs=("Ebay_train.txt", "Ebay_test.txt", "Stanford_Online_Products"),
         counts={"train": (59551, 11318), "test": (60502, 11316)},
     )

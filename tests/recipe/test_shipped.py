@@ -90,7 +90,7 @@ def test_a_group_is_listed_with_published_results(dmlkit: Callable[..., Result],
     assert len(whole) == 12 and max(map(len, lines)) <= 80  # names to copy are not wrapped
     told = dmlkit("list", "recipes", "cgm")
     assert told.code == 2 and told.err.startswith(
-        "error: list: there is no group of recipes 'cgm'; expected one of cgml"
+        "error: list: there is no group of recipes 'cgm'; expected one of cars, cgml"
     )
 
 

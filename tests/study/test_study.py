@@ -862,7 +862,7 @@ def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
 
 
 STUDIES = sorted((ROOT / "recipes" / "study").glob("*.yaml"))
-MINIATURE = ("dataset={name: glyphs, classes: 80, images_per_class: 3, size: 16, validation_fraction: 0.1}",)
+MINIATURE = ("dataset={name: glyphs, classes: 80, images_per_class: 4, size: 16, validation_fraction: 0.1}",)
 MINIATURE += ("transform={name: plain, size: 16}", "backbone={name: small_cnn, width: 4}", "embedding_dim=8")
 
 

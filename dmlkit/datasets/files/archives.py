@@ -1,7 +1,7 @@
 """Published facts of a benchmark: archives, checksums, and numbers of images and classes."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,16 +25,8 @@ class Published:
 
     title: str  # name in the literature
     archives: tuple[Archive, ...]  # files to download
-    marker: str  # file that exists below the root after unpacking the archives there
     signs: tuple[str, ...]  # files and folders; a root of this benchmark contains at least one of them
     counts: Mapping[str, tuple[int, int]]  # numbers (images, classes) per split
-
-    def instructions(self, root: Path) -> Iterator[str]:
-        """Yield lines that say where to download the archives and where to unpack them."""
-        for archive in self.archives:
-            checksum = f"md5 {archive.md5}" if archive.md5 else "no md5 is published"
-            yield f"{self.title}: download {archive.file} from {archive.url} ({checksum})"
-        yield f"{self.title}: unpack into {root}, so that {root / self.marker} exists"
 
 
 def md5(path: Path) -> str:
@@ -54,9 +46,13 @@ def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path |
 
 def missing(root: Path, published: Published, layouts: str) -> OptionError:
     """Return the error for a root without the benchmark, with download instructions."""
-    moved = f"no such folder; {MOVED}root=PATH"
-    what = moved if not root.exists() else f"no {published.title} in this folder; expected {layouts}"
-    return OptionError("dataset.root", "\n".join([f"{root}: {what}", *published.instructions(root)]))
+    what = f"no {published.title} in this folder" if root.exists() else "no such folder"
+    files = ", ".join(
+        f"{archive.file} ({f'md5 {archive.md5}' if archive.md5 else 'no md5 is published'}) from {archive.url}"
+        for archive in published.archives
+    )
+    moved = f"{MOVED}root=PATH; else download {published.title}, under its terms: {files}"
+    return OptionError("dataset.root", f"{root}: {what}; expected {layouts}; {moved}")
 
 
 MAX_DIGITS = 18  # a number with so many digits always fits into 64 bits
