@@ -81,7 +81,8 @@ papers: setup  ## Regenerate the results in docs/papers from docs/studies
 	for study in caltech glyphs modes photos photos_network; do \
 	  $(BIN)/python -m dmlkit plot results docs/studies/$${study}_claims -o docs/papers/$${study}_claims.png || exit 1; done
 	$(BIN)/python -m dmlkit report docs/results/manifolds_clip docs/results/manifolds_learned docs/results/product_hierarchy docs/results/hierarchical_clustering -o docs/spaces.md
-	$(BIN)/python -m dmlkit report docs/results/which_loss docs/results/which_loss_glyphs docs/results/which_loss_modes docs/results/hard_classes -o docs/results.md
+	for study in which_loss which_loss_glyphs which_loss_modes hard_classes; do \
+	  $(BIN)/python -m dmlkit plot results docs/results/$$study -o docs/results/$$study.png || exit 1; done
 	for paper in proxy_gml proxy_isa cgml grouplet mpa; do \
 	  $(BIN)/python -m dmlkit report docs/studies/* --paper $$paper -o docs/papers/$$paper.md || exit 1; done
 

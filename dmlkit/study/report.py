@@ -143,12 +143,10 @@ COUNTED = {
 ALWAYS_COUNTED = {"holds", "does not hold", "not separable at this size"}
 EXPLANATION = """\
 Results are those of test classes, with the checkpoint that was best on validation classes. ± is a 95 % interval
-(Student's t); differences are paired over seeds, and their intervals cover test classes too where a number of them is
-given. A statement holds if the interval of its difference is above 0, and does not hold if it is below 0. Otherwise it
-makes no difference if the whole interval is negligible, and is not separable if not: a number without a word. Holm's
-method corrects verdicts for all statements and metrics of a study. "Not trained": a variant is below its own network
-before training by every metric. "Equal by construction": both variants have the same results with every seed. If seeds
-were added until a statement was decided, the difference is on average larger than the true one."""
+(Student's t) over seeds; that of a difference also covers test classes where a number of them is given. A statement
+holds if its whole interval is above 0; without a word it is not separable. "Not after Holm": not after the correction
+for all statements and metrics of the study. "Not trained": a variant is below its own network before training by every
+metric."""
 
 
 def study_section(results: StudyResults, plot: str) -> str:
@@ -185,8 +183,9 @@ def study_page(results: StudyResults) -> str:
 
 
 def _repeat_paragraphs(results: StudyResults) -> list[str]:
-    setting = _setting(results)
-    return [f"{setting[0].upper()}{setting[1:]}. To repeat it:", f"    {printable(results.command)}"]
+    setting, cost = _setting(results), results.cost
+    spent = f"{cost.models} models, {format_duration(cost.seconds)} on {markdown('; '.join(cost.on))}"
+    return [f"{setting[0].upper()}{setting[1:]}; {spent}. To repeat it:", f"    {printable(results.command)}"]
 
 
 def write_section(results: StudyResults, folder: Path) -> Path:
@@ -266,8 +265,6 @@ def _setting(results: StudyResults) -> str:
     before = {*map(pretrained_text, results.variants.values())}
     if len(before) == 1 and before != {""}:
         parts.append(f"before training {before.pop()}")
-    cost = results.cost
-    parts.append(f"{cost.models} models, {format_duration(cost.seconds)} on {markdown('; '.join(cost.on))}")
     return "; ".join(parts)
 
 
@@ -307,7 +304,7 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
 def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
     """Return the paragraphs of a paper's report: statements, explanation, and each study with its command."""
     lines = [
-        f"- {markdown(name)} ([picture]({quote(plots[name])})): {markdown(results.claim)}; {_setting(results)}"
+        f"- {markdown(name)} ([picture]({quote(plots[name])})): {_setting(results)}; {results.cost.models} models"
         for name, results in studies.items()
     ]
     commands = [f"    {printable(results.command)}" for results in studies.values()]
