@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,6 +157,9 @@ def clustering_method(clusters: int | None, threshold: float | None, method: Met
         raise UserError("cluster: expected -k COUNT or --threshold SIMILARITY; --method hdbscan needs neither")
     if method == "hdbscan" and clusters is not None:
         raise UserError(f"{command}: hdbscan determines the number of clusters itself; remove -k")
+    is_ours = method == "kmeans" or (method == "agglomerative" and clusters is None)
+    if not is_ours and find_spec("sklearn") is None:
+        raise UserError(f"{command}: needs scikit-learn; install it with: pip install 'dmlkit[cluster]'")
     return method
 
 

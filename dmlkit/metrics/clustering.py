@@ -35,6 +35,41 @@ class ClusteringConfig(MetricConfig, frozen=True, abstract=True):
         """Compute the metric of two partitions (N,) int64; 1 if they are equal."""
 
 
+class Overlaps(NamedTuple):
+    """Sizes of the parts of two partitions of N points, and of their M nonempty intersections, int64."""
+
+    classes: Tensor  # (C,)
+    clusters: Tensor  # (K,)
+    both: Tensor  # (M,)
+    of_class: Tensor  # (M,), size of the class of each intersection
+    of_cluster: Tensor  # (M,)
+
+    def information(self) -> float:
+        """Return the mutual information of the partitions, in nats."""
+        total = self.both.sum()
+        gain = (total * self.both / (self.of_class.double() * self.of_cluster)).log()
+        return max(0.0, float((self.both * gain).sum() / total))
+
+    def mean_entropy(self) -> float:
+        """Return the mean of the entropies of the partitions, in nats."""
+        shares = (sizes.double() / sizes.sum() for sizes in (self.classes, self.clusters))
+        return sum(float(-(share * share.log()).sum()) for share in shares) / 2
+
+    def pairs(self) -> tuple[int, int, int]:
+        """Return how many pairs of points are of the same class, of the same cluster, and of both."""
+        same_class, same_cluster, both = (int((sizes * (sizes - 1) // 2).sum()) for sizes in self[:3])
+        return same_class, same_cluster, both
+
+
+def overlaps(labels: Tensor, clusters: Tensor) -> Overlaps:
+    """Count the points that two partitions (N,) int64 have in each part, and in both."""
+    (_, rows, of_rows), (_, columns, of_columns) = (
+        parts.unique(return_inverse=True, return_counts=True) for parts in (labels, clusters)
+    )
+    cells, both = (rows * len(of_columns) + columns).unique(return_counts=True)
+    return Overlaps(of_rows, of_columns, both, of_rows[cells // len(of_columns)], of_columns[cells % len(of_columns)])
+
+
 class NmiConfig(ClusteringConfig, frozen=True):
     r"""NMI, the normalized mutual information of the classes and as many k-means clusters; 1 if they agree.
 
@@ -49,9 +84,9 @@ class NmiConfig(ClusteringConfig, frozen=True):
     definition: ClassVar[str] = "nmi: mutual information of classes and k-means clusters / mean of their entropies"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
-        from sklearn.metrics import normalized_mutual_info_score
-
-        return float(normalized_mutual_info_score(labels.cpu().numpy(), clusters.cpu().numpy()))
+        found = overlaps(labels, clusters)
+        entropy = found.mean_entropy()
+        return found.information() / entropy if entropy else 1.0
 
 
 class AmiConfig(ClusteringConfig, frozen=True):
@@ -68,14 +103,10 @@ class AmiConfig(ClusteringConfig, frozen=True):
     definition: ClassVar[str] = "ami: nmi adjusted for chance; 0 for random clusters"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
-        from sklearn.metrics import mutual_info_score
-
-        sizes = [side.unique(return_counts=True)[1] for side in (labels, clusters)]
-        chance = expected_information(sizes[0], sizes[1])
-        shares = [size.double() / size.sum() for size in sizes]
-        room = sum(float(-(share * share.log()).sum()) for share in shares) / 2 - chance
-        gain = float(mutual_info_score(labels.cpu().numpy(), clusters.cpu().numpy())) - chance
-        return gain / room if abs(room) > 1e-15 else 1.0
+        found = overlaps(labels, clusters)
+        chance = expected_information(found.classes, found.clusters)
+        room = found.mean_entropy() - chance
+        return (found.information() - chance) / room if abs(room) > 1e-15 else 1.0
 
 
 def expected_information(classes: Tensor, clusters: Tensor) -> float:
@@ -120,9 +151,10 @@ class AriConfig(ClusteringConfig, frozen=True):
     definition: ClassVar[str] = "ari: pairs that classes and k-means clusters agree on, adjusted for chance"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
-        from sklearn.metrics import adjusted_rand_score
-
-        return float(adjusted_rand_score(labels.cpu().numpy(), clusters.cpu().numpy()))
+        same_class, same_cluster, both = overlaps(labels, clusters).pairs()
+        chance = same_class * same_cluster / max(1, len(labels) * (len(labels) - 1) // 2)
+        room = (same_class + same_cluster) / 2 - chance
+        return (both - chance) / room if room else 1.0
 
 
 class F1Config(ClusteringConfig, frozen=True):
@@ -141,10 +173,8 @@ class F1Config(ClusteringConfig, frozen=True):
     definition: ClassVar[str] = "f1: F1 over pairs of points, same k-means cluster against same class"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
-        from sklearn.metrics.cluster import pair_confusion_matrix
-
-        (_, wrong), (missed, both) = pair_confusion_matrix(labels.cpu().numpy(), clusters.cpu().numpy()).tolist()
-        return 2 * both / (2 * both + wrong + missed) if both + wrong + missed else 1.0
+        same_class, same_cluster, both = overlaps(labels, clusters).pairs()
+        return 2 * both / (same_class + same_cluster) if same_class + same_cluster else 1.0
 
 
 class Clustering(NamedTuple):

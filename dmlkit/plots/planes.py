@@ -95,10 +95,16 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
 
     Args:
         advance: receives the progress in steps that add up to N.
+
+    Raises:
+        UserError: openTSNE is not installed.
     """
-    from openTSNE import TSNEEmbedding
-    from openTSNE.affinity import PerplexityBasedNN
-    from openTSNE.nearest_neighbors import PrecomputedNeighbors
+    try:
+        from openTSNE import TSNEEmbedding
+        from openTSNE.affinity import PerplexityBasedNN
+        from openTSNE.nearest_neighbors import PrecomputedNeighbors
+    except ImportError:
+        raise UserError("t-SNE needs openTSNE; install it with: pip install 'dmlkit[tsne]'") from None
 
     count = len(points)
     perplexity = min(PERPLEXITY, (count - 1) / 3)

@@ -1,6 +1,7 @@
 """`dmlkit cluster`: planted clusters on every manifold, scikit-learn's k-means, and what is refused."""
 
 import csv
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,19 @@ def test_options_that_do_not_go_together_are_refused_before_points_are_read(dmlk
     (tmp_path / "x.npy").write_text("no array")
     result = dmlkit("cluster", tmp_path / "x.npy", "-k", 2, "--threshold", 0.5)
     assert result.code == 2 and "got both -k and --threshold" in result.err
+
+
+@pytest.mark.parametrize("words", [["-k", 2, "--method", "agglomerative"], ["--method", "hdbscan"]], ids=str)
+def test_methods_of_scikit_learn_name_the_extra_before_points_are_read(
+    dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[object]
+):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    (tmp_path / "x.npy").write_text("no array")
+    result = dmlkit("cluster", tmp_path / "x.npy", *words)
+    assert result.code == 2 and "needs scikit-learn; install it with: pip install 'dmlkit[cluster]'" in result.err
+    points = embeddings_at(tmp_path / "e", turned(0, 1, 90))
+    for others in (["-k", 2], ["--threshold", 0.9]):
+        assert dmlkit("cluster", points, *others).code == 0
 
 
 def test_one_image_is_one_cluster(dmlkit: Cli, tmp_path: Path):

@@ -164,8 +164,11 @@ def _look(images: PointsInMemory, bar: Bar) -> ModelInspection:
             notes.append(str(error))
     planes = {"PCA": principal_plane(manifold, points)}
     if 10 <= len(points) <= MOST_TSNE:
-        with bar("t-SNE", len(points)) as advance:
-            planes = {"t-SNE": neighbor_plane(manifold, points, advance=advance), **planes}
+        try:
+            with bar("t-SNE", len(points)) as advance:
+                planes = {"t-SNE": neighbor_plane(manifold, points, advance=advance), **planes}
+        except UserError as error:  # openTSNE is not installed
+            notes.append(f"no map by t-SNE: {error}")
     if lies_in_disk(manifold):
         planes = {"disk": to_unit_disk(manifold, points), **planes}
     return ModelInspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -153,6 +154,17 @@ def test_photos_are_in_the_page(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest
     assert 4 <= len(data["pictures"]) <= 5 and list(data["planes"]) == ["PCA"]
     assert data["paths"] == [f"{row}.jpg" for row in range(8)]
     assert "✓ right" in text and "✗ wrong" in text and "no picture" in text
+
+
+def test_without_opentsne_the_other_maps_are_drawn(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "openTSNE", None)
+    source = embeddings_at(tmp_path / "e", turned(*range(12)))
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    assert "no map by t-SNE: t-SNE needs openTSNE; install it with: pip install 'dmlkit[tsne]'" in " ".join(
+        result.out.split()
+    )
+    assert list(read(tmp_path / "x.html")[2]["planes"]) == ["PCA"]
 
 
 @pytest.mark.parametrize(
