@@ -5,10 +5,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
+
+if TYPE_CHECKING:  # its import takes 2 s of a processor, which `dmlkit embed` would wait for
+    from lightning_fabric import Fabric
 
 STOPPED = 130  # the shell's exit code for Ctrl-C
 
@@ -28,7 +30,7 @@ class StopRequest:
             raise KeyboardInterrupt
         self.came = True
 
-    def is_known(self, fabric: Fabric) -> bool:
+    def is_known(self, fabric: "Fabric") -> bool:
         """Return whether to stop, with the same answer on all ranks."""
         is_due = self.came or monotonic() >= self.deadline
         if fabric.world_size == 1:
@@ -39,7 +41,7 @@ class StopRequest:
 
 
 @contextmanager
-def stop_signals(deadline: float = inf) -> Generator[Callable[[Fabric], bool]]:
+def stop_signals(deadline: float = inf) -> "Generator[Callable[[Fabric], bool]]":
     """Turn Ctrl-C and SIGTERM into a request that the loop checks between steps; a second signal interrupts at once.
 
     Nested blocks share one request, so that a signal that stops a run also stops its study.
