@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -76,7 +77,7 @@ def add_images(
     run = model.run or gallery.run
     listed, left_out = images_of(images, label, boxes, run) if isinstance(images, Path) else (images, ())
     incoming = Incoming.of(listed, left_out)
-    incoming.drop(gallery)
+    incoming.drop(gallery.table)
     fabric = model.start()
     if trained is None:
         trained = load_same_model(gallery, model, fabric)
@@ -88,11 +89,11 @@ def add_images(
     with changing(path) as manifest:
         if manifest.current != gallery.manifest.current:
             raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
-        gallery = GalleryFolder(path)  # another process may have added some meanwhile
-        incoming.drop(gallery)
+        known = read_rows(path, manifest.versions[-1])  # another process may have added some meanwhile
+        incoming.drop(known)
         if incoming.new:
             manifest, rows = added(path, manifest, incoming, store)
-            commit(path, manifest, pa.concat_tables([without(gallery.table, "id", incoming.labeled), rows]))
+            commit(path, manifest, pa.concat_tables([without(known, "id", incoming.labeled), rows]))
     return incoming
 
 
@@ -131,8 +132,7 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[st
     if not labels and not images:
         raise UserError("remove: expected ids or files of images, or --label, to select what to remove")
     with changing(path) as manifest:
-        gallery = GalleryFolder(path)
-        rows = gallery.table
+        before = rows = read_rows(path, manifest.versions[-1])
         known = {column: set(rows[column].to_pylist()) for column in ("label", "id", "path")}
         if label := next((label for label in labels if label not in known["label"]), None):
             raise UserError(f"--label {label}: no image of {path} has this label; nothing was removed")
@@ -143,7 +143,7 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[st
         for column, values in (("label", labels), ("id", ids), ("path", files.values())):
             rows = without(rows, column, values)
         commit(path, manifest, rows)
-    return len(gallery) - len(rows)
+    return len(before) - len(rows)
 
 
 def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
@@ -156,12 +156,13 @@ def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
 
     name = stated_label(new, "NEW")
     with changing(path) as manifest:
-        gallery = GalleryFolder(path)
-        counts = gallery.label_counts()
+        rows = read_rows(path, manifest.versions[-1])
+        labels = rows["label"].to_pylist()
+        counts = Counter[str | None](labels)
         if not counts[old]:
             raise UserError(f"{path}: no image has the label {old!r}; nothing was renamed")
-        labels = pa.array([name if label == old else label for label in gallery.labels], pa.string())
-        rows = gallery.table.set_column(gallery.table.schema.get_field_index("label"), schema().field("label"), labels)
+        renamed = pa.array([name if label == old else label for label in labels], pa.string())
+        rows = rows.set_column(rows.schema.get_field_index("label"), schema().field("label"), renamed)
         if old != name:
             commit(path, manifest, rows)
     return counts[old], 0 if old == name else counts[name]

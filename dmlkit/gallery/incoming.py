@@ -11,7 +11,6 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import writing
 from dmlkit.gallery.files import VECTORS
-from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.loading.inputs import refuse_nothing_read
 from dmlkit.vectors.fill import Filled, FillJob, fill
@@ -63,13 +62,13 @@ class Incoming:
                 found.new[id] = image
         return found
 
-    def drop(self, gallery: GalleryFolder) -> None:
-        """Drop the images that a gallery has, except those without a label there that get one now."""
+    def drop(self, rows: Any) -> None:
+        """Drop the images in the rows of a gallery, except those without a label there that get one now."""
         import pyarrow as pa
         from pyarrow import compute
 
-        own = compute.is_in(gallery.table["id"], pa.array([*self.new], pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
-        found = gallery.table.select(["id", "label"]).filter(own)
+        own = compute.is_in(rows["id"], pa.array([*self.new], pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
+        found = rows.select(["id", "label"]).filter(own)
         known = dict(zip(*(found[name].to_pylist() for name in ("id", "label")), strict=True))
         self.labeled = {name for name, label in known.items() if label is None and self.new[name].label is not None}
         for id, label in known.items():  # noqa: A001

@@ -4,6 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
+from math import inf
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -61,6 +62,8 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
     """Whether ``distance(x, x)`` accepts stacks of points (..., N, D)."""
     has_prefixes: ClassVar[bool] = True
     is_hyperbolic: ClassVar[bool] = False
+    longest: ClassVar[float] = inf
+    """Largest norm of a row that counts as a point, see `find_invalid_point`."""
     dim: int = option(kw_only=False)
     """d, the number of features that ``from_features`` takes."""
     similarity_name: Any = option(init=False)

@@ -10,7 +10,7 @@ from torch.linalg import vecdot
 from torch.nn.functional import normalize
 
 from dmlkit.component import option
-from dmlkit.manifolds.base import Manifold, Side, load_geoopt
+from dmlkit.manifolds.base import TOLERANCE, Manifold, Side, load_geoopt
 from dmlkit.manifolds.products import inner_products, rounding_error, safe_sqrt, unit_vectors
 
 
@@ -37,6 +37,7 @@ class Sphere(Manifold, name="sphere"):
     """``chord`` is |x - y|, the usual distance of unit vectors in metric learning; ``arc`` is the angle."""
 
     takes_stacks = True
+    longest = 1 + TOLERANCE
 
     @cached_property
     def geometry(self) -> Any:

@@ -14,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dmlkit.errors import UserError
+from dmlkit.gallery import folder
 from dmlkit.gallery import index as building
 from dmlkit.gallery.change import compact_gallery, create_gallery, remove_images, restore_version
 from dmlkit.gallery.commit import changing, commit, new_rows
@@ -233,13 +235,40 @@ def test_a_kill_leaves_an_index_or_an_exact_search(place: Path, tmp_path: Path):
 
 
 def test_rows_that_are_no_points_are_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    gallery = GalleryFolder(stocked(place, tmp_path / "gallery", "sphere"))
-    real = GalleryFolder._gather
-    monkeypatch.setattr(GalleryFolder, "_gather", lambda *words: real(*words) * np.float32(1e30))
-    message = (
-        r"gallery: image 0 \(/none/.*\.jpg\): its length is 1e\+30, where points of the sphere have length 1; its files"
-    )
+    path = stocked(place, tmp_path / "gallery", "sphere")
+    with monkeypatch.context() as patched:
+        patched.setattr(Sphere, "from_features", lambda _, features: features)
+        add_points(path, torch.eye(8).index_fill(0, torch.tensor([3]), 1e20), 5000)
+    message = r"gallery is damaged: vectors/made/.*: row 3: its length is .*, where points of the sphere have length 1;"
     with pytest.raises(UserError, match=message):
-        next(gallery.blocks(100))
-    with pytest.raises(UserError, match=message.replace("image 0", "image 7")):
-        gallery.points_at(torch.tensor([7, 3]))
+        GalleryFolder(path)
+    monkeypatch.setattr(folder, "KEPT", 0)  # as a large one
+    gallery = GalleryFolder(path)
+    with pytest.raises(UserError, match=message):
+        list(gallery.blocks(100))
+    with pytest.raises(UserError, match=message):
+        gallery.points_at(torch.tensor([7, 525]))
+
+
+@pytest.mark.parametrize("run", [1, 10**6])
+@pytest.mark.parametrize("kept", [0, 2**28])
+def test_points_are_found_where_they_are_in_files(
+    run: int, kept: int, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Parts of 520 and 60 images, of which 15 are removed: rows in sequence and scattered ones."""
+    monkeypatch.setattr(folder, "RUN", run)
+    monkeypatch.setattr(folder, "KEPT", kept)
+    path = stocked(place, tmp_path / "gallery", "sphere")
+    add_points(path, torch.randn(60, 8, generator=torch.Generator().manual_seed(5)), 5000)
+    assert remove_images(path, labels=["c3"]) == 15
+    gallery = GalleryFolder(path)
+    rows = zip(*(gallery.table[name].to_pylist() for name in ("part", "row")), strict=True)
+    files = {part: load_file(path / "vectors" / part)["points"] for part in gallery.parts}
+    points = torch.stack([files[part][row] for part, row in rows])
+    blocks = list(gallery.blocks(50))
+    assert torch.equal(torch.cat(blocks), points) and max(map(len, blocks)) <= 50
+    assert torch.equal(gallery.points_at(torch.tensor([564, 0, 519, 0])), points[[564, 0, 519, 0]])
+    queries = points[::9]
+    exact = gallery.manifold.paired_similarity(queries[:, None].double(), points.double())
+    found = StoredGallery(gallery.manifold, gallery).search(queries, 5).indices
+    assert torch.equal(found, exact.argsort(dim=1, descending=True, stable=True)[:, :5])
