@@ -58,16 +58,6 @@ class Indexed:
     """Size of a whole vector, in float32."""
 
 
-@dataclass(frozen=True)
-class Tried:
-    """Result of a search through an index."""
-
-    index: ApproximateIndex
-    seconds: float
-    sure: float
-    """Recall that is reached with 95 % confidence, so that other queries find no less than requested."""
-
-
 def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
     """Build an index, which replaces an earlier one, and search it as far as the recall requires.
 
@@ -174,26 +164,27 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recal
     exact = perf_counter() - started
     searcher = ApproximateGallery(gallery, index, built=built)
 
-    def tried(one: ApproximateIndex) -> Tried:
+    def tried(one: ApproximateIndex) -> tuple[float, float, ApproximateIndex]:
+        """Search through an index; return the recall that holds with 95 % confidence, and -1 times the seconds."""
         searcher.index = one
         started = perf_counter()
         found = searcher.search(points, nearest + 1).without(queries)
         shares = (found.similarities >= worst).double().mean(1)  # of equally near ones any will do
         sure = shares.mean() - SURE * shares.std() / len(shares) ** 0.5
-        return Tried(one.model_copy(update={"recall": shares.mean().item()}), perf_counter() - started, sure.item())
+        return sure.item(), started - perf_counter(), one.model_copy(update={"recall": shares.mean().item()})
 
-    best = tried(index)
-    while best.sure < recall:
-        further = [tried(one) for one in _further(best.index, partitions(len(gallery)))]
+    sure, negative_seconds, best = tried(index)
+    while sure < recall:
+        further = [tried(one) for one in _further(best, partitions(len(gallery)))]
         if not further:
             raise UserError(
-                f"{gallery.path}: {best.index.value} finds {best.index.recall:.4f} of the {nearest} nearest at most "
-                f"({best.sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --method "
+                f"{gallery.path}: {best.value} finds {best.recall:.4f} of the {nearest} nearest at most "
+                f"({sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --method "
                 "or a lower --recall"
             )
-        best = max(further, key=lambda one: (one.sure, -one.seconds))
-    milliseconds = [1e3 * one / len(queries) for one in (exact, best.seconds)]
-    return Indexed(best.index, len(queries), *milliseconds, build_seconds=seconds)
+        sure, negative_seconds, best = max(further, key=lambda one: one[:2])
+    milliseconds = [1e3 * one / len(queries) for one in (exact, -negative_seconds)]
+    return Indexed(best, len(queries), *milliseconds, build_seconds=seconds)
 
 
 def _further(index: ApproximateIndex, partitions: int) -> Iterator[ApproximateIndex]:

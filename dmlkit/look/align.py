@@ -23,7 +23,6 @@ from dmlkit.gallery.sources import open_points
 from dmlkit.heads import Linear
 from dmlkit.look.point_map import PointMap, SharedImages
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.nearest.search import BLOCK_ROWS
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import CheckpointName, RunFolder, aligned_place, named
@@ -77,8 +76,6 @@ def align(
     embedded = embed_files(trained, fabric, dataset, str(images), bar)
     dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
     check_enough(len(dataset), trained, f"{images}: {len(dataset)} images of {older} can be read")
-    for _ in older_points.blocks(BLOCK_ROWS):
-        pass  # a damaged row would spoil the map
     labels = [item.label for item in older_points.items_at(rows)]
     own = dataset.label_names(dataset.labels)
     if trained.recipe.dataset.label_separator is not None or separator_of(older_points) is not None:

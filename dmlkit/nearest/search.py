@@ -4,8 +4,8 @@ Float32 products order the gallery, but with rounding errors. The short list tha
 is ranked again by the stable similarity in float64.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -54,120 +54,6 @@ class PointSearch(Protocol):
         ...
 
 
-class _ExactSearch(ABC):
-    r"""Search that all galleries share.
-
-    A float32 product of n terms is off by at most :math:`\rho B`, with :math:`\rho = (n + 4) 2^{-24}`, rounded inputs
-    included, and :math:`B \ge \sum_i |q_i g_i|` (Higham 2002, eq. 3.5). Three more coordinates on either side add
-    :math:`\rho B` to each product, so that the products order by an upper bound: a point left out of the short list
-    has a similarity of at most the list's last bound. The list is complete where its k-th best exact similarity is at
-    least that bound, and is doubled where it is not.
-    """
-
-    margin = MARGIN
-
-    def __init__(self, manifold: Manifold) -> None:
-        self.manifold = manifold
-
-    def rounding(self, size: int) -> float:
-        r"""Return :math:`\rho` of products of vectors of this size."""
-        return 1.01 * (size + 4) * 2.0**-24
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def short_list(self, bounded: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return the largest products of query vectors (Q, D' + 3), and their rows, both (Q, length)."""
-
-    @abstractmethod
-    def points_at(self, rows: Tensor) -> Tensor:
-        """Return the points (M, D) of rows (M,)."""
-
-    @torch.no_grad()
-    def search(self, queries: Tensor, k: int) -> Neighbors:
-        """Return the k most similar gallery points of each query (Q, D)."""
-        _check_points("queries", queries, self.manifold)
-        size = len(self)
-        if not 1 <= k <= size:
-            raise ValueError(f"Gallery.search: k must be from 1 to {size}, the size of the gallery, got {k}")
-        vectors = self.manifold.index_vectors(queries.double(), "query")
-        rounding = self.rounding(vectors.shape[1] + 3)
-        bounded = torch.cat([vectors, rounding * magnitudes(vectors)], dim=1).float()
-        similarities = torch.empty(len(queries), k, dtype=torch.float64)
-        indices = torch.empty(len(queries), k, dtype=torch.int64)
-        open_queries = torch.arange(len(queries))
-        length = min(k + self.margin, size)
-        while len(open_queries):
-            bounds, candidates = self.short_list(bounded[open_queries], length)
-            if not bounds.isfinite().all() or (candidates < 0).any():  # faiss has no row for a product of -inf or nan
-                raise UserError("embeddings: they are too long, so that their inner products overflow; rescale them")
-            best = self._rank(queries[open_queries], candidates, k)
-            similarities[open_queries], indices[open_queries] = best
-            last = self.manifold.index_vectors(self.points_at(best.indices[:, -1]).double(), "gallery")
-            exact = (vectors[open_queries] * last).sum(1)
-            open_queries = open_queries[(exact < bounds[:, -1]) & (length < size)]
-            length = min(2 * length, size)
-        return Neighbors(similarities.to(queries.dtype), indices)
-
-    def _rank(self, queries: Tensor, candidates: Tensor, k: int) -> Neighbors:
-        """Return the best k of candidates (Q, L) by the stable similarity, in float64."""
-        candidates = candidates.sort(dim=1).values
-        width = min(candidates.shape[1], max(1, RANKED_ELEMENTS // queries.shape[1]))
-        height = max(1, RANKED_ELEMENTS // (width * queries.shape[1]))
-        similarity = torch.empty(candidates.shape, dtype=torch.float64)
-        for row in range(0, len(queries), height):
-            query = queries[row : row + height, None].double()
-            for column in range(0, candidates.shape[1], width):
-                block = (slice(row, row + height), slice(column, column + width))
-                ids = candidates[block]
-                points = self.points_at(ids.flatten()).unflatten(0, ids.shape)
-                similarity[block] = self.manifold.paired_similarity(query, points.double())
-        order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-        return Neighbors(similarity.gather(1, order), candidates.gather(1, order))
-
-
-class Gallery(_ExactSearch):
-    """Points of a manifold in memory, ready to be searched repeatedly; their index vectors are kept with them.
-
-    Args:
-        manifold: the geometry; its similarity is the order.
-        points: (N, D) float32; kept with the index for the second ranking.
-
-    Raises:
-        ValueError: the points are not (N, D) of this manifold, or there are none.
-
-    Example:
-        >>> from dmlkit.manifolds import Poincare
-        >>> ball = Poincare(2)
-        >>> gallery = Gallery(ball, ball.from_features(torch.tensor([[0.0, 0.0], [0.5, 0.0], [2.0, 0.0]])))
-        >>> gallery.search(ball.from_features(torch.tensor([[0.4, 0.0]])), k=2).indices
-        tensor([[1, 0]])
-    """
-
-    def __init__(self, manifold: Manifold, points: Tensor) -> None:
-        import faiss
-
-        super().__init__(manifold)
-        _check_points("points", points, manifold)
-        if len(points) == 0:
-            raise ValueError("Gallery: expected at least one point, got none")
-        self.points = points.detach()
-        vectors = bounded_vectors(manifold, self.points)
-        self.index = faiss.IndexFlatIP(vectors.shape[1])
-        self.index.add(vectors.numpy())
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def short_list(self, bounded: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        bounds, rows = self.index.search(bounded.numpy(), length)
-        return torch.from_numpy(bounds), torch.from_numpy(rows)
-
-    def points_at(self, rows: Tensor) -> Tensor:
-        return self.points.index_select(0, rows)
-
-
 class StoredPoints(Protocol):
     """Points, more than memory may hold."""
 
@@ -184,25 +70,78 @@ class StoredPoints(Protocol):
         ...
 
 
-class StoredGallery(_ExactSearch):
-    """Points on a disk: every search reads them once, or again for near-duplicates, and keeps one block in memory.
+class StoredGallery:
+    r"""Exact search in points, which are read once for all queries of a search, or again for near-duplicates.
+
+    A float32 product of n terms is off by at most :math:`\rho B`, with :math:`\rho = (n + 4) 2^{-24}`, rounded inputs
+    included, and :math:`B \ge \sum_i |q_i g_i|` (Higham 2002, eq. 3.5). Three more coordinates on either side add
+    :math:`\rho B` to each product, so that the products order by an upper bound: a point left out of the short list
+    has a similarity of at most the list's last bound. The list is complete where its k-th best exact similarity is at
+    least that bound, and is doubled where it is not.
 
     Args:
         stored: at least one point; the same ones in every search.
     """
 
+    margin = MARGIN
+    keeps_vectors = False
+
     def __init__(self, manifold: Manifold, stored: StoredPoints) -> None:
         import faiss
 
-        super().__init__(manifold)
-        self.stored = stored
+        self.manifold, self.stored = manifold, stored
         self._knn: Any = partial(faiss.knn, metric=faiss.METRIC_INNER_PRODUCT)  # its import takes 0.2 s
         self._longest: dict[int, float] = {}  # length of the longest point of each block, by its first row
+        self._vectors: dict[int, Tensor] = {}  # of each block, where they are kept
 
-    def __len__(self) -> int:
-        return len(self.stored)
+    def rounding(self, size: int) -> float:
+        r"""Return :math:`\rho` of products of vectors of this size."""
+        return 1.01 * (size + 4) * 2.0**-24
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """Return the k most similar gallery points of each query (Q, D)."""
+        _check_points("queries", queries, self.manifold)
+        size = len(self.stored)
+        if not 1 <= k <= size:
+            raise ValueError(f"Gallery.search: k must be from 1 to {size}, the size of the gallery, got {k}")
+        vectors = self.manifold.index_vectors(queries.double(), "query")
+        rounding = self.rounding(vectors.shape[1] + 3)
+        bounded = torch.cat([vectors, rounding * magnitudes(vectors)], dim=1).float()
+        similarities = torch.empty(len(queries), k, dtype=torch.float64)
+        indices = torch.empty(len(queries), k, dtype=torch.int64)
+        open_queries = torch.arange(len(queries))
+        length = min(k + self.margin, size)
+        while len(open_queries):
+            bounds, candidates = self.short_list(bounded[open_queries], length)
+            if not bounds.isfinite().all() or (candidates < 0).any():  # faiss has no row for a product of -inf or nan
+                raise UserError("embeddings: they are too long, so that their inner products overflow; rescale them")
+            best = self._rank(queries[open_queries], candidates, k)
+            similarities[open_queries], indices[open_queries] = best
+            last = self.manifold.index_vectors(self.stored.points_at(best.indices[:, -1]).double(), "gallery")
+            exact = (vectors[open_queries] * last).sum(1)
+            open_queries = open_queries[(exact < bounds[:, -1]) & (length < size)]
+            length = min(2 * length, size)
+        return Neighbors(similarities.to(queries.dtype), indices)
+
+    def _rank(self, queries: Tensor, candidates: Tensor, k: int) -> Neighbors:
+        """Return the best k of candidates (Q, L) by the stable similarity, in float64."""
+        candidates = candidates.sort(dim=1).values
+        width = min(candidates.shape[1], max(1, RANKED_ELEMENTS // queries.shape[1]))
+        height = max(1, RANKED_ELEMENTS // (width * queries.shape[1]))
+        similarity = torch.empty(candidates.shape, dtype=torch.float64)
+        for row in range(0, len(queries), height):
+            query = queries[row : row + height, None].double()
+            for column in range(0, candidates.shape[1], width):
+                block = (slice(row, row + height), slice(column, column + width))
+                ids = candidates[block]
+                points = self.stored.points_at(ids.flatten()).unflatten(0, ids.shape)
+                similarity[block] = self.manifold.paired_similarity(query, points.double())
+        order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+        return Neighbors(similarity.gather(1, order), candidates.gather(1, order))
 
     def short_list(self, bounded: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return the largest products of query vectors (Q, D' + 3), and their rows, both (Q, length)."""
         bounds, rows, start = torch.empty(len(bounded), 0), torch.empty(len(bounded), 0, dtype=torch.int64), 0
         for block in self.stored.blocks(BLOCK_ROWS):
             asked, vectors, added = self._of_block(bounded, block, start)
@@ -229,14 +168,55 @@ class StoredGallery(_ExactSearch):
                 longest = self.manifold.longest
                 self._longest[start] = longest if longest < inf else float(points.norm(dim=1).max())
             rounding = bounded[:, -3:].norm(dim=1, keepdim=True) * self._longest[start]
-            asked, vectors, added = bounded[:, :-3].contiguous(), points, rounding
+            asked, vectors, added = bounded[:, :-3].contiguous(), points.float().contiguous(), rounding
         else:
-            vectors = bounded_vectors(self.manifold, points)
+            if (vectors := self._vectors.get(start)) is None:
+                vectors = bounded_vectors(self.manifold, points)
+                if self.keeps_vectors:
+                    self._vectors[start] = vectors
             asked, added = bounded, torch.zeros(1, 1)
         return asked, vectors, added
 
+
+@dataclass(frozen=True)
+class _InMemory:
+    points: Tensor
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def blocks(self, rows: int) -> Iterator[Tensor]:
+        yield from self.points.split(rows)
+
     def points_at(self, rows: Tensor) -> Tensor:
-        return self.stored.points_at(rows)
+        return self.points.index_select(0, rows)
+
+
+class Gallery(StoredGallery):
+    """Points of a manifold in memory, ready to be searched repeatedly: vectors that are computed of them are kept.
+
+    Args:
+        manifold: the geometry; its similarity is the order.
+        points: (N, D) float32, which are kept.
+
+    Raises:
+        ValueError: the points are not (N, D) of this manifold, or there are none.
+
+    Example:
+        >>> from dmlkit.manifolds import Poincare
+        >>> ball = Poincare(2)
+        >>> gallery = Gallery(ball, ball.from_features(torch.tensor([[0.0, 0.0], [0.5, 0.0], [2.0, 0.0]])))
+        >>> gallery.search(ball.from_features(torch.tensor([[0.4, 0.0]])), k=2).indices
+        tensor([[1, 0]])
+    """
+
+    keeps_vectors = True
+
+    def __init__(self, manifold: Manifold, points: Tensor) -> None:
+        _check_points("points", points, manifold)
+        if len(points) == 0:
+            raise ValueError("Gallery: expected at least one point, got none")
+        super().__init__(manifold, _InMemory(points.detach()))
 
 
 class HalfGallery(StoredGallery):

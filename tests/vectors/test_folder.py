@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from dmlkit.errors import UserError
 from dmlkit.export.formats.faiss import FaissIndex, FaissManifest
 from dmlkit.export.model import ModelManifest, Parity
+from dmlkit.files.regular import file_checksum
 from dmlkit.recipe.reference import meanings_of
 from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
@@ -227,17 +229,29 @@ def test_every_key_says_what_it_is(kind: type[BaseModel]):
     assert meanings_of(kind).keys() == kind.model_fields.keys()
 
 
-def test_rows_are_checked_once_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rows_are_checked_once_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     looked: list[int] = []
     real = folder_module.find_invalid_point
     monkeypatch.setattr(
         folder_module, "find_invalid_point", lambda space, block: looked.append(len(block)) or real(space, block)
     )
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out"))
-    assert looked == [] and len(next(folder.blocks(2))) == 2 and looked == [2]
-    assert [len(block) for block in folder.blocks(3)] == [3, 2] and looked == [2, 3, 2]
+    assert looked == [] and len(next(folder.blocks(2))) == 2 and looked == [5]
+    assert [len(block) for block in folder.blocks(3)] == [3, 2] and len(folder.points_at(torch.tensor([4]))) == 1
     folder.check_points()
-    assert np.array_equal(in_memory(folder).points.numpy(), folder.points) and looked == [2, 3, 2]
+    assert np.array_equal(in_memory(folder).points.numpy(), folder.points) and looked == [5]
+
+
+def test_no_row_is_read_of_points_that_changed(tmp_path: Path):
+    path = embeddings_at(tmp_path / "out")
+    sums = {"points": crc32(POINTS.tobytes()), "items": file_checksum(path / "items.parquet")}
+    (path / "manifest.json").write_text(json.dumps(manifest(checksums=sums)))
+    assert torch.equal(EmbeddingFolder(path).points_at(torch.tensor([1])), torch.from_numpy(POINTS[[1]]))
+    np.save(path / "embeddings.npy", POINTS[[0, 1, 2, 4, 3]])
+    folder = EmbeddingFolder(path)
+    for read in (lambda: next(folder.blocks(2)), lambda: folder.points_at(torch.tensor([1]))):
+        with pytest.raises(UserError, match="this file was changed: its checksum differs"):
+            read()
 
 
 @pytest.mark.parametrize(
