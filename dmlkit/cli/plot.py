@@ -17,8 +17,8 @@ from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import is_study, require_run
 
 if TYPE_CHECKING:
-    from dmlkit.gallery.split import EmbeddedSplit
     from dmlkit.plots.geometry import MapKind
+    from dmlkit.plots.split import EmbeddedSplit
 
 
 app = typer.Typer(
@@ -72,7 +72,7 @@ class PictureOptions:
 
     def embed(self, run: Path, split: SplitName, *, with_gallery: bool = False) -> "tuple[EmbeddedSplit, Console]":
         """Check the output, then embed a split of a run with a progress bar, see `embed_split`."""
-        from dmlkit.gallery.split import embed_split
+        from dmlkit.plots.split import embed_split
 
         check_target(self.output, [run])
         console = Console()

@@ -21,11 +21,11 @@ from dmlkit.evaluation.report import Evidence
 from dmlkit.evaluation.run import EvaluatedRun
 from dmlkit.files.csv_table import own_column
 from dmlkit.files.image_table import BOX, read_images, text_column
-from dmlkit.gallery.split import evenly_spread
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.metrics.statistics import ratio_interval
+from dmlkit.plots.split import evenly_spread
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.progress_bar import Bar, no_bar

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
-from dmlkit.gallery.split import EmbeddedSplit
 from dmlkit.manifolds.base import Manifold
 from dmlkit.plots.planes import draw_disk, neighbor_plane, principal_plane, require_disk, to_unit_disk
+from dmlkit.plots.split import EmbeddedSplit
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.progress_bar import Bar, no_bar
 

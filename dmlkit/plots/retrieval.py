@@ -10,8 +10,8 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.mistakes import worst_queries
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
-from dmlkit.gallery.split import EmbeddedSplit
 from dmlkit.metrics.retrieval import MapAtRConfig
+from dmlkit.plots.split import EmbeddedSplit
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.progress_bar import Bar, no_bar
 

@@ -10,9 +10,9 @@ from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.errors import UserError
 from dmlkit.evaluation.mistakes import ScoreHistograms, score_histograms
 from dmlkit.files.pictures import COLORS, COLUMN, picture, shortened_apart
-from dmlkit.gallery.split import EmbeddedSplit
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Points
+from dmlkit.plots.split import EmbeddedSplit
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import files_of_run, pretrained_model

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from dmlkit.gallery.split import class_proxies, embed_split, proxies_of
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
+from dmlkit.plots.split import class_proxies, embed_split, proxies_of
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train

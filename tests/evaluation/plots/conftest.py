@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.gallery.split import EmbeddedSplit, embed_split
+from dmlkit.plots.split import EmbeddedSplit, embed_split
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.train import train
 from tests.conftest import TINY_RECIPE

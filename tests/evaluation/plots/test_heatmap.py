@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dmlkit.gallery.split import EmbeddedSplit
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.plots.similarities import class_similarities, heat_maps, plot_heatmap
+from dmlkit.plots.split import EmbeddedSplit
 from dmlkit.run_folder.checkpoint_file import WEIGHTS, read_checkpoint
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.mistakes import ScoreHistograms
-from dmlkit.gallery.split import EmbeddedSplit
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
 from dmlkit.plots.similarities import counted, plot_histogram, pretrained_points
+from dmlkit.plots.split import EmbeddedSplit
 from dmlkit.training.experiment import assemble
 
 ROUNDING = 3e-7  # of a cosine in float32: a pair so near to an edge may be counted on either side

@@ -10,8 +10,8 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError
-from dmlkit.gallery.split import EmbeddedSplit
 from dmlkit.plots.retrieval import choose_queries, name_lines, nearest_of, plot_retrieval, retrieval_panel
+from dmlkit.plots.split import EmbeddedSplit
 from dmlkit.vectors.progress_bar import no_bar
 
 
