@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
@@ -15,7 +16,6 @@ from dmlkit.files.image_table import (
     UNKNOWN_SIGHTING,
     SightingCells,
     has_sightings,
-    lists_images,
     sighting_cells,
 )
 from dmlkit.files.labels import stated_label
@@ -23,7 +23,7 @@ from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.files.regular import check_regular
 from dmlkit.files.where import cells_of, row_texts
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.images import NONE, images_at, label_depth, listed_images, samples_of
+from dmlkit.vectors.images import NONE, images_at, label_depth, listed_images
 
 OWN = ("path", LABEL, *BOX, *SightingCells._fields)
 """Columns of a table that have a column of their own in a gallery."""
@@ -64,19 +64,19 @@ def images_of(
     depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
     options = (boxes or Boxes())._replace(skips=True)
     labels = None if label is None else NONE
-    is_listed = lists_images(source, options.columns) or options.source is not None
-    listed = listed_images(source, labels, options, depth=depth) if is_listed else None
-    images = images_at(source, labels, boxes, depth=depth) if listed is None else samples_of(listed, options)
+    listed = listed_images(source, labels, options, depth=depth)
+    images = listed.dataset if listed else images_at(source, labels, boxes, depth=depth)
     raise_faults(unreadable_name(path) for path in images.paths if not readable_name(path))
     names = images.label_names(images.labels)
     if label is not None:
         names = [stated_label(label, "--label")] * len(images)
     if listed is not None and options.source is None and not any(names):
         raise UserError(f"{source}: no image has a label; fill the column label, or state one with --label")
-    is_placed = listed is not None and has_sightings(listed.table)
-    sightings = sighting_cells(listed.table) if listed and is_placed else [UNKNOWN_SIGHTING] * len(images)
-    table = None if listed is None else listed.table.table
-    others = {} if table is None else {name: table[name] for name in table.column_names if name not in OWN}
+    sightings, others = [UNKNOWN_SIGHTING] * len(images), dict[str, Any]()
+    if listed is not None:
+        table = listed.table.table
+        others = {name: table[name] for name in table.column_names if name not in OWN}
+        sightings = sighting_cells(listed.table) if has_sightings(listed.table) else sightings
     cells = row_texts(cells_of(others), len(images))
     found = [
         LabelledImage(os.path.abspath(path), name, images.box(row), seen, text)  # noqa: PTH100 - links are not followed

@@ -100,12 +100,10 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         depth: number of folders that a label names, e.g. 2 for ``genus/species``, see `label_depth`.
     """
     options = boxes or Boxes()
-    options.check()
-    is_table = lists_images(source, options.columns)
-    if labels not in (None, FOLDER, NONE, OPTIONAL) and not is_table:
+    if labels not in (None, FOLDER, NONE, OPTIONAL) and not lists_images(source, options.columns):
         raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
-    if is_table or options.source is not None:
-        return samples_of(listed_images(source, labels, options, depth=depth), options)
+    if listed := listed_images(source, labels, options, depth=depth):
+        return listed.dataset
     if options.are_given:
         raise UserError(
             f"{source}: has no boxes and no columns; name a file of boxes with --boxes, or give a table instead of it"
@@ -122,20 +120,22 @@ class ListedTable(NamedTuple):
 
     table: ImageTable  # a row per sample
     dataset: Dataset
-    left_out: Sequence[str]  # messages on rows that are wrong
 
 
-def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: int = 1) -> ListedTable:
-    """Return the images of a table, or of a file of boxes of images, see `images_at`."""
+def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: int = 1) -> ListedTable | None:
+    """Return the images of a table, or of a file of boxes of images, see `images_at`; None for others."""
+    options.check()
+    is_table = lists_images(source, options.columns)
+    if not is_table and options.source is None:
+        return None
     if options.source is None:
         columns, needs = dict(options.columns), ("path",)
         if labels != OPTIONAL:
             columns[LABEL] = "" if labels == NONE else labels or options.columns.get(LABEL, LABEL)
             needs = ("path",) if labels == NONE else ("path", LABEL)
         found = read_images(source, options.root, columns, needs, options.confidence)
-        if labels == OPTIONAL:
-            _warn_of_similar(source, found.table.column_names)
-    elif lists_images(source, options.columns):
+        _warn_of_similar(source, found.table.column_names if labels == OPTIONAL else ())
+    elif is_table:
         raise UserError(
             f"--boxes {options.source}: {source} is a table; give its folder of images, or put boxes into it"
         )
@@ -154,7 +154,13 @@ def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: in
     if len(kept) < len(found):
         found = replace(found.kept(kept), faults=[])
         dataset, _, _ = _checked(found)
-    return ListedTable(found, dataset, faults)
+    if options.margin and dataset.boxes is None:
+        raise UserError(
+            f"--box-margin {options.margin:g}: {found.file} has no boxes; name them with --boxes, or give a table with "
+            "the columns x1, y1, x2, y2"
+        )
+    dataset.left_out, dataset.margin = faults, options.margin
+    return ListedTable(found, dataset)
 
 
 def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
@@ -191,23 +197,8 @@ def _checked(found: ImageTable) -> tuple[Dataset, list[int], list[str]]:
 
 def query_table(source: Path, boxes: Boxes | None, labels: str | None = NONE) -> ImageTable | None:
     """Return the rows of queries, one per image, see `listed_images`; None for images that no table lists."""
-    options = (boxes or Boxes())._replace(skips=True)
-    if options.source is None and not lists_images(source, options.columns):
-        return None
-    return listed_images(source, labels, options).table
-
-
-def samples_of(listed: ListedTable, options: Boxes) -> Dataset:
-    """Return the images of a table as samples, with the margin of their boxes."""
-    dataset = listed.dataset
-    dataset.left_out = listed.left_out
-    if options.margin and dataset.boxes is None:
-        raise UserError(
-            f"--box-margin {options.margin:g}: {listed.table.file} has no boxes; name them with --boxes, or give a "
-            "table with the columns x1, y1, x2, y2"
-        )
-    dataset.margin = options.margin
-    return dataset
+    listed = listed_images(source, labels, (boxes or Boxes())._replace(skips=True))
+    return None if listed is None else listed.table
 
 
 def _with_folder_labels(found: ImageTable, source: Path, labels: str | None, depth: int) -> ImageTable:
