@@ -8,7 +8,7 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.evaluation.second import PlaceFusion, place_in
 from dmlkit.files.source import kind_of
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
-from dmlkit.gallery.files import holds_gallery
+from dmlkit.gallery.files import MANIFEST, read_summary
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.incoming import Incoming
 from dmlkit.gallery.migrate import Migrated, migrate_gallery
@@ -42,7 +42,7 @@ class ImageGallery:
 
     def __len__(self) -> int:
         """Return the number of images."""
-        return len(GalleryFolder(self.path))
+        return read_summary(self.path).versions[-1].images
 
     def labels(self) -> dict[str | None, int]:
         """Return the number of images of each label; the key None counts those without one."""
@@ -248,6 +248,6 @@ def open_gallery(path: str | Path, *, run: str | Path | None = None, device: str
         (1, 1)
     """
     place, source = Path(path), None if run is None else Path(run)
-    if source is not None and not holds_gallery(place):
+    if source is not None and not (place / MANIFEST).exists():
         create_gallery(source, None, place, model=ModelChoice(device=device))
     return ImageGallery(place, run=source, device=device)

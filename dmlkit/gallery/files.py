@@ -138,11 +138,6 @@ class GalleryContents(NamedTuple):
     """Number of images outside of the approximate index; all of them if there is none."""
 
 
-def holds_gallery(path: Path) -> bool:
-    """Return whether a folder is a gallery."""
-    return (path / MANIFEST).exists()
-
-
 def is_calibrated(path: Path, model: str) -> bool:
     """Return whether a gallery has a calibration, and it is for one of its models."""
     file = path / IDENTIFICATION

@@ -26,7 +26,7 @@ Cli = Callable[..., Result]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A run on the ball, photos, and the embeddings of a few of them."""
-    from dmlkit.vectors import embed
+    from dmlkit.vectors.run import embed
 
     folder = tmp_path_factory.mktemp("place")
     trained_once(folder, ON_THE_BALL)

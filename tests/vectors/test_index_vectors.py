@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmlkit.vectors import embed, load_model
 from dmlkit.vectors.index_vectors import index_vectors
 
 
@@ -19,12 +18,6 @@ def test_they_need_numpy_alone():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-
-
-def test_the_package_gives_its_functions_still():
-    assert embed.__module__ == "dmlkit.vectors.run" and load_model.__module__ == "dmlkit.vectors.trained"
-    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
-        from dmlkit.vectors import nothing  # noqa: F401 # pyright: ignore
 
 
 @pytest.mark.parametrize(
