@@ -124,11 +124,7 @@ def without(rows: Any, column: str, values: Iterable[str]) -> Any:
 
 
 def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[str] = ()) -> int:
-    """Remove the images with one of some labels, and those with an id or a path, from a gallery.
-
-    Returns:
-        Number of removed images.
-    """
+    """Remove the images of a gallery with one of some labels, or with an id or a path of some; return their number."""
     if not labels and not images:
         raise UserError("remove: expected ids or files of images, or --label, to select what to remove")
     with changing(path) as manifest:
@@ -147,11 +143,7 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[st
 
 
 def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
-    """Give the images of a label another one; a label that exists already gets them too, since both are one.
-
-    Returns:
-        Number of images that had the old label, and of those that had the new one before.
-    """
+    """Give the images of a label another one, also one that exists already; return how many images had each before."""
     import pyarrow as pa
 
     name = stated_label(new, "NEW")
@@ -169,11 +161,7 @@ def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
 
 
 def restore_version(path: Path, version: int) -> int:
-    """Restore a version of a gallery as a new version, which can itself be undone.
-
-    Returns:
-        Number of images of that version.
-    """
+    """Restore a version of a gallery as a new version, which can itself be undone; return its number of images."""
     with changing(path) as manifest:
         wanted = next((one for one in manifest.versions if one.number == version), None)
         if wanted is None:
@@ -258,11 +246,7 @@ def create_gallery(
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Incoming:
-    """Create a gallery of a run's embeddings; if it is interrupted, the same call resumes.
-
-    Args:
-        boxes: boxes of the images, each of which is added, see `images_at`.
-    """
+    """Create a gallery of a run's embeddings, see `add_images`; if it is interrupted, the same call resumes."""
     for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
         if images is None and given is not None:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")

@@ -78,9 +78,6 @@ class StoredGallery:
     :math:`\rho B` to each product, so that the products order by an upper bound: a point left out of the short list
     has a similarity of at most the list's last bound. The list is complete where its k-th best exact similarity is at
     least that bound, and is doubled where it is not.
-
-    Args:
-        stored: at least one point; the same ones in every search.
     """
 
     margin = MARGIN
@@ -194,10 +191,6 @@ class _InMemory:
 
 class Gallery(StoredGallery):
     """Points of a manifold in memory, ready to be searched repeatedly: vectors that are computed of them are kept.
-
-    Args:
-        manifold: the geometry; its similarity is the order.
-        points: (N, D) float32, which are kept.
 
     Raises:
         ValueError: the points are not (N, D) of this manifold, or there are none.

@@ -105,17 +105,12 @@ MAPS = torch.float16  # of augmented views
 
 @dataclass(frozen=True)
 class FeatureJob:
-    """What the frozen layers of a recipe compute once for each image of a split.
-
-    Args:
-        trained: the frozen layers.
-        title: what is computed, for people.
-    """
+    """What the frozen layers of a recipe compute once for each image of a split."""
 
     dataset: Dataset
     job: FillJob
-    trained: TrainedModel
-    title: str
+    trained: TrainedModel  # the frozen layers
+    title: str  # what is computed, for people
 
     def missing_bytes(self, folder: Path | None) -> int:
         """Return the size of what a folder of stores lacks; None stands for an empty one."""

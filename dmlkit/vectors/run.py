@@ -97,15 +97,10 @@ def embed(
     A run that takes vectors embeds a file of vectors instead of images.
 
     Args:
-        run: the run.
         images: image, folder or table of images, or file of vectors; either this or ``split`` is given.
-        split: split of the run's dataset.
         output: folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
             ``RUN/embeddings/`` and the name of the images, with ``-N`` for the first N coordinates. A split in that
             folder is embedded only if it is not yet, see `split_embeddings`.
-        device: device, see `start_ranks`.
-        options: how they are embedded.
-        bar: shows each step.
         say: called with a message about images that were embedded already.
 
     Returns:
@@ -179,11 +174,7 @@ def write_embeddings(
     output: Path,
     filled: Filled,
 ) -> Manifest:
-    """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time.
-
-    Returns:
-        The manifest.
-    """
+    """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time."""
     path, description, home = output / "manifest.json", describe(trained), str(place_of_run(run.path))
     path.unlink(missing_ok=True)  # a kill leaves no manifest of other embeddings
     store, rows, faults, _ = filled
