@@ -26,12 +26,11 @@ from dmlkit.metrics.ranking.rerank import (
     check_rerank,
 )
 from dmlkit.nearest.rescore import RescoredSearch
-from dmlkit.nearest.search import QUERY_ROWS, Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
+from dmlkit.nearest.search import QUERY_ROWS, Neighbors, StoredGallery
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.points import PointItem, PointSet, PointsInMemory, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
-LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
 RESCORED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
 RERANKED = "re-ranking looks at the gallery as a whole, and at no other query"
 
@@ -146,7 +145,7 @@ def nearest(
 
 @dataclass(frozen=True)
 class SearchedOften(PointsInMemory):
-    """Points in memory that keep what a search computes of all of them: vectors, or only their rounding bounds."""
+    """Points in memory that keep what a search computes of all of them."""
 
     ids: Sequence[str | int] = ()
 
@@ -155,19 +154,15 @@ class SearchedOften(PointsInMemory):
         return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.boxes[row]) for row in found]
 
     @cached_property
-    def searcher(self) -> StoredGallery | Gallery | ApproximateGallery:
+    def searcher(self) -> StoredGallery | ApproximateGallery:
         """Search of these points, through the index of the gallery that they were read from, if it has one."""
         gallery = gallery_of(self)
         if gallery is not None and gallery.approximate:
             return ApproximateGallery(gallery, gallery.approximate, self)
-        if not are_vectors(self.manifold, self.points):
-            return Gallery(self.manifold, self.points)
-        if len(self) >= LEAST_HALF and float(self.points.norm(dim=1).max()) < 1.001:
-            return HalfGallery(self.manifold, self, self.points)
-        return StoredGallery(self.manifold, self)
+        return StoredGallery(self.manifold, self, keeps_vectors=True)
 
 
-def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | Gallery | ApproximateGallery:
+def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | ApproximateGallery:
     """Return the search: through the index of a gallery that has one, unless it shall be exact."""
     if isinstance(searched, SearchedOften):
         return searched.searcher

@@ -19,7 +19,6 @@ from dmlkit.manifolds.base import Manifold, find_invalid_point
 MARGIN = 8  # candidates beyond k: enough at the first try for all but near-duplicates; 16 take 5 % longer
 RANKED_ELEMENTS = 2**19  # float64 coordinates ranked at once: 100 of each of 1 000 queries in 0.12 to 0.15 s; 2**18 and
 # 2**20 take up to 1.6 times as long, the one in calls and the other beyond the cache
-MOST_HALF = 2  # queries; more of them are faster in float32, which reads the points once for all
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 BLOCK_ROWS = 65_536  # of stored points in memory at once: 134 MB at 512 dimensions, twice that with vectors
 
@@ -78,22 +77,18 @@ class StoredGallery:
     :math:`\rho B` to each product, so that the products order by an upper bound: a point left out of the short list
     has a similarity of at most the list's last bound. The list is complete where its k-th best exact similarity is at
     least that bound, and is doubled where it is not.
+
+    Args:
+        keeps_vectors: keep vectors that are computed of the points for the next search.
     """
 
-    margin = MARGIN
-    keeps_vectors = False
-
-    def __init__(self, manifold: Manifold, stored: StoredPoints) -> None:
+    def __init__(self, manifold: Manifold, stored: StoredPoints, *, keeps_vectors: bool = False) -> None:
         import faiss
 
-        self.manifold, self.stored = manifold, stored
+        self.manifold, self.stored, self.keeps_vectors = manifold, stored, keeps_vectors
         self._knn: Any = partial(faiss.knn, metric=faiss.METRIC_INNER_PRODUCT)  # its import takes 0.2 s
         self._longest: dict[int, float] = {}  # length of the longest point of each block, by its first row
         self._vectors: dict[int, Tensor] = {}  # of each block, where they are kept
-
-    def rounding(self, size: int) -> float:
-        r"""Return :math:`\rho` of products of vectors of this size."""
-        return 1.01 * (size + 4) * 2.0**-24
 
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> Neighbors:
@@ -103,12 +98,12 @@ class StoredGallery:
         if not 1 <= k <= size:
             raise ValueError(f"Gallery.search: k must be from 1 to {size}, the size of the gallery, got {k}")
         vectors = self.manifold.index_vectors(queries.double(), "query")
-        rounding = self.rounding(vectors.shape[1] + 3)
+        rounding = 1.01 * (vectors.shape[1] + 7) * 2.0**-24
         bounded = torch.cat([vectors, rounding * magnitudes(vectors)], dim=1).float()
         similarities = torch.empty(len(queries), k, dtype=torch.float64)
         indices = torch.empty(len(queries), k, dtype=torch.int64)
         open_queries = torch.arange(len(queries))
-        length = min(k + self.margin, size)
+        length = min(k + MARGIN, size)
         while len(open_queries):
             bounds, candidates = self.short_list(bounded[open_queries], length)
             if not bounds.isfinite().all() or (candidates < 0).any():  # faiss has no row for a product of -inf or nan
@@ -203,42 +198,11 @@ class Gallery(StoredGallery):
         tensor([[1, 0]])
     """
 
-    keeps_vectors = True
-
     def __init__(self, manifold: Manifold, points: Tensor) -> None:
         _check_points("points", points, manifold)
         if len(points) == 0:
             raise ValueError("Gallery: expected at least one point, got none")
-        super().__init__(manifold, _InMemory(points.detach()))
-
-
-class HalfGallery(StoredGallery):
-    r"""Vectors of length 1 in memory, with a copy in float16 from which short lists are made.
-
-    The search of one query takes as long as the vectors are read: 7 ms for 100,000 x 512, 17 ms in float32 (2 cores).
-    Rounding both vectors and their product to float16 adds :math:`3 \cdot 2^{-11}` to :math:`\rho`; the sum is float32.
-    Coordinates below :math:`2^{-14}` are off by at most :math:`2^{-25}`, which adds :math:`2^{-24} \sqrt n`. More
-    points than in float32 are as near as their bounds allow, so the list is longer.
-
-    Args:
-        vectors: (N, D) float32, their own index vectors, at most 1.001 long.
-    """
-
-    margin = 64
-
-    def __init__(self, manifold: Manifold, stored: StoredPoints, vectors: Tensor) -> None:
-        super().__init__(manifold, stored)
-        self.half = vectors.half()
-
-    def rounding(self, size: int) -> float:
-        return super().rounding(size) + 1.01 * (3 * 2.0**-11 + 2.0**-24 * (size**0.5 + 1))
-
-    def short_list(self, bounded: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        if len(bounded) > MOST_HALF:
-            return super().short_list(bounded, length)
-        products = torch.stack([self.half @ query.half() for query in bounded[:, :-3]]).float()
-        found = products.topk(length, dim=1)
-        return found.values + 1.001 * bounded[:, -3:].sum(1, keepdim=True), found.indices
+        super().__init__(manifold, _InMemory(points.detach()), keeps_vectors=True)
 
 
 def _check_points(name: str, points: Tensor, manifold: Manifold) -> None:

@@ -10,7 +10,7 @@ from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest import search
-from dmlkit.nearest.search import Gallery, HalfGallery, StoredGallery
+from dmlkit.nearest.search import Gallery, StoredGallery
 
 
 def brute_force(manifold: Manifold, queries: Tensor, gallery: Tensor, k: int) -> Tensor:
@@ -118,20 +118,6 @@ def test_a_search_in_blocks_is_the_search_in_memory(manifold: Manifold, rows: in
     exact = manifold.paired_similarity(queries.double()[:, None], gallery.double())
     assert torch.equal(found.indices, exact.argsort(dim=1, descending=True, stable=True)[:, :9])
     assert len(StoredGallery(manifold, Pieces(gallery[:3])).search(queries, k=3).indices) == 50
-
-
-def test_a_copy_in_half_precision_loses_no_neighbor_of_those_that_it_cannot_order():
-    sphere, generator = Sphere(48), torch.Generator().manual_seed(0)
-    center = torch.randn(48, generator=generator)
-    near = center + 3e-3 * torch.randn(2_000, 48, generator=generator)  # their similarities differ by 1e-5, not 1e-3
-    gallery = sphere.from_features(torch.cat([near, torch.randn(3_000, 48, generator=generator), near[:30]]))
-    tiny = torch.full((48,), 1e-6).index_fill_(0, torch.tensor([0]), 1.0)  # coordinates that float16 cannot hold
-    queries = torch.cat([gallery[:3], gallery[-40:-30], sphere.from_features(tiny[None])])
-    found = HalfGallery(sphere, Pieces(gallery), gallery)
-    expected = brute_force(sphere, queries, gallery, 9)
-    for count in (1, 2, len(queries)):
-        parts = [found.search(part, k=9).indices for part in queries.split(count)]
-        assert torch.equal(torch.cat(parts), expected)
 
 
 def test_a_learned_curvature_is_searched():

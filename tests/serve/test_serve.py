@@ -31,7 +31,6 @@ from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.identify import identify
 from dmlkit.identify.search import search
-from dmlkit.nearest.search import HalfGallery, StoredGallery
 from dmlkit.serve import service as serving
 from dmlkit.serve.access import Access
 from dmlkit.serve.app import make_app
@@ -171,17 +170,11 @@ def test_one_thread_opens_the_model_and_computes(gallery: Path, monkeypatch: pyt
     assert threads == ["model", "model"]
 
 
-@pytest.mark.parametrize(("least", "kind"), [(1, HalfGallery), (99, StoredGallery)])
-def test_a_search_in_half_precision_is_that_of_the_command(
-    least: int, kind: type, gallery: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("dmlkit.identify.search.LEAST_HALF", least)
+def test_a_search_is_that_of_the_command(gallery: Path, place: Path):
     service = Service(gallery, ON_CPU)
     (path, *_), points = asked(place), load(place / "run", device="cpu").embed(asked(place)[:1])
     found = service.submit([], lambda _: service.search(torch.from_numpy(points), 7)).result(END)[0]
-    searcher = service.snapshot.points.searcher
     service.close()
-    assert type(searcher) is kind
     ((_, expected),) = search(gallery, path, k=7, model=ON_CPU).neighbors()
     assert [one["id"] for one in found] == [one.item.id for one in expected]
 
