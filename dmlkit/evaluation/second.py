@@ -32,6 +32,7 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.nearest.matches import match_scores
 from dmlkit.nearest.place import Range, Sightings, evidence_of, kilometers
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
 from dmlkit.recipe.file import plain
@@ -42,7 +43,6 @@ from dmlkit.vectors.local_features import (
     centered,
     keypoints_of,
     maps_of,
-    match_scores,
     mean_of,
     require_one_process,
 )

@@ -27,11 +27,12 @@ from dmlkit.files.image_table import (
 )
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
+from dmlkit.nearest.matches import match_scores
 from dmlkit.nearest.place import Range, Sightings, evidence_of
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.vectors.fusion import ModelChoice, with_local
 from dmlkit.vectors.images import query_table
-from dmlkit.vectors.local_features import features_of, match_scores
+from dmlkit.vectors.local_features import features_of
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.points import PointSet
 from dmlkit.vectors.progress_bar import Bar, no_bar

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.manifolds import Euclidean
 from dmlkit.metrics import Labeled, score_retrieval
+from dmlkit.nearest.matches import match_patches, match_scores, verify_affine
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, rescored_rows
-from dmlkit.vectors.local_features import match_patches, match_scores, verify_affine
 from tests.conftest import Result
 
 
@@ -140,7 +140,8 @@ def blobs(seed: int) -> np.ndarray:
 def test_a_turned_and_cropped_photo_verifies_and_another_does_not():
     """The map that the keypoints of both photos give is the one with which the copy was made."""
     pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
-    from dmlkit.vectors.local_features import TOLERANCE, Keypoints, keypoints_of, match_keypoints, matches
+    from dmlkit.nearest.matches import TOLERANCE, Keypoints, match_keypoints, matches
+    from dmlkit.vectors.local_features import keypoints_of
 
     photo, angle, scale = blobs(0), math.radians(30), 1.2  # the copy is 1.2 times as large, and shows the middle
     back = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]) / scale

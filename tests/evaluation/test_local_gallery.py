@@ -283,8 +283,9 @@ def test_a_gallery_keeps_keypoints(photos: Path, patches_run: Path, tmp_path: Pa
     """Each score has that of the keypoints of both photos, which are found in the files again."""
     pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
     from dmlkit import load
+    from dmlkit.nearest.matches import match_keypoints
     from dmlkit.vectors.images import ImageList
-    from dmlkit.vectors.local_features import keypoints_of, match_keypoints
+    from dmlkit.vectors.local_features import keypoints_of
 
     place, device = tmp_path / "gallery", ("--device", "cpu")
     words = ("gallery", "create", patches_run, photos / "known", "-o", place, "--with", "sift", *device)
