@@ -68,13 +68,13 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
     """
     if not 0 < recall <= 1:
         raise UserError(f"--recall {recall}: expected a share of the nearest, above 0 and at most 1")
-    gallery = GalleryFolder(path)
-    if len(gallery) < FEWEST:
-        raise UserError(
-            f"{path}: {len(gallery)} images are too few for an index, which needs {FEWEST}; search is exact, and fast"
-        )
     with changing(path) as manifest:
-        gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
+        gallery = GalleryFolder(path)
+        if len(gallery) < FEWEST:
+            raise UserError(
+                f"{path}: {len(gallery)} images are too few for an index, which needs {FEWEST}; search is exact, and "
+                "fast"
+            )
         started = perf_counter()
         index = _build(gallery, kind)
         seconds = perf_counter() - started

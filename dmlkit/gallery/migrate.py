@@ -10,6 +10,7 @@ from uuid import uuid4
 from dmlkit.errors import UserError, some_of
 from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.files.lock import sole_writer
+from dmlkit.files.source import require_gallery
 from dmlkit.gallery.change import gallery_model
 from dmlkit.gallery.commit import changing, check_vectors, commit, moved
 from dmlkit.gallery.files import VECTORS
@@ -66,7 +67,7 @@ def migrate_gallery(
     """
     if images is not None and not images.is_dir():
         raise UserError(f"{images}: no such folder; expected the folder that has the images of {path} now")
-    GalleryFolder(path)
+    require_gallery(path)
     fabric = model.start()
     trained = model.load(RunFolder(run), fabric)
     place = path / VECTORS / stored_model(trained).key / "migration"

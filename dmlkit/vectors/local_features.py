@@ -1,7 +1,4 @@
-"""Local features of images: patches of a run's own network, or keypoints; galleries keep them next to the points.
-
-Keypoints (SIFT) need no training: those of two images match if they fit one affine map.
-"""
+"""Local features of images: patches of a run's own network, or keypoints; galleries keep them next to the points."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
