@@ -5,19 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dmlkit.backbones.parts import FirstBlocks, LastBlocks
 from dmlkit.backbones.tuning import LastBlocksConfig, NoTuningConfig, StoredOutput
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import Dataset, ReplacedSamples
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples, ReplacedSamples
 from dmlkit.datasets.files.samples import VectorSamples
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import OptionError, counted
 from dmlkit.files.arrays import Values
-from dmlkit.files.paths import PickedPaths
 from dmlkit.heads import NoHead
 from dmlkit.loading.inputs import Draw, Inputs, Item
 from dmlkit.manifolds.euclidean import Euclidean
@@ -29,21 +27,6 @@ from dmlkit.vectors.fill import FillJob, fill
 from dmlkit.vectors.progress_bar import Bar
 from dmlkit.vectors.store import ID, VectorStore, image_keys, keys_of, stored_model, tensors_of
 from dmlkit.vectors.trained import TrainedModel
-
-
-class Views(Dataset):
-    """Dataset with each image several times."""
-
-    def __init__(self, dataset: Dataset, views: int) -> None:
-        images = np.arange(len(dataset)).repeat(views)
-        super().__init__(
-            dataset.labels.repeat_interleave(views), dataset.class_names, PickedPaths(dataset.paths, images)
-        )
-        self.dataset, self.views = dataset, views
-        self.in_memory = dataset.in_memory
-
-    def sample(self, index: int) -> Tensor:
-        return self.dataset.sample(index // self.views)
 
 
 class CachedFeatures(ReplacedSamples):
@@ -144,8 +127,10 @@ def feature_job(dataset: Dataset, trained: TrainedModel, *, split: Split) -> Fea
         accelerated = accelerate(trained, tuning.engine, f"{ENGINE}: {tuning.engine}")
         if accelerated is not None:
             trained = replace(trained, build=lambda: accelerated.model, computation=accelerated.computation)
-    images, keys = Views(dataset, views) if views else dataset, image_keys(dataset, recipe.dataset)
+    images, keys = dataset, image_keys(dataset, recipe.dataset)
     if views:  # the number of a view in the list augments it
+        rows = torch.arange(len(dataset)).repeat_interleave(views)
+        images = PickedSamples(dataset, rows, dataset.labels[rows])
         ids = (keys[row // views, :ID].tobytes() + f" view {row}".encode() for row in range(len(images)))
         keys = keys_of([hashlib.sha256(text).digest()[:ID] for text in ids])
     again = "rerun the command with --resume"

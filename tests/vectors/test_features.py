@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from dmlkit.backbones.parts import FirstBlocks
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import PickedSamples
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.loading.inputs import TransformedImages
@@ -23,7 +24,6 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training import data
 from dmlkit.transforms.presets import ImageNetConfig
 from dmlkit.vectors import features, fill, store
-from dmlkit.vectors.features import Views
 from dmlkit.vectors.fill import FillJob
 from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.stored import split_embeddings
@@ -167,7 +167,8 @@ def test_blocks_that_read_several_maps_are_refused(photos: Path, dmlkit: Callabl
 def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path, dmlkit: Callable[..., Result]) -> None:
     transform = ImageNetConfig(size=16, resize=18)
     dataset = FolderConfig(root="photos", validation_fraction=0).build("train")
-    every = Views(dataset, 3)
+    rows = torch.arange(len(dataset)).repeat_interleave(3)
+    every = PickedSamples(dataset, rows, dataset.labels[rows])
     job: Any = FillJob(every, np.zeros((len(every), 24)), Path(), Any, missing=np.arange(len(every)), augments=True)
     draws = [draw for number in job.numbers() for batch in job.batches(number) for draw in batch]
     views = TransformedImages(every, transform, training=True)
