@@ -115,17 +115,8 @@ class ComputedModel(EmbeddingModel):
         return self.compute(inputs)
 
 
-@dataclass(frozen=True)
-class Accelerated:
-    """A network as an engine computes it, how far it agrees with torch in float32, and the hash of its weights."""
-
-    model: EmbeddingModel
-    computation: Computation
-    fingerprint: str
-
-
-def accelerate(network: Network, engine: str, option: str) -> Accelerated | None:
-    """Return a network as an engine computes it; None if ``fastest`` found none that agrees.
+def accelerate(network: Network, engine: str, option: str) -> tuple[EmbeddingModel, EngineComparison] | None:
+    """Return a network as an engine computes it, compared with torch; None if ``fastest`` found none that agrees.
 
     Args:
         engine: ``bf16``, ``onnxruntime``, or ``fastest``: the first of ``onnxruntime``, on a CPU, and ``bf16``, unless
@@ -143,9 +134,10 @@ def accelerate(network: Network, engine: str, option: str) -> Accelerated | None
         except UserError as error:
             warn(f"{error}; not used")
             continue
-        if accelerated.computation.agrees:
+        computation = accelerated[1].computation
+        if computation.agrees:
             return accelerated
-        warn(f"{option}: {candidate} is not used: {accelerated.computation}")
+        warn(f"{option}: {candidate} is not used: {computation}")
     return None
 
 
@@ -156,7 +148,7 @@ def _computes_bf16(device: torch.device) -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _prepare(network: Network, engine: str, option: str) -> Accelerated:
+def _prepare(network: Network, engine: str, option: str) -> tuple[EmbeddingModel, EngineComparison]:
     """Return the network as an engine computes it, and the comparison, from the user's cache if it has them."""
     session = _session_of(network.device, engine, option)
     place = _place(network, engine)
@@ -165,7 +157,7 @@ def _prepare(network: Network, engine: str, option: str) -> Accelerated:
     if stored is None:
         stored = _compared(network, engine, session, place, option)
     compute = session(graph) if session else partial(_bf16, network.model)
-    return Accelerated(ComputedModel(network, compute), stored.computation, stored.fingerprint)
+    return ComputedModel(network, compute), stored
 
 
 def _compared(network: Network, engine: str, session: Session | None, place: Path, option: str) -> EngineComparison:

@@ -126,7 +126,7 @@ def feature_job(dataset: Dataset, trained: TrainedModel, *, split: Split) -> Fea
     if isinstance(tuning, NoTuningConfig) and split == "train" and tuning.engine != "torch":
         accelerated = accelerate(trained, tuning.engine, f"{ENGINE}: {tuning.engine}")
         if accelerated is not None:
-            trained = replace(trained, build=lambda: accelerated.model, computation=accelerated.computation)
+            trained = replace(trained, build=lambda: accelerated[0], computation=accelerated[1].computation)
     images, keys = dataset, image_keys(dataset, recipe.dataset)
     if views:  # the number of a view in the list augments it
         rows = torch.arange(len(dataset)).repeat_interleave(views)

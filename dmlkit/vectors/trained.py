@@ -187,9 +187,10 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
     accelerated = accelerate(trained, fabric.engine, option)
     if accelerated is None:
         return trained
-    if not accelerated.computation.agrees:
-        warn(f"{option}: {accelerated.computation}; such embeddings are not compared with those of torch in float32")
-    return as_computed(replace(trained, recorded=accelerated.fingerprint), accelerated.model, accelerated.computation)
+    model, comparison = accelerated
+    if not comparison.computation.agrees:
+        warn(f"{option}: {comparison.computation}; such embeddings are not compared with those of torch in float32")
+    return as_computed(replace(trained, recorded=comparison.fingerprint), model, comparison.computation)
 
 
 def as_computed(trained: TrainedModel, model: EmbeddingModel, computation: Computation) -> TrainedModel:
