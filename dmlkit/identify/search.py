@@ -12,7 +12,7 @@ from torch import Tensor
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
-from dmlkit.gallery.folder import gallery_of
+from dmlkit.gallery.folder import KEPT, gallery_of
 from dmlkit.gallery.index import ApproximateGallery
 from dmlkit.gallery.sources import open_points, open_queries, path_of
 from dmlkit.identify.answers import Answers
@@ -169,4 +169,5 @@ def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | A
     gallery = gallery_of(searched)
     if gallery is not None and gallery.approximate and not exact:
         return ApproximateGallery(gallery, gallery.approximate)
-    return StoredGallery(searched.manifold, searched)
+    is_small = 4 * len(searched) * searched.manifold.point_dim <= KEPT
+    return StoredGallery(searched.manifold, searched, keeps_vectors=is_small)
