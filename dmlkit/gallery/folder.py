@@ -159,7 +159,7 @@ class GalleryFolder(PointsOnDisk):
             try:
                 tensors, _ = open_part(file, self._shapes, is_read=is_read)
                 if is_read and (fault := find_invalid_point(self.manifold, tensors["points"])):
-                    raise UserError(f"row {fault[0]}: {fault[1]}")
+                    raise UserError(f"has no point in row {fault[0]}: {fault[1]}")
             except UserError as error:
                 raise damaged(self.path, file, str(error).removeprefix(f"{file}: ")) from error
             if not is_read:
