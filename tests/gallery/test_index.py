@@ -239,9 +239,7 @@ def test_rows_that_are_no_points_are_refused(place: Path, tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(Sphere, "from_features", lambda _, features: features)
         add_points(path, torch.eye(8).index_fill(0, torch.tensor([3]), 1e20), 5000)
-    message = (
-        "vectors/made/.* has no point in row 3: its length is .*, where points of the sphere have length 1; re"
-    )
+    message = "vectors/made/.* has no point in row 3: its length is .*, where points of the sphere have length 1; re"
     with pytest.raises(UserError, match=message):
         GalleryFolder(path)
     monkeypatch.setattr(folder, "KEPT", 0)  # as a large one
