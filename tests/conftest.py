@@ -26,8 +26,13 @@ import typer.main
 from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
-# A slow machine is no fault of a test.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A slow machine is no fault of a test, and `make test` draws the same examples each time: only `make fuzz` draws others.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    derandomize="DMLKIT_FUZZ" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("any machine")
 
 # Typer builds all commands again at each call of the command line, 25 ms; they keep nothing from one call to the next.

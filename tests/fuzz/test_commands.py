@@ -3,7 +3,6 @@
 import inspect
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import chdir, contextmanager
 from itertools import pairwise
@@ -119,10 +118,10 @@ def wild_lines(draw: Callable[..., Any]) -> list[str]:
 Form = tuple[str, str]
 TUNED = ("--set", "dataset.classes=24", "--set", "dataset.validation_fraction=0.4")
 FORMS: dict[str, tuple[Form, ...]] = {
-    "align": (("gallery tuned photos", "output=new checkpoint json device"),),
+    "align": (("gallery tuned photos", "output=new checkpoint=best,last json device"),),
     "calibrate": (
         ("tuned --far 0.3", "far checkpoint json device overrides=dataset.seed=3"),
-        ("large --fpir 0.3", "strangers=photos near=0.9,0.999 json device run"),
+        ("large --fpir 0.3", "strangers=photos near=1 json device run"),
     ),
     "check": (("base.yaml", "overrides"), ("study/runs/small/seed-0/recipe.yaml", "overrides")),
     "cluster": (
@@ -155,14 +154,17 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("x.npy z.npy --threshold -0.5", "labels=y.npy manifold output=new.csv,new.html"),
     ),
     "embed": (
-        ("run photos", "output checkpoint skip_bad_images device labels=folder dims=3,99"),
+        ("run photos", "output checkpoint skip_bad_images device labels=folder dims=3,5"),
         ("run --split test -o new", "device checkpoint"),
         ("run --split train", "overrides=dataset.seed=3"),
     ),
     "eval": (
-        ("run", "split checkpoint device metric output=new.csv json rerank=k_reciprocal,expansion second=flip,scales"),
+        (
+            "run",
+            "split checkpoint device metric output=new.csv json rerank=k_reciprocal:k1=9,expansion|second=flip,scales",
+        ),
         ("run --metric map@r", "evidence=center split json"),
-        ("run --dims 8 --dims 4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
+        ("run --dims 6 --dims 4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),
         ("run photos", "checkpoint metric json"),
         ("run/embeddings/test", "metric output=new.csv dims=4 precision=int8,rescored json"),
@@ -215,7 +217,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "plot histogram": (("run", "split checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot pca": (("run", "thumbnails split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot results": (("study", "metric=map@r output=new.png"),),
-    "plot retrieval": (("run", "number k split checkpoint device output=new.pdf overrides=dataset.seed=3"),),
+    "plot retrieval": (("run", "number k=1,3,12 split checkpoint device output=new.pdf overrides=dataset.seed=3"),),
     "plot tsne": (("run", "thumbnails split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "report": (("study -o new.md", ""),),
     "report-bug": (("", ""), ("run", ""), ("base.yaml", "")),
@@ -255,7 +257,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "verify": (
         ("tuned photos/ant/0.png photos/bee/0.png", "json device checkpoint prior=0.1,0.9"),
-        ("tuned pairs.csv", "json output=new.csv root"),
+        ("tuned pairs.csv", "json output=new.csv|root"),
     ),
     "why": (("tuned photos/ant/0.png photos/bee/0.png", "output=new.png number=1,30 json checkpoint device"),),
 }
@@ -403,18 +405,12 @@ def test_a_command_ends_as_documented_and_keeps_to_its_output(
 
 @pytest.mark.slow
 @pytest.mark.heavy
-def test_a_command_that_works_keeps_to_its_output_and_most_get_past_errors_of_usage(
-    workplace: Workplace, command: Callable[..., tuple[int, str]]
+@examples(30, 400)
+@given(words=working_lines())
+def test_a_command_that_works_is_no_error_of_usage_and_keeps_to_its_output(
+    words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]]
 ):
-    codes = Counter[int]()  # how many ended with which code
-
-    @examples(30, 400)
-    @given(words=working_lines())
-    def keep_to_their_output(words: list[str]) -> None:
-        codes[check(words, workplace, command)] += 1
-
-    keep_to_their_output()
-    assert codes[2] * 10 <= codes.total()
+    assert check(words, workplace, command) != 2, words
 
 
 def outputs(words: list[str]) -> tuple[str, ...]:
