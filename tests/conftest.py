@@ -26,7 +26,7 @@ import typer.main
 from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
-# A slow machine is no fault of a test, and `make test` draws the same examples each time: only `make fuzz` draws others.
+# A slow machine is no fault of a test, and only `make fuzz` draws new examples each time.
 settings.register_profile(
     "any machine",
     deadline=None,

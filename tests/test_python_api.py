@@ -144,7 +144,7 @@ def test_a_pretrained_model_gives_the_features_of_timm(place: Path):
     from dmlkit.backbones.timm_models import imagenet_file, timm_names
 
     network = timm.create_model("tf_efficientnet_lite0", num_classes=0)
-    tensors = torch.load(imagenet_file(), weights_only=True)
+    tensors = torch.load(imagenet_file("tf_efficientnet_lite0"), weights_only=True)
     tensors = timm_names(tensors, network.state_dict())
     network.load_state_dict({name: tensors[name] for name in network.state_dict() if name in tensors}, strict=False)
     settings = timm.data.resolve_model_data_config(network)

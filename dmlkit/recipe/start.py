@@ -141,7 +141,7 @@ def _dataset(setting: Photos) -> list[str]:
 
 
 def _backbone(setting: Photos) -> list[str]:
-    from dmlkit.backbones.timm_models import LITE0, takes_any_size
+    from dmlkit.backbones.timm_models import LITES, takes_any_size
 
     choice = setting.backbone
     where = "its weights are on this machine" if setting.at_hand else f"downloads {choice.megabytes} MB once"
@@ -162,7 +162,7 @@ def _backbone(setting: Photos) -> list[str]:
         keys, why = TUNING_KEYS[setting.tuning]
         views = min(MOST_VIEWS, least_epochs(setting.images, setting.trained) // 2)  # more than epochs would cost time
         lines.append(f"  tuning: {keys.replace('VIEWS', str(views))}   # {why}")
-        if choice is LITE0:
+        if choice in LITES:
             lines.append("  freeze_batchnorm_statistics: true   # batches of few classes give biased ones")
     if setting.size is not None:
         size = f"{{name: pretrained, size: {setting.size}}}   # pixels, better here than smaller ones;"

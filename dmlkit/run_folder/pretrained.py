@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmlkit.backbones.base import BackboneConfig
-from dmlkit.backbones.timm_models import LITE0, is_at_hand
+from dmlkit.backbones.timm_models import LITE0, LITES, is_at_hand
 from dmlkit.errors import UserError
 from dmlkit.files.source import NO_IMAGES
 from dmlkit.recipe.faults import suggest
@@ -62,6 +62,6 @@ def backbone_keys(name: str) -> dict[str, Any]:
     if option is not None and fields[option].is_required() and not value:
         raise UserError(f"{name}: expected {family}:{option.upper()}, e.g. timm:{LITE0.model}")
     weights = "pretrained" if family == "timm" else "imagenet"
-    if family == "timm" and value.partition(".")[0] == LITE0.model and is_at_hand(LITE0):
-        weights = LITE0.weights  # in an installed package: no download
+    if any(value.partition(".")[0] == lite.model and is_at_hand(lite) for lite in LITES):
+        weights = "imagenet"  # in an installed package: no download
     return {"name": family, "weights": weights, **({option: value} if option and value else {})}

