@@ -5,19 +5,20 @@ import shutil
 import signal
 from collections.abc import Callable, Generator
 from contextlib import chdir, contextmanager
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import event, given
 from hypothesis import strategies as st
 from PIL import Image
+from typer.main import get_command_name
 from typer.models import ArgumentInfo
 
-from dmlkit.cli.app import app
+from dmlkit.cli.app import MODULES, PANEL_OF
 from dmlkit.review.folder import ReviewFolder
 from tests.fuzz.conftest import ALLOWED, Workplace, examples, hashes
 
@@ -50,20 +51,18 @@ GOOD: dict[str, tuple[str, ...]] = {
 LEFT_OUT = {"--help", "--install-completion", "--show-completion", "--workers", "--engine", "--debug", "--device"}
 
 
-def commands(group: typer.Typer, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Callable[..., Any]]:
+def commands() -> dict[tuple[str, ...], Callable[..., Any]]:
     """The function of every command, by its words."""
     found: dict[tuple[str, ...], Callable[..., Any]] = {}
-    for inner in group.registered_groups:
-        assert inner.typer_instance is not None
-        name = inner.typer_instance.info.name
-        found |= commands(inner.typer_instance, (*path, *([name] if isinstance(name, str) else [])))
-    for one in group.registered_commands:
-        assert one.callback is not None
-        found[(*path, one.name or one.callback.__name__)] = one.callback
+    for module in {MODULES.get(name, name) for name in PANEL_OF}:
+        group = import_module(f"dmlkit.cli.{module}").app
+        for one in group.registered_commands:
+            name = one.name or get_command_name(one.callback.__name__)
+            found[(group.info.name, name) if isinstance(group.info.name, str) else (name,)] = one.callback
     return found
 
 
-COMMANDS = {path: command for path, command in commands(app).items() if path != ("serve",)}  # it runs until stopped
+COMMANDS = {path: command for path, command in commands().items() if path != ("serve",)}  # it runs until stopped
 REQUIRED = inspect.Parameter.empty
 
 
