@@ -16,9 +16,7 @@ from tests.datasets import trees
 
 
 def in_folders(root: Path) -> Path:
-    for label in range(6):
-        for index in range(2):
-            trees.photo(root / f"class {label}" / f"{index}.jpg", 10 * label + index)
+    trees.photos(root, (f"class {label}/{index}.jpg" for label in range(6) for index in range(2)))
     return root
 
 

@@ -125,9 +125,7 @@ TWINS = [
 
 
 @pytest.mark.parametrize(("config", "ball", "sheet"), TWINS)
-def test_the_same_points_have_the_same_loss_on_the_ball_and_the_hyperboloid(
-    config: LossConfig, ball: ManifoldConfig, sheet: ManifoldConfig
-):
+def test_the_same_points_have_the_same_loss_on_the_ball_and_the_hyperboloid(config, ball, sheet):
     features, labels = draw(dtype=torch.float64)
     on_ball = value_and_gradient(build(config, ball).double(), 0.4 * features, labels)
     on_sheet = value_and_gradient(build(config, sheet).double(), 0.4 * features, labels)
@@ -140,9 +138,7 @@ CHORDS = [case for case in twins(SQUARED, Sphere.Config()) if not case.id.starts
 
 
 @pytest.mark.parametrize(("config", "squared", "cosine"), CHORDS)
-def test_half_the_squared_chord_below_1_is_the_cosine(
-    config: LossConfig, squared: ManifoldConfig, cosine: ManifoldConfig
-):
+def test_half_the_squared_chord_below_1_is_the_cosine(config, squared, cosine):
     features, labels = draw(dtype=torch.float64)
     losses = (build(config, manifold).double() for manifold in (squared, cosine))
     by_chord, by_cosine = (value_and_gradient(loss, features, labels) for loss in losses)

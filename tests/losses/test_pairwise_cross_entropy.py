@@ -8,7 +8,6 @@ from torch.nn.functional import cross_entropy
 
 from dmlkit.losses import PairwiseCrossEntropy
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
-from dmlkit.manifolds.base import Manifold
 
 
 def naive(points: Tensor, labels: Tensor, similarity: Callable[[Tensor, Tensor], Tensor], tau: float) -> Tensor:
@@ -40,13 +39,7 @@ def ball_distance(x: Tensor, y: Tensor, c: float) -> Tensor:
         (Euclidean(4), lambda x, y: -(x - y).norm()),
     ],
 )
-def test_equals_the_double_loop(
-    pair_batch: tuple[Tensor, Tensor],
-    assert_equals: Callable[..., None],
-    manifold: Manifold,
-    similarity: Callable[[Tensor, Tensor], Tensor],
-    tau: float,
-):
+def test_equals_the_double_loop(pair_batch, assert_equals, manifold, similarity, tau):
     x, labels = pair_batch
     loss, places = PairwiseCrossEntropy(manifold.double(), temperature=tau), manifold.from_features
     # torch's softplus is linear above 20, which is off by e^-20 = 2e-9.

@@ -1,11 +1,13 @@
-"""What the losses over ranks share: chunks, memory, and batches without anything to order."""
+"""Losses over ranks: loops straight from the papers, peers, and what they share: chunks, memory, nothing to order."""
 
 import pytest
 import torch
+from pytorch_metric_learning.losses import SmoothAPLoss
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dmlkit.losses import ROADMAP, RecallSurrogate, SmoothAP, SupCon, ranks
+from dmlkit.losses import ROADMAP, CrossBatchMemory, RecallSurrogate, SmoothAP, SupCon, ranks
+from dmlkit.losses.pair_loss import Pairs
 from dmlkit.manifolds import Sphere
 
 LOSSES = [SmoothAP, RecallSurrogate, ROADMAP]
@@ -53,3 +55,185 @@ def test_without_anything_to_order_loss_and_gradient_are_0(kind, labels):
     points = normalize(torch.randn(len(labels), 4), dim=1)
     value, gradient = value_and_gradient(kind(Sphere(4)), points, torch.tensor(labels))
     assert value == 0 and not gradient.any()
+
+
+def naive(x, labels, tau):
+    """The equation of the paper, one query, positive and comparison at a time."""
+    rows, losses = range(len(x)), []
+    for q in rows:
+        positives = [i for i in rows if i != q and labels[i] == labels[q]]
+        negatives = [i for i in rows if labels[i] != labels[q]]
+        if positives and negatives:
+            precisions = []
+            for i in positives:
+                steps = {j: 1 / (1 + (-(x[q] @ x[j] - x[q] @ x[i]) / tau).exp()) for j in positives + negatives}
+                rank_among_positives = 1 + sum(steps[j] for j in positives if j != i)
+                precisions.append(rank_among_positives / (rank_among_positives + sum(steps[j] for j in negatives)))
+            losses.append(1 - sum(precisions) / len(positives))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("tau", [0.01, 0.2])
+def test_equals_the_triple_loop(pair_batch, assert_equals, tau):
+    x, labels = pair_batch
+    loss = SmoothAP(Sphere(4), temperature=tau)
+    assert_equals(lambda x: loss(x, labels), lambda x: naive(x, labels, tau), x)
+
+
+def test_narrow_sigmoids_give_the_average_precision(pair_batch):
+    x, labels = pair_batch
+    losses = []
+    for q in range(len(x)):
+        order = [i for i in (x @ x[q]).argsort(descending=True).tolist() if i != q]
+        hits = [place for place, i in enumerate(order, start=1) if labels[i] == labels[q]]
+        if hits:
+            losses.append(1 - sum(count / place for count, place in enumerate(hits, start=1)) / len(hits))
+    value = SmoothAP(Sphere(4), temperature=1e-6)(x, labels)
+    torch.testing.assert_close(value, torch.tensor(losses, dtype=torch.float64).mean())
+
+
+def test_equals_pytorch_metric_learning(assert_equals):
+    """It follows the authors' code, where a query is one of its positives; and is right for as many classes as images
+    of a class, sorted, because it reshapes the batch by the wrong one of the two numbers. It sums in float32."""
+    x = normalize(torch.randn(16, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=1)
+    labels = torch.arange(4).repeat_interleave(4)
+    same = labels[:, None] == labels
+    loss, peer = SmoothAP(Sphere(4), temperature=0.1), SmoothAPLoss(0.1)
+    assert_equals(
+        lambda x: loss.compute_pairs(Pairs(x, x, labels, same, ~same)), lambda x: peer(x, labels).double(), x, rtol=2e-6
+    )
+
+
+def step(t, tau, rho, delta):
+    if t <= 0:
+        return 1 / (1 + (-t / tau).exp())
+    if t <= delta:
+        return 1 / (1 + (-t / tau).exp()) + 0.5
+    return rho * (t - delta) + 1 / (1 + torch.exp(torch.tensor(-delta / tau, dtype=t.dtype))) + 0.5
+
+
+def naive_roadmap(x, labels, tau, rho, delta, weight, alpha, beta):
+    """The equations of the paper, one query, positive and comparison at a time."""
+    rows, losses = range(len(x)), []
+    for q in rows:
+        s = [x[q] @ other for other in x]
+        positives = [i for i in rows if i != q and labels[i] == labels[q]]
+        negatives = [i for i in rows if labels[i] != labels[q]]
+        if positives and negatives:
+            precisions = []
+            for i in positives:
+                above = sum(s[j] >= s[i] for j in positives)
+                precisions.append(above / (above + sum(step(s[j] - s[i], tau, rho, delta) for j in negatives)))
+            pull = sum(torch.relu(alpha - s[i]) for i in positives) / len(positives)
+            push = sum(torch.relu(s[j] - beta) for j in negatives) / len(negatives)
+            losses.append((1 - weight) * (1 - sum(precisions) / len(positives)) + weight * (pull + push))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize(
+    ("tau", "rho", "delta", "weight", "alpha", "beta"),
+    [(0.01, 100.0, 0.05, 0.5, 0.9, 0.6), (0.2, 3.0, 0.4, 0.0, 0.9, 0.6), (0.2, 3.0, 0.4, 0.9, 0.3, 0.1)],
+)
+def test_roadmap_equals_the_triple_loop(pair_batch, assert_equals, tau, rho, delta, weight, alpha, beta):
+    x, labels = pair_batch
+    loss = ROADMAP(
+        Sphere(4),
+        temperature=tau,
+        slope=rho,
+        sigmoid_end=delta,
+        calibration_weight=weight,
+        positive_threshold=alpha,
+        negative_threshold=beta,
+    )
+    options = tau, rho, delta, weight, alpha, beta
+    assert_equals(lambda x: loss(x, labels), lambda x: naive_roadmap(x, labels, *options), x)
+
+
+def test_bounds_the_average_precision():
+    """Without calibration it is at least 1 - AP, which no sigmoid promises."""
+    labels, above = torch.arange(30) // 3, 0
+    loss = ROADMAP(Sphere(3), calibration_weight=0.0)
+    for seed in range(5):
+        x = normalize(torch.randn(30, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=1)
+        precisions = []
+        for q in range(30):
+            order = [i for i in (x @ x[q]).argsort(descending=True).tolist() if i != q]
+            hits = [place for place, i in enumerate(order, start=1) if labels[i] == labels[q]]
+            precisions += [count / place for count, place in enumerate(hits, start=1)]
+        exact = 1 - sum(precisions) / len(precisions)
+        assert loss(x, labels) >= exact
+        above += float(loss(x, labels)) - exact
+    assert 0 < above / 5 < 0.5
+
+
+def naive_recall_surrogate(x, labels, at, tau_1, tau_2):
+    """The equations of the paper, one query, positive and comparison at a time."""
+    rows, losses = range(len(x)), []
+    for q in rows:
+        positives = [i for i in rows if i != q and labels[i] == labels[q]]
+        if positives and len(positives) + 1 < len(x):
+            ranks = [
+                1 + sum(1 / (1 + (-(x[q] @ x[j] - x[q] @ x[i]) / tau_2).exp()) for j in rows if j not in (i, q))
+                for i in positives
+            ]
+            for k in at:
+                found = sum(1 / (1 + (-(k - rank) / tau_1).exp()) for rank in ranks)
+                losses.append(1 - torch.clamp(found / min(k, len(positives)), max=1))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize(
+    ("at", "tau_1", "tau_2"), [((1, 2, 4, 8, 16), 1.0, 0.01), ((1,), 0.3, 0.2), ((2, 3), 9.0, 0.1)]
+)
+def test_recall_surrogate_equals_the_triple_loop(pair_batch, assert_equals, at, tau_1, tau_2):
+    x, labels = pair_batch
+    loss = RecallSurrogate(Sphere(4), at=at, rank_temperature=tau_1, temperature=tau_2)
+    assert_equals(lambda x: loss(x, labels), lambda x: naive_recall_surrogate(x, labels, at, tau_1, tau_2), x)
+
+
+def test_narrow_sigmoids_give_the_recall(pair_batch):
+    x, labels = pair_batch
+    missed = []
+    for q in range(len(x)):
+        order = [i for i in (x @ x[q]).argsort(descending=True).tolist() if i != q]
+        positives = int((labels == labels[q]).sum()) - 1
+        if positives:
+            first, second, third = (int(labels[i] == labels[q]) for i in order[:3])
+            missed.append(1 - (first + second + third / 2) / min(3, positives))  # g(k - r) = 1/2 at rank k
+    loss = RecallSurrogate(Sphere(4), at=(3,), rank_temperature=1e-4, temperature=1e-6)
+    assert loss(x, labels).item() == pytest.approx(sum(missed) / len(missed))
+
+
+def test_mixup_equals_virtual_embeddings(pair_batch, assert_equals):
+    """Inner products of a x + (1 - a) z are mixed similarities: the authors mix the embeddings themselves."""
+    x, labels = pair_batch
+    pairs = [(i, j) for i in range(12) for j in range(i + 1, 12) if labels[i] == labels[j]]
+
+    def with_virtual(x):
+        share = torch.rand(len(pairs), generator=torch.manual_seed(7), dtype=torch.float64)
+        virtual = [a * x[i] + (1 - a) * x[j] for a, (i, j) in zip(share, pairs, strict=True)]
+        return naive_recall_surrogate(
+            torch.stack([*x, *virtual]), [*labels, *(labels[i] for i, _ in pairs)], (1, 4), 1.0, 0.2
+        )
+
+    loss = RecallSurrogate(Sphere(4), at=(1, 4), temperature=0.2, mixup=True)
+
+    def mixed(x):
+        torch.manual_seed(7)
+        return loss(x, labels)
+
+    assert len(pairs) == 11 and loss.training
+    assert_equals(mixed, with_virtual, x)
+    loss.eval()
+    torch.testing.assert_close(loss(x, labels), naive_recall_surrogate(x, labels, (1, 4), 1.0, 0.2))
+
+
+def test_an_empty_memory_changes_nothing_in_mixup(pair_batch):
+    """Its columns are in no pair, and the virtual columns come after them."""
+    x, labels = pair_batch
+    plain = RecallSurrogate(Sphere(4), temperature=0.2, mixup=True)
+    values = []
+    for loss in (plain, CrossBatchMemory(Sphere(4), loss=plain, size=5)):
+        torch.manual_seed(7)
+        values.append(loss(x, labels))
+    torch.testing.assert_close(*values)

@@ -1,6 +1,5 @@
 """Product spaces against geoopt, sums over the factors, Minkowski inner products and finite differences."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import geoopt
@@ -12,7 +11,7 @@ from dmlkit.manifolds import Euclidean, Lorentz, Manifold, Poincare, Product, Sp
 from dmlkit.manifolds.base import find_invalid_point, frechet_mean
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.experiment import assemble
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE
 
 FACTORS = (
     Poincare.Config(curvature=-0.7, clip_distance=None),
@@ -25,7 +24,7 @@ WIDTHS, SCALES = (3, 4, 2, 3), (0.5, 1.5, 0.8, 1.2)
 
 def space(**options: object) -> Product:
     chosen = {"factors": FACTORS, "widths": WIDTHS, "scales": SCALES} | options
-    return Product(12, **chosen).double()  # pyright: ignore[reportArgumentType]
+    return Product(12, **chosen).double()
 
 
 def alone() -> list[Manifold]:
@@ -200,9 +199,7 @@ def test_matryoshka_refuses_a_product():
 
 
 @pytest.mark.slow
-def test_a_run_on_a_product_is_evaluated_searched_and_exported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Result]
-):
+def test_a_run_on_a_product_is_evaluated_searched_and_exported(tmp_path, monkeypatch, dmlkit):
     monkeypatch.chdir(tmp_path)
     factors = "[{name: poincare, learnable_curvature: true}, {name: sphere}]"
     Path("r.yaml").write_text(TINY_RECIPE)

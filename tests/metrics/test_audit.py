@@ -43,7 +43,7 @@ def test_the_mean_over_all_orders_of_draws_is_at_most_one(wrong: int):
                     products *= [naive_factor(rate * expected, true, is_wrong=row in faults) for rate in RATES]
                 audit.add(row, is_wrong=row in faults, is_draw=step == "draw")
             if chance:
-                found = np.exp(audit._logs[:, wrong])  # pyright: ignore[reportPrivateUsage]
+                found = np.exp(audit._logs[:, wrong])
                 np.testing.assert_allclose(found, products, rtol=1e-9)
                 total, weight = total + chance * found, weight + chance
     assert weight == pytest.approx(len(list(itertools.combinations(range(5), wrong))))

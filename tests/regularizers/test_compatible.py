@@ -42,7 +42,6 @@ def test_it_is_the_loop_over_images_and_classes():
         logits = []
         for c in range(3):
             mean = sum(older[row] for row in range(9) if row % 3 == c)
-            assert isinstance(mean, torch.Tensor)
             logits.append(5 * (point @ mean) / mean.norm())
         expected = expected - logits[label] + torch.stack(logits).exp().sum().log()
     torch.testing.assert_close(term(x, LABELS), expected / 5, rtol=1e-6, atol=1e-6)
@@ -78,9 +77,7 @@ def recipe_with(folder: Path, term: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_the_older_one_and_searches_among_its_embeddings(
-    older: Path, tmp_path: Path, dmlkit: Callable[..., Result]
-):
+def test_a_run_learns_from_the_older_one_and_searches_among_its_embeddings(older, tmp_path, dmlkit):
     recipe = recipe_with(tmp_path, f"{{name: compatible, run: {older}, weight: 2.0}}")
     assert dmlkit("train", recipe, "-o", tmp_path / "new", "--device", "cpu").code == 0
     space = load(older, device="cpu").trained.fingerprint
@@ -112,7 +109,6 @@ def test_a_teacher_of_another_width_embeds_the_training_images_and_resuming_chan
     train_split = recipe.dataset.build("train")
     pixels = [train_split.sample(row).permute(1, 2, 0).numpy() for row in range(len(train_split))]
     points = experiment.objective.regularizers[0].points
-    assert isinstance(points, torch.Tensor)
     assert points.numpy() == pytest.approx(load(older, device="cpu").embed(pixels), abs=1e-6)
     assert experiment.objective.aligned_to is None and "regularizers.0.points" not in experiment.objective.state_dict()
 
@@ -121,7 +117,7 @@ def test_a_teacher_of_another_width_embeds_the_training_images_and_resuming_chan
     finish = loop.finish_epoch
 
     def stop(*arguments: object) -> object:
-        finish(*arguments)  # pyright: ignore[reportArgumentType]
+        finish(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

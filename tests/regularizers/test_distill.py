@@ -1,7 +1,6 @@
 """Distillation against naive loops over pairs and triplets, finite differences, and a run as the teacher."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -72,7 +71,7 @@ def naive_similarity(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tens
 
 
 def taught(teacher: torch.Tensor, space: Euclidean | Sphere, **options: object) -> Distill:
-    term = Distill(space, **options)  # pyright: ignore[reportArgumentType]
+    term = Distill(space, **options)
     term.learn_from(teacher, LABELS)
     return term
 
@@ -84,9 +83,7 @@ def assert_same(value: torch.Tensor, expected: torch.Tensor, student: torch.Tens
 
 
 @pytest.mark.parametrize("weight", [None, 0.0, 0.5])
-def test_relational_is_the_loop_over_pairs_and_triplets(
-    student: torch.Tensor, teacher: torch.Tensor, weight: float | None
-):
+def test_relational_is_the_loop_over_pairs_and_triplets(student, teacher, weight):
     term = taught(teacher, Euclidean(3), angle_weight=weight)
     assert_same(term(student, LABELS), naive_relational(teacher, student, 2.0 if weight is None else weight), student)
     assert torch.autograd.gradcheck(lambda x: term(x, LABELS), student)
@@ -150,9 +147,7 @@ def test_what_cannot_teach_is_refused_when_the_recipe_is_read(tmp_path):
         (None, "this is a FIFO; expected a regular file"),
     ],
 )
-def test_the_recipe_of_another_run_is_read_with_the_limits_of_every_recipe(
-    key: dict[str, object], content: str | None, message: str, tmp_path: Path
-):
+def test_the_recipe_of_another_run_is_read_with_the_limits_of_every_recipe(key, content, message, tmp_path):
     (tmp_path / "environment.json").touch()
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(content or "")

@@ -1,8 +1,10 @@
-"""Batches of hard classes against a loop over all classes, and their state through interruptions."""
+"""Samplers that draw pairs and hard classes."""
 
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,124 @@ import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.errors import UserError
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.pair_loss import PairLossConfig
 from dmlkit.manifolds import Poincare, Sphere
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.samplers import ClassBalanced, HardClasses
+from dmlkit.samplers import ClassBalanced, HardClasses, Paired
+from dmlkit.samplers.base import ALL_PAIRS, SamplerConfig
 from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
 from tests.conftest import ONE_EPOCH
+
+PAIR_LOSSES = sorted(
+    [
+        "lifted_structure",
+        *(name for name, variant in LossConfig.variants.items() if issubclass(variant, PairLossConfig)),
+    ]
+)
+RECIPE = "dataset: {{name: glyphs}}\nloss: {{name: {loss}}}\nsampler: {sampler}"
+BALANCED = "{{name: class_balanced, classes_per_batch: {}, images_per_class: {}}}"
+
+
+@pytest.mark.parametrize(
+    ("loss", "sampler"),
+    [
+        *product(PAIR_LOSSES, [BALANCED.format(6, 1)]),
+        *product(["triplet"], [BALANCED.format(1, 4), "{name: random, batch_size: 1}", BALANCED.format(1, 1)]),
+    ],
+)
+def test_a_pair_loss_refuses_batches_without_its_pairs(loss: str, sampler: str):
+    needs = "needs sampler.pairs of the same class and of different classes"
+    with pytest.raises(UserError, match=f"recipe.yaml:2: loss: {loss} {needs}"):
+        parse_recipe(RECIPE.format(loss=loss, sampler=sampler), "recipe.yaml")
+    assert parse_recipe(RECIPE.format(loss="proxy_anchor", sampler=sampler), "recipe.yaml")
+    assert parse_recipe(RECIPE.format(loss=loss, sampler=BALANCED.format(2, 2)), "recipe.yaml")
+
+
+def options(name: str, **choices: tuple[int, ...]) -> list[SamplerConfig]:
+    return [
+        SamplerConfig.variants[name](**dict(zip(choices, each, strict=True))) for each in product(*choices.values())
+    ]
+
+
+SAMPLERS = [
+    *options("random", batch_size=(1, 2, 24)),
+    *options("weighted", batch_size=(1, 2, 24)),
+    *options("class_balanced", classes_per_batch=(1, 2), images_per_class=(1, 2)),
+    *options("hard_classes", classes_per_batch=(1, 2), images_per_class=(1, 2)),
+    *options("hierarchical", super_classes_per_batch=(1, 2), classes_per_super_class=(1, 2), images_per_class=(1, 2)),
+    *options("paired", classes_per_batch=(1, 2), images_per_class=(1, 2)),
+]
+WORDS = {(): "none", (True,): "of the same class only", (False,): "of different classes only"}
+
+
+@pytest.mark.parametrize("config", SAMPLERS, ids=repr)
+def test_the_words_say_which_pairs_batches_hold(config: SamplerConfig):
+    labels = torch.arange(6).repeat_interleave(4)
+    sampler = config.build(labels, 0, torch.arange(6) // 3)
+    pairs = {
+        labels[i].item() == labels[j].item()
+        for epoch in range(8)
+        for batch in sampler.batches(epoch)
+        for k, i in enumerate(batch)
+        for j in batch[:k]
+    }
+    assert config.pairs == sampler.pairs == WORDS.get(tuple(pairs), ALL_PAIRS)
+
+
+def test_a_sampler_that_says_nothing_may_hold_any_pair(plugin: Callable[[str], None]):
+    plugin(
+        "from dmlkit.samplers.base import Sampler\n"
+        "class Mine(Sampler, name='mine'):\n"
+        "    def __len__(self): return 1\n"
+        "    def batches(self, epoch): return [[0]]\n"
+    )
+    config = SamplerConfig.variants["mine"]()
+    assert config.pairs == config.build(torch.zeros(1), 0).pairs == "of the same class and of different classes"
+
+
+def test_one_class_is_not_trained_on(dmlkit, tiny_recipe, tmp_path):
+    one = ("--set", "dataset.classes=6", "--set", "dataset.validation_fraction=0.6")
+    result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *one)
+    assert result.code == 2 and "dataset: got 1 training class, expected at least 2" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_halves_hold_the_same_classes_in_the_same_order():
+    labels = torch.arange(600) % 20
+    sampler = Paired(labels, seed=1, classes_per_batch=5, images_per_class=4)
+    for batch in sampler.batches(epoch=0):
+        first, second = labels[batch].chunk(2)
+        assert len(batch) == sampler.batch_size == 40
+        assert torch.equal(first, second)
+        assert torch.equal(first, first[::4].repeat_interleave(4))
+        assert first.unique().numel() == 5
+        assert len(set(batch)) == 40
+
+
+def test_small_classes_repeat_images_but_stay_aligned():
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    (batch,) = Paired(labels, seed=0, classes_per_batch=2, images_per_class=2).batches(epoch=0)
+    first, second = labels[batch].chunk(2)
+    assert torch.equal(first, second)
+    assert set(batch) == set(range(6))
+
+
+@pytest.mark.parametrize("images", [2, 5, 13, 19])
+def test_no_image_stands_beside_itself(images: int):
+    labels = torch.arange(6 * images) // images
+    for batch in Paired(labels, seed=0, classes_per_batch=6, images_per_class=10).batches(epoch=0):
+        first, second = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+        assert all(one != other for one, other in zip(first, second, strict=True))
+        for start in range(0, len(first), 10):
+            assert len({*first[start : start + 10]} & {*second[start : start + 10]}) <= 1
+
+
+def test_defaults_are_those_of_cgml():
+    assert Paired.Config().build(torch.arange(520) // 40, seed=0).batch_size == 2 * 13 * 10
+
 
 LABELS = torch.arange(12).repeat_interleave(5)
 
