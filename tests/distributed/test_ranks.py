@@ -5,15 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import END, ROOT
+from tests.datasets import trees
 from tests.distributed.tiny_runs import RECIPE, SHARED_OUT, TUNED, train_all
 from tests.processes import command_line, start_ranks
 
@@ -100,12 +99,8 @@ def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path, accumulate: int):
-    random = np.random.default_rng(0)
-    for label in ("ant", "bee", "cat", "dog"):
-        (tmp_path / "photos" / label).mkdir(parents=True)
-        for index in range(4):
-            pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{index}.png")
+    names = (f"{label}/{index}.png" for label in ("ant", "bee", "cat", "dog") for index in range(4))
+    trees.photos(tmp_path / "photos", names)
     (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"broken")
     recipe = tmp_path / "recipe.yaml"
     dataset = f"{{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0, on_bad_image: skip}}"

@@ -15,7 +15,7 @@ from dmlkit.training.train import train
 from dmlkit.transforms import ImageNetConfig
 from tests.conftest import ROOT
 from tests.datasets import trees
-from tests.recipe.test_paper_recipes import shrunk_sampler
+from tests.recipe.test_recipes import shrunk_sampler
 
 RECIPES = sorted((ROOT / "recipes" / "cars").glob("[!_]*.yaml"))
 

@@ -71,9 +71,7 @@ def test_completion_imports_no_torch(monkeypatch: pytest.MonkeyPatch):
     assert found.stdout == "['schema'] []\n"
 
 
-def test_it_is_made_once_and_again_after_a_change(
-    cold: Path, described: list[Reference], monkeypatch: pytest.MonkeyPatch
-):
+def test_it_is_made_once_and_again_after_a_change(cold, described, monkeypatch):
     assert find_reference() == find_reference() == described[0]
     assert len(described) == 1 and list(cold.parent.iterdir()) == [cold]
     monkeypatch.setattr(cache, "fingerprint", lambda: "another")

@@ -316,8 +316,7 @@ class ListReader(Reader):
 
 def test_a_file_with_a_reader_alone(tmp_path: Path):
     """It needs no member of a family, and one that fails leaves no reader."""
-    for number in range(8):
-        trees.photo(tmp_path / f"{number}.jpg", number)
+    trees.photos(tmp_path, (f"{number}.jpg" for number in range(8)))
     (tmp_path / "photos.lst").write_text("".join(f"{number}.jpg c{number // 2}\n" for number in range(8)))
     (tmp_path / "list_reader.py").write_text(READER)
     (tmp_path / "broken.py").write_text(f"{READER}\nraise ValueError(3)\n")

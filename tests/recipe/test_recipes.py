@@ -1,12 +1,242 @@
-"""Every glyph recipe trains: an epoch of it on a miniature of its dataset."""
+"""Every recipe that comes with dmlkit is valid, trains in miniature, and says what was published."""
 
 import json
+import re
+import shlex
+import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
+import torch
 
+from dmlkit.backbones import SmallCNN
+from dmlkit.backbones.base import BackboneConfig
+from dmlkit.datasets import GlyphsConfig
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.overrides import find_recipes
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.samplers import Random
+from dmlkit.training.train import train
+from dmlkit.transforms import ImageNetConfig
 from tests.conftest import ROOT
 
-RECIPES = sorted((ROOT / "recipes" / "glyphs").glob("*.yaml"))
+PAPERS = ("proxy_gml", "proxy_isa", "cgml", "grouplet", "mpa")
+RECIPES = [path for paper in PAPERS for path in sorted((ROOT / "recipes" / paper).glob("[!_]*.yaml"))]
+# Recipes of one method that differ in their dataset, which is replaced by glyphs, and in its epochs train alike.
+ON_DATASETS = re.compile("_?(cub200|cars196|sop|inshop)")
+METHODS = list({(path.parent, ON_DATASETS.sub("", path.stem)): path for path in RECIPES}.values())
+ROW = re.compile(r"--set .*")
+RESULT = "# Result:    not run here: data and weights are not on this machine."
+
+
+def name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def header(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    return text[: text.index("extends:")].splitlines()
+
+
+def rows(path: Path) -> list[list[str]]:
+    """The overrides of each line of the header, as a shell would read them."""
+    found = [shlex.split(match[0]) for line in header(path) if (match := ROW.search(line))]
+    return [[word for word in words if word != "--set"] for words in found]
+
+
+def shrunk_sampler(sampler: Any) -> Any:
+    if isinstance(sampler, Random.Config):
+        return sampler.model_copy(update={"batch_size": 12})
+    return sampler.model_copy(update={"classes_per_batch": 3, "images_per_class": 2})
+
+
+def miniature(recipe: Recipe, epochs: int = 3, **others: Any) -> Recipe:
+    """The recipe on 48 glyphs of 16 pixels with a tiny network; all else stays, and is checked again.
+
+    But ProxyGML's ratio: 0.05 of the proxies of 6 classes is less than one.
+    """
+    freezing = {field: getattr(recipe.backbone, field) for field in BackboneConfig.model_fields if field != "name"}
+    images = {"classes": 12, "images_per_class": 4, "size": 16}
+    training = {"epochs": epochs, "accumulate": min(recipe.training.accumulate, 2), "workers": 0}
+    changes = {
+        "dataset": GlyphsConfig(**images, validation_fraction=recipe.dataset.validation_fraction),
+        "transform": recipe.transform.model_copy(update={"size": 16, "resize": 18}),
+        "backbone": SmallCNN.Config(width=4, **freezing),
+        "embedding_dim": 8,
+        "loss": recipe.loss.model_copy(update={"ratio": 0.5}) if recipe.loss.name == "proxy_gml" else recipe.loss,
+        "sampler": shrunk_sampler(recipe.sampler),
+        "schedule": recipe.schedule.model_copy(update={"warmup_epochs": min(recipe.schedule.warmup_epochs, epochs)}),
+        "training": recipe.training.model_copy(update=training),
+    }
+    return Recipe(**(dict(recipe) | changes | others))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name)
+def test_every_row_of_a_recipe_is_valid(path: Path):
+    as_written = read_recipe(path)
+    for overrides in rows(path):
+        assert "dataset.root=PATH" in overrides or read_recipe(path, overrides) != as_written, overrides
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", METHODS, ids=name)
+def test_every_method_takes_steps(path: Path, tmp_path: Path):
+    """Three epochs of two steps: Proxy-ISA's memory and filter, warm-ups and the end of freezing included."""
+    train(miniature(read_recipe(path)), tmp_path / "run", device=start_fabric("cpu"))
+    epochs = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(epochs) == 3 and all(abs(epoch["loss"]) < float("inf") for epoch in epochs)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name)
+def test_headers_say_what_was_published_and_what_was_run(path: Path):
+    lines = header(path)
+    assert all(line.startswith("# ") for line in lines)
+    assert re.search(r"Tables? \d", lines[0])
+    assert any(re.match(r"# Published: R@1 \d\d\.\d", line) for line in lines)
+    assert any(f"{path.relative_to(ROOT)} --set dataset.root=PATH" in line for line in lines)
+    assert RESULT in lines
+    screen = path.read_text(encoding="utf-8").splitlines()
+    assert len(screen) <= 40 and max(map(len, screen)) <= 120
+
+
+def test_every_paper_is_listed(dmlkit):
+    result = dmlkit("list", "recipes", "--root", ROOT / "recipes")
+    assert result.code == 0, result.err
+    papers = {folder.name: headers for folder, headers in find_recipes(ROOT / "recipes").items()}
+    assert {*PAPERS, "glyphs"} <= set(papers)
+    assert [header.path for paper in PAPERS for header in papers[paper]] == RECIPES
+    for paper in PAPERS:
+        assert str(ROOT / "recipes" / paper)[:40] in result.out.replace("\n", "")
+    published = {name(header.path): header.published for paper in PAPERS for header in papers[paper]}
+    assert published["proxy_isa/inshop"] == "R@1 92.3"
+    assert published["cgml/n_pair_cub200"] == "R@1 52.1, R@2 64.2, R@4 75.4, R@8 84.5, NMI 60.4, F1 28.5"
+
+
+def test_a_listing_shows_headers_and_skips_what_is_no_recipe(dmlkit, tmp_path):
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    (folder / "_base.yaml").write_text("# hidden part\nloss: {name: triplet}\n")
+    (folder / "study.yaml").write_text("# hidden study\nrecipe: one.yaml\n")
+    (folder / "one.yaml").write_text("# One [bold].\n# Published: R@1 1.0\nloss: {name: triplet}\n# Published: 9.9\n")
+    (folder / "two.yaml").write_text("# yaml-language-server: $schema=x\n# Two.\nextends: _base.yaml\n")
+    (folder / "three.yaml").write_text("loss: {name: triplet}\n")
+    found = find_recipes(tmp_path)
+    assert [(header.path.name, header.summary, header.published) for header in found[folder]] == [
+        ("one.yaml", "One [bold].", "R@1 1.0"),
+        ("three.yaml", "", ""),
+        ("two.yaml", "Two.", ""),
+    ]
+    result = dmlkit("list", "recipes", "--root", tmp_path)
+    assert result.code == 0 and "One [bold]." in result.out and "R@1 1.0" in result.out
+    assert "hidden" not in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("recipes", "--root", "nowhere"), "nowhere: no such folder"),
+        (("recipes", "--root", "."), "contains no recipes"),
+        (("losses", "--root", "."), "--root . applies only to recipes"),
+        (("recipe",), "unknown family 'recipe'; did you mean 'recipes'?"),
+    ],
+)
+def test_listings_that_cannot_be(dmlkit, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    result = dmlkit("list", *arguments)
+    assert result.code == 2 and message in result.err.replace("\n", " ")
+
+
+RECIPES_REID = {path.stem: path for path in sorted((ROOT / "recipes" / "reid").glob("*.yaml"))}
+WIDTHS = {"bag_of_tricks": 2048, "megadescriptor": 1536, "miewid": 2152, "products": 512, "tracker": 512}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_each_of_re_identification_takes_steps(name: str, tmp_path: Path):
+    recipe = read_recipe(RECIPES_REID[name])
+    changes = {
+        "dataset": GlyphsConfig(classes=24, images_per_class=4, size=16),
+        "transform": ImageNetConfig(size=16, resize=18, augment=recipe.transform.augment),
+        "embedding_dim": 16,
+    }
+    train(miniature(recipe, epochs=2, **changes), tmp_path / "run", device="cpu")
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    assert len(rows) == 2 and all(abs(row.loss) < float("inf") for row in rows)
+    assert rows[-1].validation is not None and 0 < rows[-1].validation["map"] <= 1
+
+
+@pytest.mark.parametrize("name", ["bag_of_tricks", "tracker", "miewid", "megadescriptor"])
+def test_a_tall_box_is_seen_from_head_to_foot(name: str):
+    transform = read_recipe(RECIPES_REID[name]).transform
+    box = torch.zeros(3, 256, 128, dtype=torch.uint8)
+    box[0, :16], box[2, -16:] = 255, 255
+    seen = transform.evaluation()(box)
+    assert seen[0, 0].float().mean() == 255 and seen[2, -1].float().mean() == 255
+
+
+@pytest.mark.parametrize("name", RECIPES_REID)
+def test_headers_say_where_the_values_are_from(name: str):
+    text = RECIPES_REID[name].read_text(encoding="utf-8")
+    assert RESULT in text and "\n# Published: " in text
+    assert f"# Run:       dmlkit train recipes/reid/{name}.yaml --set dataset." in text
+    assert max(map(len, text.splitlines())) <= 120, name
+    assert WIDTHS[name] == read_recipe(RECIPES_REID[name]).embedding_dim and set(RECIPES_REID) == set(WIDTHS)
+
+
+@pytest.mark.parametrize("name", ["megadescriptor", "miewid"])
+def test_embeddings_are_as_wide_as_the_features_of_the_network(name: str):
+    recipe = read_recipe(RECIPES_REID[name])
+    with torch.device("meta"):
+        network = timm.create_model(recipe.backbone.model.partition(".")[0], num_classes=0)
+    assert network.num_features == recipe.embedding_dim
+
+
+def test_margins_of_miewid_are_those_of_its_code():
+    """From 0.5 for the smallest class, of 4 photos, to 0.2 for a very large one, by the fourth root of its size."""
+    dynamic = read_recipe(RECIPES_REID["miewid"]).loss.dynamic
+    counts = torch.tensor([4, 16, 81, 10**9])
+    roots = (1 / counts.double().sqrt()).sqrt()
+    scaled = (roots - roots.min()) / (roots.max() - roots.min()) * (0.5 - 0.2) + 0.2
+    margins = dynamic.factor * counts.double() ** -dynamic.exponent + dynamic.least
+    torch.testing.assert_close(margins, scaled, atol=3e-3, rtol=0)
+
+
+RECIPES_START = sorted((ROOT / "recipes" / "start").glob("[!_]*.yaml"))
+PUBLISHED = {"dinov2_s": (224, 224), "dinov3_s": (256, 256), "siglip_b": (224, 248), "convnext_t": (224, 256)}
+PUBLISHED |= {"megadescriptor_t": (224, 224), "dinov2_b": (224, 224), "siglip2_b": (224, 248), "pe_core_b": (224, 224)}
+PUBLISHED |= {"tipsv2_b": (224, 224), "eva02_l": (448, 448)}
+PUBLISHED |= {f"{how}_lite0": (224, 256) for how in ("frozen", "head_views", "full")}
+
+
+def test_every_network_is_there_once_but_lite0_which_needs_no_download():
+    assert {path.stem for path in RECIPES_START} == {*PUBLISHED}
+
+
+@pytest.mark.parametrize("path", RECIPES_START, ids=lambda path: path.stem)
+def test_they_read_without_network_and_without_photos(path, monkeypatch: pytest.MonkeyPatch, tmp_path):
+    def refuse(*_, **__):
+        raise OSError("a test reached for the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe(path, ["dataset.root=elsewhere"])
+    assert (recipe.transform.size, recipe.transform.resizing.side) == PUBLISHED[path.stem]
+    assert timm.is_model(recipe.backbone.architecture or recipe.backbone.model)
+    assert recipe.backbone.tuning.name == ("none" if path.stem.startswith(("frozen", "head_views")) else "full")
+    assert recipe.dataset.root == "elsewhere"
+
+
+def test_check_ends_with_the_license_of_the_weights(dmlkit):
+    assert dmlkit("check", "start/eva02_l").out.endswith("# pretrained weights: license mit\n")
+    unfree = dmlkit("check", "start/megadescriptor_t").out.splitlines()[-1]
+    assert unfree == "# pretrained weights: license unknown"  # without network: it is in the config.json of the Hub
+    assert "license" not in dmlkit("check", "glyphs/proxy_anchor").out
+
+
+RECIPES_GLYPHS = sorted((ROOT / "recipes" / "glyphs").glob("*.yaml"))
 MINIATURE = (
     "dataset.classes=80",
     "dataset.images_per_class=20",
@@ -19,7 +249,7 @@ MINIATURE = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", RECIPES_GLYPHS, ids=lambda path: path.stem)
 def test_glyph_recipes_train(dmlkit, recipe, tmp_path):
     options = [part for override in MINIATURE for part in ("--set", override)]
     result = dmlkit("train", recipe, "-o", tmp_path / "run", "--device", "cpu", *options)

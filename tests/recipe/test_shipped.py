@@ -67,9 +67,7 @@ def test_the_list_shows_names_to_type(dmlkit: Callable[..., Result]):
     assert "glyphs/proxy_anchor" in shown and "dmlkit copy NAME FILE" in shown
 
 
-def test_the_list_has_a_line_per_recipe_and_opens_with_the_recipes_to_start_with(
-    dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_list_has_a_line_per_recipe_and_opens_with_the_recipes_to_start_with(dmlkit, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = dmlkit("list", "recipes").out.splitlines()
     assert lines[0] == "start" and max(map(len, lines)) <= 80

@@ -1,4 +1,4 @@
-"""The average of the weights: that of a naive loop, through an interruption, and what a run is judged by."""
+"""The average of the weights: through an interruption, and what a run is judged by; test_gradients has its loop."""
 
 import signal
 from importlib import import_module
@@ -9,9 +9,6 @@ import pytest
 import torch
 
 import dmlkit as library
-from dmlkit.losses import ProxyAnchor
-from dmlkit.model import build_model
-from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import END, TINY_RECIPE
 from tests.processes import Forked, killed_command_line, start
@@ -27,27 +24,6 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def naive() -> dict[str, torch.Tensor]:
-    recipe = parse_recipe(TINY_RECIPE, "r.yaml")
-    train = recipe.dataset.build("train")
-    torch.manual_seed(recipe.seed)
-    model = build_model(recipe)
-    loss = ProxyAnchor(model.manifold, len(train.class_names))
-    optimizer = torch.optim.AdamW(
-        [{"params": model.parameters()}, {"params": [loss.proxies], "lr": 0.03}], lr=0.003, weight_decay=1e-4
-    )
-    averages = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    sampler = recipe.sampler.build(train.labels, recipe.seed)
-    for epoch in range(recipe.training.epochs):
-        for batch in sampler.batches(epoch):
-            optimizer.zero_grad()
-            loss(model(torch.stack([train.sample(index) for index in batch])), train.labels[batch]).backward()
-            optimizer.step()
-            for name, weight in model.named_parameters():
-                averages[name] = DECAY * averages[name] + (1 - DECAY) * weight.detach()
-    return {**model.state_dict(), **averages}  # running statistics are the model's own
-
-
 def assert_same_bits(whole: Path, cut: Path, told: str = ""):
     """Of the average, of where the last step left the weights, and of the loss."""
     first, second = (RunFolder(run).load_checkpoint("last") for run in (whole, cut))
@@ -58,9 +34,7 @@ def assert_same_bits(whole: Path, cut: Path, told: str = ""):
     assert any(not torch.equal(first["model"][name], weight) for name, weight in first["latest"].items())
 
 
-def test_an_interrupted_average_ends_with_the_same_bits(
-    dmlkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupted_average_ends_with_the_same_bits(dmlkit, recipe, tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert dmlkit("train", recipe, "-o", whole, "--device", "cpu").code == 0
     train = import_module("dmlkit.training.train")  # the package has a function of that name
@@ -103,5 +77,4 @@ def test_a_run_is_judged_by_the_average(dmlkit, recipe: Path, tmp_path: Path, sp
     summary = library.train(recipe, run, device="cpu")
     reported = summary.last.test if split == "test" else RunFolder(run).read_metrics()[-1].validation
     measured = library.evaluate(run, split=split, checkpoint="last", device="cpu").report.metrics
-    assert reported is not None
     assert {name: measured[name] for name in reported} == pytest.approx(reported, abs=1e-6)

@@ -134,14 +134,12 @@ class KilledInEpoch(Silent):
 @pytest.mark.usefixtures("in_background")
 @pytest.mark.parametrize("lost", [("last",), ("best", "last")], ids=["last", "both"])
 @pytest.mark.parametrize("epoch", [1, 3])
-def test_a_run_whose_write_was_lost_goes_on_to_the_same_bits(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...], epoch: int
-):
+def test_a_run_whose_write_was_lost_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, lost, epoch):
     save = RunFolder.save_checkpoint
 
     def lose(run: RunFolder, name: str, state: dict[str, Any]) -> None:
         if not (name in lost and state["epoch"] == epoch):
-            save(run, name, state)  # pyright: ignore[reportArgumentType]
+            save(run, name, state)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(RunFolder, "save_checkpoint", lose)

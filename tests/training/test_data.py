@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.numpy import load_file
 
 from dmlkit.errors import UserError
@@ -21,6 +20,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
 from dmlkit.vectors import fill
 from tests.conftest import TINY_RECIPE
+from tests.datasets import trees
 from tests.processes import Forked
 from tests.training.test_train import assert_same_weights
 
@@ -113,11 +113,7 @@ def test_overwrite_replaces_the_features_of_the_run(recipe: Path, tmp_path: Path
     ("overrides", "told"),
     [
         (["backbone.tuning.feature_views=2"], "none needs transform.augments True, got False"),
-        (
-            ["backbone.tuning={name: none, features: live, feature_views: 2}"],
-            "need features: cached",
-        ),
-        (["backbone.tuning={name: none, features: live, cache: x}"], "need features: cached"),
+        (["backbone.tuning={name: none, features: live, feature_views: 2}"], "need features: cached"),
         (["training.compile=true"], "none needs training.compile False, got True"),
     ],
 )
@@ -149,14 +145,8 @@ def stopped(monkeypatch: pytest.MonkeyPatch, steps: int, recipe: Path, run: Path
     monkeypatch.setattr(stopping, "stop_signals", stop_signals)
 
 
-def test_loggers_and_workers_may_differ_in_a_resumed_run(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    random = np.random.default_rng(0)
-    for index in range(24):
-        photo = tmp_path / "photos" / f"{index // 4}" / f"{index}.png"
-        photo.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(photo)
+def test_loggers_and_workers_may_differ_in_a_resumed_run(recipe, tmp_path, monkeypatch, caplog):
+    trees.photos(tmp_path / "photos", (f"{index // 4}/{index}.png" for index in range(24)))
     photos = f"dataset={{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0}}"
     images = (photos, AUGMENTED, "backbone.tuning={name: full}", "sampler.batch_size=4")
     stopped(monkeypatch, 4, recipe, tmp_path / "run", *images, "training.workers=0")
@@ -181,9 +171,7 @@ def test_loggers_and_workers_may_differ_in_a_resumed_run(
 
 
 @pytest.mark.parametrize("tuning", ["{name: none, feature_views: 2}", "{name: last_blocks, feature_views: 2}"])
-def test_cached_features_resume_inside_an_epoch_to_the_bit(
-    tuning: str, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_cached_features_resume_inside_an_epoch_to_the_bit(tuning, recipe, tmp_path, monkeypatch):
     views = (AUGMENTED, f"backbone.tuning={tuning}")
     stopped(monkeypatch, 3, recipe, tmp_path / "run", *views)
     run_of(recipe, tmp_path / "run", *views, resume=True)
@@ -192,9 +180,7 @@ def test_cached_features_resume_inside_an_epoch_to_the_bit(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
 @pytest.mark.timeout(60)
-def test_a_training_whose_reader_is_killed_says_so_and_resumes(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_training_whose_reader_is_killed_says_so_and_resumes(recipe, tmp_path, monkeypatch):
     settings = ("training.workers=2", AUGMENTED, "backbone.tuning={name: full}")  # no cached features, which need none
     sample, parent = TransformedImages.__getitem__, os.getpid()
 

@@ -1,8 +1,8 @@
 """The last training: on every class, for the epochs that validation chose, and without a figure of its own."""
 
 import json
+import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import yaml
 from PIL import Image
 from safetensors.numpy import load_file
 
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder, aligned_place, final_place
 from dmlkit.training.summary import final_recipe
-from tests.conftest import END
+from dmlkit.training.train import train
+from tests.conftest import END, TINY_RECIPE
 from tests.processes import Forked, held_command_line, start, wait_until
 from tests.training.test_train import assert_same_weights
 
@@ -22,16 +24,20 @@ pytestmark = pytest.mark.slow
 CLASSES = 12  # of the tiny recipe, half of them for the test
 
 
-@pytest.fixture
-def run(dmlkit: Callable[..., Any], tiny_recipe: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run whose summary names epoch 2 of 3 as the best; a cosine depends on the number of epochs."""
-    path = tmp_path / "run"
-    chosen = ["--set", "schedule={name: cosine, warmup_epochs: 0.5}", "--device", "cpu"]
-    assert dmlkit("train", tiny_recipe, "-o", path, *chosen).code == 0
+    path = tmp_path_factory.mktemp("trained") / "run"
+    train(parse_recipe(TINY_RECIPE, "tiny.yaml", ["schedule={name: cosine, warmup_epochs: 0.5}"]), path, device="cpu")
     summary = json.loads((path / "summary.json").read_text())
     summary["best"]["epoch"] = 2
     (path / "summary.json").write_text(json.dumps(summary))
     return path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def checkpoint(run: Path) -> dict[str, Any]:

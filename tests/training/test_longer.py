@@ -34,9 +34,7 @@ def train(dmlkit: Callable[..., Any], tiny_recipe: Path, tmp_path: Path) -> Trai
         (COSINE, ["training.epochs=3", "training.stop_after=2"], ["training.epochs=3"]),
     ],
 )
-def test_more_epochs_give_the_weights_of_as_many_from_the_start(
-    schedule: str, first: list[str], then: list[str], train: Train, tmp_path: Path
-):
+def test_more_epochs_give_the_weights_of_as_many_from_the_start(schedule, first, then, train, tmp_path):
     assert train("run", schedule, *first).code == 0
     longer, whole = train("run", schedule, *then, resume=True), train("whole", schedule, *then)
     assert longer.code == whole.code == 0, longer.err

@@ -40,9 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         data["pretrained_cfg"]["license"] = license_name
         config.write_text(json.dumps(data))
         choices.append(Pretrained(f"ViT {seed}", f"local-dir:{tmp_path / f'vit{seed}'}"))
-    for label in range(16):
-        for index in range(3):
-            trees.photo(tmp_path / "photos" / f"{label:02}" / f"{index}.jpg", 10 * label + index)
+    trees.photos(tmp_path / "photos", (f"{label:02}/{index}.jpg" for label in range(16) for index in range(3)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(start, "CHOICES", tuple(choices))
@@ -98,18 +96,15 @@ def test_a_slower_model_is_chosen_only_if_it_is_better_beyond_chance():
         (40.0, {224: 0.2}, 224, [224]),  # as is 384
     ],
 )
-def test_larger_images_are_taken_where_there_is_time_and_they_are_better(
-    seconds: float, better: dict[int, float], size: int | None, tried: list[int], monkeypatch: pytest.MonkeyPatch
-):
+def test_larger_images_are_taken_where_there_is_time_and_they_are_better(seconds, better, size, tried, monkeypatch):
     """As many epochs of as many weights; the time grows with the pixels, and each measured gain adds to the last."""
     values, looked = list(FEW), list[int]()
-    setting: Any = Photos(None, 100, 12, 100, False, LITE0, True, False, epochs=20)  # pyright: ignore[reportArgumentType]
+    setting: Any = Photos(None, 100, 12, 100, False, LITE0, True, False, epochs=20)
 
     def plan_of(own: Photos, *_: object) -> estimate.TrainingPlan:
         return estimate.TrainingPlan(own, estimate.Estimate(seconds * ((own.size or 160) / 160) ** 2, 1.0), None)
 
     def measure(own: Photos, *_: object) -> MeasuredModel:
-        assert own.size is not None
         looked.append(own.size)
         values[:] = [value + better[own.size] for value in values]
         return measured(str(own.size), values, 10.0, size=own.size)
@@ -183,9 +178,7 @@ def test_a_batch_takes_at_most_a_share_of_the_free_memory(home: Path, dmlkit: Cl
     monkeypatch.setattr(estimate, "free_memory", lambda _: 4e9)
     monkeypatch.setattr(estimate, "kept_bytes", lambda *_: 1e8)
     monkeypatch.setattr(start, "CHOICES", start.CHOICES[:1])
-    for label in range(16):
-        for index in range(3, 16):
-            trees.photo(home / "photos" / f"{label:02}" / f"{index}.jpg", 100 * label + index)
+    trees.photos(home / "photos", (f"{row % 16:02}/{row}.jpg" for row in range(16, 16 * 14)), first=100)
     found = face.start("photos", device="cpu")
     chunk = found.recipe.training.gradient_cache
     batch = found.recipe.sampler.batch_size
@@ -198,9 +191,7 @@ def test_a_batch_takes_at_most_a_share_of_the_free_memory(home: Path, dmlkit: Cl
     assert face.start("photos", device="cpu").recipe.training.gradient_cache is None
 
 
-def test_a_transformer_takes_low_rank_updates_where_all_weights_take_too_long(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_transformer_takes_low_rank_updates_where_all_weights_take_too_long(home, monkeypatch):
     monkeypatch.setattr(start, "CHOICES", start.CHOICES[:1])
     own = estimate.estimate_training
 

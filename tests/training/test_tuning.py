@@ -80,9 +80,7 @@ def start() -> Any:
 
 
 @pytest.mark.parametrize("epochs", [2, 3])
-def test_frozen_epochs_without_a_backward_pass_end_with_the_bits_of_dropped_gradients(
-    epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_frozen_epochs_without_a_backward_pass_end_with_the_bits_of_dropped_gradients(epochs, tmp_path, monkeypatch):
     """Forward and backward through everything, and no step of the backbone; batch norms see the images all the same."""
     overrides = (f"backbone.freeze_epochs={epochs}", "training.clip_grad_norm=0.5")
     found = weights(trained(tmp_path / "found", *overrides))
@@ -209,9 +207,7 @@ def test_other_or_no_pretrained_weights_are_refused_in_one_line(tuned: Path, pre
     assert dmlkit("train", tuned / "recipe.yaml", "-o", tuned, "--resume", "--device", "cpu").code == 0
 
 
-def test_weights_of_a_run_that_have_moved_are_to_be_restored(
-    lora: Path, pretrained: Path, tmp_path: Path, dmlkit: Command
-):
+def test_weights_of_a_run_that_have_moved_are_to_be_restored(lora, pretrained, tmp_path, dmlkit):
     """No option and no change of its recipe gives a trained run another place of them."""
     assert dmlkit("eval", lora, "--device", "cpu").code == 0  # the histogram finds the stored embeddings
     hidden = pretrained.rename(tmp_path / "hidden.pth")
@@ -231,24 +227,6 @@ def test_weights_of_a_run_that_have_moved_are_to_be_restored(
             train(RunFolder(lora).recipe(), tmp_path / "new", device="cpu")
     finally:
         hidden.rename(pretrained)
-
-
-def test_a_checkpoint_that_holds_everything_needs_no_file(tuned: Path, pretrained: Path, tmp_path: Path):
-    """As checkpoints of full tuning and of older versions do."""
-    run, fabric = RunFolder(tuned), start_fabric("cpu")
-    whole = load_model(run, fabric, "last", merged=False).model
-    state = run.load_checkpoint("last")
-    path = run.checkpoint_path("last")
-    before = path.read_bytes()
-    try:
-        del state[FROZEN]
-        write_checkpoint(path, {**state, "model": whole.state_dict()})
-        hidden = pretrained.rename(tmp_path / "hidden.pth")
-        again = load_model(run, fabric, "last", merged=False).model
-        hidden.rename(pretrained)
-    finally:
-        path.write_bytes(before)
-    assert again.fingerprint() == whole.fingerprint()
 
 
 def test_a_damaged_hash_is_refused(tuned: Path):
@@ -271,7 +249,7 @@ def test_exports_are_merged_and_agree_with_the_run(lora: Path, form: str, dmlkit
     if form == "safetensors":
         from safetensors import safe_open
 
-        with safe_open(output, "pt") as file:  # pyright: ignore[reportUnknownVariableType]
+        with safe_open(output, "pt") as file:
             names = {name.removeprefix("backbone.") for name in file.keys()}  # noqa: SIM118
         assert names >= set(config("timm", model="test_vit").build().state_dict())
         assert not [name for name in names if "parametrizations" in name]

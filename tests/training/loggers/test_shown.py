@@ -98,10 +98,8 @@ def test_a_logger_that_fails_is_reported_once_and_catches_up(recipe: Path, kept:
 
 
 @pytest.mark.parametrize("method", ["__init__", "log", "close"])
-@pytest.mark.parametrize("fault", [SystemExit(3), KeyError(), MemoryError(), ValueError("\n\nand more")], ids=repr)
-def test_a_logger_that_fails_at_any_call_costs_the_run_nothing(
-    method: str, fault: BaseException, recipe: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("fault", [SystemExit(3), ValueError("\n\nand more")], ids=repr)
+def test_a_logger_that_fails_at_any_call_costs_the_run_nothing(method, fault, recipe, kept, monkeypatch):
     run = RunFolder(recipe.parent / "run")
     run.create(read_recipe(recipe), overwrite=False)
     row = EpochRow(epoch=1, loss=1.0, lr=0.1, images_per_second=1.0, waiting=0.0, seconds=1.0, validation=None)
@@ -123,9 +121,7 @@ def test_a_logger_that_fails_at_any_call_costs_the_run_nothing(
     assert {epoch for epoch, _ in kept.shown} == {1} and run.read_metrics() == [row]
 
 
-def test_a_resumed_run_goes_on_under_its_name_with_each_epoch_once(
-    recipe: Path, kept: type[Kept], dmlkit: Dmlkit, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_resumed_run_goes_on_under_its_name_with_each_epoch_once(recipe, kept, dmlkit, monkeypatch):
     folder = recipe.parent / "run"
     show, calls = loggers.MirroredProgress.epoch, []
 
@@ -153,9 +149,7 @@ def test_a_damaged_record_costs_the_logger_alone(recipe: Path, kept: type[Kept],
     assert result.code == 0 and result.err.count("loggers.json") == 1
 
 
-def test_overwriting_a_run_begins_a_new_one_in_the_logger_named_like_the_folder(
-    recipe: Path, kept: type[Kept], dmlkit: Dmlkit, monkeypatch: pytest.MonkeyPatch
-):
+def test_overwriting_a_run_begins_a_new_one_in_the_logger_named_like_the_folder(recipe, kept, dmlkit, monkeypatch):
     folder = recipe.parent / "run"
     assert dmlkit("train", recipe, "-o", folder).code == 0
     monkeypatch.chdir(folder)
@@ -164,24 +158,16 @@ def test_overwriting_a_run_begins_a_new_one_in_the_logger_named_like_the_folder(
     assert json.loads((folder / "loggers.json").read_text())["loggers"]["tensorboard"]["known_as"] == "run 4"
 
 
-@pytest.mark.parametrize("name", ["mlflow", "wandb"])
-@pytest.mark.parametrize("dry", [True, False])
-def test_an_extra_that_is_missing_is_named(
-    recipe: Path, dmlkit: Dmlkit, monkeypatch: pytest.MonkeyPatch, name: str, dry: bool
-):
+@pytest.mark.parametrize(("name", "dry"), [("mlflow", ("--dry-run",)), ("wandb", ())])
+def test_an_extra_that_is_missing_is_named(recipe, dmlkit, monkeypatch, name: str, dry: tuple[str, ...]):
     monkeypatch.setattr(loggers, "find_spec", {}.get)
     text = f"training.loggers=[{name}]"
-    result = dmlkit("train", recipe, "-o", recipe.parent / "run", "--set", text, *["--dry-run"][: int(dry)])
+    result = dmlkit("train", recipe, "-o", recipe.parent / "run", "--set", text, *dry)
     assert result.code == 2
     assert result.err.strip() == (
         f"error: --set {text}: training.loggers: {name} is not installed; install it with: pip install 'dmlkit[{name}]'"
     )
     assert not (recipe.parent / "run").exists()
-
-
-def test_a_logger_that_does_not_exist(recipe: Path, dmlkit: Dmlkit):
-    result = dmlkit("check", recipe, "--set", "training.loggers=[tensorbord]")
-    assert result.code == 2 and result.err.startswith("error: ") and "training.loggers" in result.err
 
 
 def test_every_name_of_the_recipe_has_a_logger():

@@ -1,6 +1,7 @@
-"""Updates of low rank: W + alpha / r B A on the weights that were asked for, the same when merged, and small."""
+"""Tuning of the last blocks and updates of low rank: which weights train, and W + alpha / r B A on those asked for."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.utils import parametrize
 from dmlkit.backbones.base import Backbone
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.errors import UserError
-from tests.contracts.conftest import shallow  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
+from tests.contracts.conftest import shallow  # noqa: F401
 from tests.contracts.test_backbones import config
 
 VIT_S, VIT_TINY = ({"model": f"vit_{size}_patch16_224"} for size in ("small", "tiny"))
@@ -130,3 +131,51 @@ def test_a_few_steps_lower_the_loss_and_move_updates_alone():
 def test_what_cannot_be_adapted_is_refused_with_the_reason(name: str, tuning: LoRAConfig, reason: str):
     with pytest.raises(UserError, match=reason), torch.device("meta"):
         config(name, tuning=tuning).build()
+
+
+LAST: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
+    ("small_cnn", {}, 6, ("layers.17.", "layers.18.")),
+    ("resnet18", {}, 8, ("network.layer4.1.",)),
+    ("vit", {}, 12, ("network.encoder.layers.encoder_layer_11.", "network.encoder.ln.")),
+    ("convnext", {}, 18, ("network.features.7.2.", "network.classifier.0.")),
+    ("googlenet", {}, 9, ("network.inception5b.",)),
+    ("bn_inception", {}, 10, ("layers.inception_5b_",)),
+    ("timm", {"model": "resnet18"}, 8, ("network.layer4.1.",)),
+    ("timm", {"model": "vit_tiny_patch16_224"}, 12, ("network.blocks.11.", "network.norm.")),
+    ("timm", {"model": "convnext_atto"}, 4, ("network.stages.3.", "network.head.norm.")),
+    ("timm", {"model": "swin_tiny_patch4_window7_224"}, 4, ("network.layers.3.", "network.norm.")),
+    ("timm", {"model": "efficientnet_b0"}, 7, ("network.blocks.6.", "network.conv_head.", "network.bn2.")),
+    ("timm", {"model": "regnetx_002"}, 13, ("network.s4.b7.",)),
+]
+"""A network, how many blocks it has, and where the parameters of the last are."""
+
+
+@pytest.fixture
+def without_memory() -> Iterator[None]:
+    """Names and what trains are all that counts here: to draw the weights took 0.4 s for each network."""
+    with torch.device("meta"):
+        yield
+
+
+@pytest.mark.usefixtures("without_memory")
+@pytest.mark.parametrize(("name", "options", "count", "last"), LAST)
+def test_the_last_block_trains_with_what_follows_it(name, options, count, last):
+    backbone = config(name, tuning={"name": "last_blocks"}, **options).build()
+    trained = {key for key, parameter in backbone.named_parameters() if parameter.requires_grad}
+    assert trained == {key for key, _ in backbone.named_parameters() if key.startswith(last)}
+    assert all(any(key.startswith(start) for key in trained) for start in last)
+    with pytest.raises(UserError, match=f"backbone.tuning.blocks: got {count + 1}, expected at most {count}, the"):
+        config(name, tuning={"name": "last_blocks", "blocks": count + 1}, **options).build()
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_a_learned_pooling_trains_with_the_last_block():
+    pooling = {"name": "gem", "learn": True}
+    backbone = config("vit", tuning={"name": "last_blocks"}, pooling=pooling).build()
+    assert "pooling.p" in {key for key, parameter in backbone.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_a_network_without_known_blocks_is_refused():
+    with pytest.raises(UserError, match="cannot determine the blocks of VGG"):
+        config("timm", model="vgg11", tuning={"name": "last_blocks"}).build()
