@@ -215,14 +215,6 @@ def test_a_damaged_file_is_one_line(kind: str, damage: str, home: Path, caplog: 
         assert re.search(r"left out: 1 image .*without (a box|boxes)", caplog.text)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".parquet", ".arrow"])
-def test_two_columns_for_one_meaning_are_asked_for(suffix: str, home: Path, monkeypatch: pytest.MonkeyPatch):
-    columns = {"path": [row.path for row in ROWS], "identity": ["a"] * 4, "name": ["b"] * 4}
-    monkeypatch.setattr("tests.datasets.test_bad_lists.cells", lambda _: columns)
-    with pytest.raises(UserError, match="'identity' and 'name' may be the label; name the right one with --column"):
-        read(table(suffix)(home, ROWS), home)
-
-
 def test_whole_lists_are_read(home: Path):
     """The writers above, without damage: what the damages are compared with."""
     for number, (kind, writer) in enumerate(WRITERS.items()):

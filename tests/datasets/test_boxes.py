@@ -15,8 +15,6 @@ from dmlkit.files.image_file import Box
 from dmlkit.gallery.images import LabelledImage, images_of
 from dmlkit.vectors.images import images_at
 
-SIZE = 40, 30
-
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
@@ -41,7 +39,6 @@ def crops(dataset: Dataset) -> list[tuple[str, str | None, tuple[int, ...]]]:
     found = list[tuple[str, str | None, tuple[int, ...]]]()
     for row, label in enumerate(dataset.label_names(dataset.labels)):
         box = dataset.box(row)
-        assert box is not None
         sides = tuple(round(side) for side in box[:4])
         expected = np.asarray(upright(dataset.paths[row]).crop(sides))
         assert np.array_equal(dataset.sample(row).permute(1, 2, 0).numpy(), expected)
@@ -133,11 +130,6 @@ def test_tables(photos: Path, columns: str):
     assert np.array_equal(widened.sample(0).permute(1, 2, 0).numpy(), expected)
 
 
-def test_other_columns_of_size_are_no_box(photos: Path):
-    table = write(photos / "t.csv", "path,label,width,height\na.png,fox,40,30\n")
-    assert images_at(table).box(0) is None
-
-
 def test_a_margin_makes_another_image(photos: Path, tmp_path: Path):
     """Other pixels, another id in galleries and another key of embeddings, while no margin changes neither."""
     file = write(tmp_path / "boxes.json", COCO)
@@ -205,9 +197,7 @@ def wide_boxes(kind: str, photos: Path, folder: Path, *lefts: int) -> tuple[Path
 
 @pytest.mark.parametrize(("start", "border", "cut"), [(32, 31, (31, 40)), (-6, -1, (0, 9))], ids=["right", "left"])
 @pytest.mark.parametrize("kind", ["table", "coco", "megadetector", "yolo"])
-def test_boxes_outside_of_their_images_are_refused_alike(
-    photos: Path, tmp_path: Path, kind: str, start: int, border: int, cut: tuple[int, int]
-):
+def test_boxes_outside_of_their_images_are_refused_alike(photos, tmp_path, kind, start, border, cut):
     """Even if other boxes are good: one line with the first box, the places of the others, and what to do."""
     source, boxes = wide_boxes(kind, photos, tmp_path, *range(start, start + 5))
     with pytest.raises(UserError) as raised:
@@ -272,9 +262,6 @@ def test_malformed_entries_are_left_out_and_counted(photos: Path, tmp_path: Path
 def test_entries_with_paths_of_windows_are_read(photos: Path, tmp_path: Path):
     data = {**COCO, "images": [{"id": 7, "file_name": "deer\\b.png"}, {"id": 9, "file_name": "a.png"}]}
     assert len(crops(images_at(photos, boxes=Boxes(write(tmp_path / "boxes.json", data))))) == 2
-    data = {"images": [{"file": "deer\\b.png", "detections": [{"category": "1", "conf": 1, "bbox": [0, 0, 1, 1]}]}]}
-    found = crops(images_at(photos, boxes=Boxes(write(tmp_path / "md.json", data))))
-    assert found == [("b.png", "deer", (0, 0, 40, 30))]
 
 
 def test_a_text_of_two_images_is_of_neither(photos: Path, tmp_path: Path):

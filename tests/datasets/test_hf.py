@@ -1,6 +1,5 @@
 """Folders of the library ``datasets``: the images and labels of the files they were made from, and what is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from dmlkit.loading.check import dataset_at, survey
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training import estimate
 from dmlkit.vectors.images import images_at
-from tests.conftest import Result
 from tests.datasets import trees
 
 library: Any = pytest.importorskip("datasets", reason="the extra dmlkit[hf] is not installed")
@@ -26,9 +24,7 @@ library: Any = pytest.importorskip("datasets", reason="the extra dmlkit[hf] is n
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six classes of three photos."""
     root = tmp_path_factory.mktemp("photos")
-    for label in range(6):
-        for index in range(3):
-            trees.photo(root / f"c{label}" / f"{index}.jpg", 10 * label + index)
+    trees.photos(root, (f"c{label}/{index}.jpg" for label in range(6) for index in range(3)))
     return root
 
 
@@ -102,9 +98,7 @@ def test_rows_without_label_or_image_are_named(rows: Any, photos: Path, tmp_path
         images.sample(2)
 
 
-def test_what_is_wrong_with_a_folder_is_one_line(
-    rows: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_wrong_with_a_folder_is_one_line(rows, photos, tmp_path, monkeypatch):
     rows.add_column("other", [0.5] * 18).save_to_disk(str(tmp_path / "rows"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
@@ -150,9 +144,7 @@ def test_stored_images_are_recognized_with_their_columns(kind: str, rows: Any, p
 
 
 @pytest.mark.parametrize("kind", ["saved", "parquet", "file"])
-def test_stored_images_are_saved_as_files_for_all_commands(
-    kind: str, rows: Any, photos: Path, tmp_path: Path, dmlkit: Callable[..., Result]
-):
+def test_stored_images_are_saved_as_files_for_all_commands(kind, rows, photos, tmp_path, dmlkit):
     """The bytes are those of the files that they were made from; other columns stay."""
     whole = rows.add_column("side", [["left", None][row % 2] for row in range(18)]) if kind == "saved" else rows
     root = saved("saved" if kind == "saved" else "parquet", whole, photos, tmp_path)
@@ -188,9 +180,7 @@ def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_
     assert saved_images(photos, {}, tmp_path / "other") is None and not (tmp_path / "other").exists()
 
 
-def test_start_names_the_columns(
-    rows: Any, tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-):
+def test_start_names_the_columns(rows, tmp_path, dmlkit, monkeypatch):
     monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
     rows.rename_columns({"image": "photo", "label": "species"}).save_to_disk(str(tmp_path / "birds"))
     recipe = tmp_path / "birds.yaml"

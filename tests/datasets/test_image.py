@@ -4,6 +4,7 @@ import os
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
@@ -79,35 +80,24 @@ def write_deep_png(path: Path, values: np.ndarray) -> None:
 GRAY = np.array([[0, 1, 17, 100], [128, 200, 254, 255]])  # as of 8 bits, what every deep image below shows
 
 
-def deep_image(kind: str, path: Path) -> None:
-    match kind:
-        case "16 bits":
-            Image.fromarray((GRAY * 257).astype(np.uint16)).save(path.with_suffix(".png"))
-        case "16 bits, the smallest is white":
-            write_tiff(path.with_suffix(".tif"), (65535 - GRAY * 257).astype("<u2").tobytes(), 16, photometric=0)
-        case "12 bits":
-            bits = "".join(f"{value:012b}" for value in (GRAY * 16 + GRAY // 16).reshape(-1))
-            write_tiff(path.with_suffix(".tif"), bytes(int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)), 12)
-        case "12 bits of PPM":
-            content = (GRAY * 16 + GRAY // 16).astype(">u2").tobytes()
-            path.with_suffix(".pgm").write_bytes(b"P5 4 2 4095 " + content)
-        case "color":
-            write_deep_png(path.with_suffix(".png"), (GRAY * 257)[..., None].repeat(3, 2))
-        case "floats":
-            Image.fromarray((GRAY / 255).astype(np.float32)).save(path.with_suffix(".tif"))
-        case "32 bits":
-            Image.fromarray((GRAY * 257).astype(np.int32)).save(path.with_suffix(".tif"))
-        case _:
-            Image.fromarray((GRAY * 257).astype(np.uint16)).save(path.with_suffix(".jp2"), irreversible=False)
+FINE = GRAY * 16 + GRAY // 16  # as of 12 bits
+BITS = "".join(f"{value:012b}" for value in FINE.reshape(-1))
+PACKED = bytes(int(BITS[at : at + 8], 2) for at in range(0, len(BITS), 8))
+DEEP: dict[str, Callable[[Path], object]] = {  # kind and suffix
+    "16 bits.png": lambda path: Image.fromarray((GRAY * 257).astype(np.uint16)).save(path),
+    "smallest is white.tif": lambda path: write_tiff(path, (65535 - GRAY * 257).astype("<u2").tobytes(), 16, 0),
+    "12 bits.tif": lambda path: write_tiff(path, PACKED, 12),
+    "12 bits of PPM.pgm": lambda path: path.write_bytes(b"P5 4 2 4095 " + FINE.astype(">u2").tobytes()),
+    "color.png": lambda path: write_deep_png(path, (GRAY * 257)[..., None].repeat(3, 2)),
+    "floats.tif": lambda path: Image.fromarray((GRAY / 255).astype(np.float32)).save(path),
+    "32 bits.tif": lambda path: Image.fromarray((GRAY * 257).astype(np.int32)).save(path),
+    "JPEG 2000.jp2": lambda path: Image.fromarray((GRAY * 257).astype(np.uint16)).save(path, irreversible=False),
+}
 
 
-DEEP = "16 bits|16 bits, the smallest is white|12 bits|12 bits of PPM|color|floats|32 bits|JPEG 2000"
-
-
-@pytest.mark.parametrize("kind", DEEP.split("|"))
+@pytest.mark.parametrize("kind", DEEP)
 def test_more_than_8_bits_keep_their_brightness(kind: str, tmp_path: Path):
-    deep_image(kind, tmp_path / "deep")
-    (file,) = tmp_path.iterdir()
+    DEEP[kind](file := tmp_path / kind)
     assert (read_image(file).numpy() == GRAY).all()
     assert (read_image(file, Box(1, 0, 3, 1)).numpy() == GRAY[:1, 1:3]).all()  # not scaled by the values of the box
     with Image.open(file) as opened:

@@ -42,7 +42,6 @@ def test_splits_divide_no_label(tmp_path: Path):
     assert all(len(names[i] & names[j]) == 0 for i in range(3) for j in range(i))
     train = parts[0]
     assert train.class_names[:2] == ("a", "a|b") and train.labels.bincount()[1] == 2  # b|a is the same set
-    assert train.members is not None
     known = sorted(labels_of(train.class_names))
     for index, name in enumerate(train.class_names):
         assert {known[i] for i in train.members[index].nonzero().flatten().tolist()} == set(name.split("|"))

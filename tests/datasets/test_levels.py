@@ -17,7 +17,6 @@ from dmlkit.datasets.files.dataset import class_subset
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.experiment import assemble
-from tests.conftest import Result
 from tests.datasets import trees
 
 PATHS = (
@@ -89,11 +88,7 @@ def test_a_subset_of_classes_keeps_its_levels(tmp_path: Path):
     assert some.class_names == (PATHS[4], PATHS[2], PATHS[0])
     assert some.levels["family"].tolist() == images.levels["family"][[4, 2, 0]].tolist()
     assert some.levels["species"].tolist() == [0, 1, 2]
-    assert class_subset(trees_without_levels(tmp_path), [0]).levels == {}
-
-
-def trees_without_levels(root: Path):
-    return FolderConfig(root=str(root), validation_fraction=0).build("all")
+    assert class_subset(FolderConfig(root=str(tmp_path), validation_fraction=0).build("all"), [0]).levels == {}
 
 
 def test_super_classes_are_two_levels(tmp_path: Path):
@@ -209,9 +204,7 @@ def test_without_levels_nothing_that_needs_them_is_accepted():
 
 
 @pytest.mark.slow
-def test_a_run_and_its_embeddings_have_the_same_metrics_of_levels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Result]
-):
+def test_a_run_and_its_embeddings_have_the_same_metrics_of_levels(tmp_path, monkeypatch, dmlkit):
     monkeypatch.chdir(tmp_path)
     text = RECIPE.format(metric="h_ap", level="script") + "training: {epochs: 1, select_by: h_ap}\n"
     Path("r.yaml").write_text(text + "backbone: {name: small_cnn, width: 4}\nembedding_dim: 4\n")

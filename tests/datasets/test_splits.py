@@ -1,11 +1,16 @@
-"""Validation classes and the folds of the Reality Check protocol."""
+"""Validation classes, the folds of the Reality Check protocol, and classes that cannot be searched."""
 
+import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from dmlkit.datasets import Cub200Config, GlyphsConfig, InShopConfig
 from dmlkit.datasets.base import class_fold
+from dmlkit.datasets.files.dataset import lone_classes, search_faults
+from dmlkit.datasets.vectors import VectorFile, Vectors
 from dmlkit.errors import UserError
 from tests.datasets import trees
 
@@ -51,3 +56,91 @@ def test_too_few_classes_and_two_sets_of_images_are_refused(tmp_path: Path):
     trees.inshop(tmp_path / "inshop")
     with pytest.raises(UserError, match="separate query and gallery images, which the dataset has"):
         InShopConfig(root=str(tmp_path / "inshop"), split="reality_check").build("train")
+
+
+def images_of(labels: list[int], folder: Path, **more: torch.Tensor) -> Vectors:
+    np.save(folder / "x.npy", np.eye(len(labels), dtype=np.float32))
+    names = [f"c{label}" for label in range(max(labels) + 1)]
+    rows = np.arange(len(labels))
+    paths = [str(row) for row in rows]
+    return Vectors(
+        VectorFile(folder / "x.npy"), rows, labels=torch.tensor(labels), class_names=names, paths=paths, **more
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lone_classes_are_those_of_a_loop_over_all_pairs(seed: int, tmp_path: Path):
+    random = np.random.default_rng(seed)
+    count = int(random.integers(6, 40))
+    labels = [*range(5), *random.integers(0, 5, count - 5).tolist()]
+    groups = torch.from_numpy(random.integers(0, int(random.integers(1, 12)), count))
+    more: dict[str, torch.Tensor] = {"groups": groups} if seed % 2 else {}
+    query = gallery = torch.ones(count, dtype=torch.bool)
+    if seed % 3 == 0:
+        query, gallery = (torch.from_numpy(random.random(count) < 0.6) for _ in range(2))
+        more |= {"query": query, "gallery": gallery}
+    found = lone_classes(images_of(labels, tmp_path, **more))
+
+    def finds(label: int, *, apart: bool) -> bool:
+        rows = [row for row in range(count) if labels[row] == label]
+        return any(
+            query[one] and gallery[two] and one != two and not (apart and groups[one] == groups[two])
+            for one in rows
+            for two in rows
+        )
+
+    asked = [label for label in range(5) if any(query[row] for row in range(count) if labels[row] == label)]
+    alone = [label for label in asked if not finds(label, apart=False)]
+    grouped = [label for label in asked if label not in alone and not finds(label, apart=bool(seed % 2))]
+    names = [[f"c{label}" for label in part] for part in (alone, grouped)]
+    assert found == (*names, len(asked) - len(alone) - len(grouped))
+
+
+def test_many_lone_classes_are_one_line_with_five_names(tmp_path: Path):
+    images = images_of([*range(40), 40, 40], tmp_path)
+    fault, (note,) = search_faults(images, "test", "photos")
+    assert fault is None and note == (
+        "photos: 40 of 41 test classes have no second vector to find, so theirs are searched but are no queries: "
+        "c0, c1, c2, c3, c4 and 35 more"
+    )
+
+
+def write_table(folder: Path, cameras: dict[str, str]) -> None:
+    """Six photos of each class, half of the classes to train on; a camera per class, or one per photo."""
+    with (folder / "photos.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "label", "split", "group"])
+        for number, (name, camera) in enumerate(cameras.items()):
+            for index in range(6):
+                path = trees.photo(folder / "photos" / name / f"{index}.png", 10 * number + index)
+                split = "train" if number < len(cameras) // 2 else "test"
+                rows.writerow([path, name, split, camera or f"{name}{index}"])
+
+
+def test_one_camera_per_class_is_said_before_the_first_step_and_by_data_check(dmlkit, tiny_recipe, tmp_path, caplog):
+    write_table(tmp_path, {name: f"camera of {name}" for name in "abcdefgh"})
+    options = [f"dataset={{name: table, file: {tmp_path}/photos.csv, validation_fraction: 0}}", "sampler.batch_size=4"]
+    words = ["train", tiny_recipe, "-o", tmp_path / "run", *(part for one in options for part in ("--set", one))]
+    line = "nothing to find in the test split: all images of each class are of one group (camera, burst, video)"
+    for command in (("data", "check", tmp_path / "photos.csv"), words, [*words, "--dry-run"]):
+        shown = dmlkit(*command)
+        assert shown.code in (1, 2) and line in " ".join((shown.out + shown.err).split()), shown
+        assert "column group" in " ".join((shown.out + shown.err).split())
+    assert not (tmp_path / "run").exists()
+    write_table(tmp_path, {name: "" if name == "h" else f"camera of {name}" for name in "abcdefgh"})
+    note = "3 of 4 test classes have all images in one group (camera, burst, video), which are not searched for each "
+    shown = dmlkit("data", "check", tmp_path / "photos.csv")
+    assert shown.code == 0 and note in " ".join(shown.out.split())
+    assert dmlkit(*words, "--dry-run").code == 0 and note in caplog.text and "e, f, g" in caplog.text
+
+
+def test_training_classes_of_one_group_each_are_a_note(tmp_path: Path):
+    """As with one camera per class, whose background a model may learn."""
+    labels = [0, 0, 0, 1, 1, 1]
+    fault, notes = search_faults(
+        images_of(labels, tmp_path, groups=torch.tensor([5, 5, 5, 7, 7, 7])), "train", "photos"
+    )
+    (note,) = notes
+    assert fault is None and "all vectors of each training class are of one group (camera, burst, video)" in note
+    for groups in ([5, 5, 6, 7, 7, 7], [0, 1, 2, 3, 4, 5]):
+        assert search_faults(images_of(labels, tmp_path, groups=torch.tensor(groups)), "train", "photos") == (None, [])

@@ -120,84 +120,64 @@ def test_splits_say_what_trains_and_tests(recipe: Path, tmp_path: Path):
     assert names == {"train": ("8", "9", "10", "11"), "validation": ("4", "5", "6", "7"), "test": ("0", "1", "2", "3")}
 
 
-def damaged(tmp_path: Path, what: str) -> dict[str, Any]:
-    """Options of a dataset that is wrong."""
-    vectors, labels = arrays()
-    path = tmp_path / "bad.npy"
-    options = {"embeddings": str(path), "labels": str(tmp_path / "y.npy")}
-    bad = vectors.astype(np.float64)
-    match what:
-        case "nan":
-            bad[17, 3] = np.nan
-        case "infinite":
-            bad[3, 0] = 1e300  # in float32
-        case "complex":
-            bad = vectors.astype(np.complex64)
-        case "one dimension":
-            bad = vectors[0]
-        case "three dimensions":
-            bad = vectors[None]
-        case "empty":
-            bad = vectors[:0]
-        case "objects":
-            bad = vectors.astype(object)
-        case "other count":
-            options["labels"] = str(tmp_path / "few.npy")
-            np.save(tmp_path / "few.npy", labels[:9])
-        case "no labels":
-            options.pop("labels")
-        case "float labels":
-            options["labels"] = str(tmp_path / "x.npy")
-        case "one class":
-            options["labels"] = str(tmp_path / "one.npy")
-            np.save(tmp_path / "one.npy", 0 * labels)
-        case "missing":
-            options["embeddings"] = str(tmp_path / "none.npy")
-        case "a folder of others":
-            options["embeddings"] = str(tmp_path)
-        case "another kind":
-            options["embeddings"] = str(tmp_path / "vectors.yaml")
-        case _:
-            table: dict[str, Any] = {
-                "no column": {"label": labels},
-                "texts": {"label": labels, "embedding": ["a"] * len(labels)},
-                "other lengths": {"label": labels, "embedding": [[0.5] * (1 + row % 2) for row in range(len(labels))]},
-                "a blank": {"label": labels, "embedding": [[0.5, None if row == 2 else 1.0] for row in labels]},
-                "no labels at all": {"label": pa.nulls(len(labels)), "embedding": vectors.tolist()},
-            }[what]
-            options = {"embeddings": str(tmp_path / "bad.parquet")}
-            parquet.write_table(pa.table(table), tmp_path / "bad.parquet")
-    np.save(path, bad, allow_pickle=True)
-    return options
+VALUES, CODES = arrays()
+
+
+def changed(row: int, column: int, value: float) -> np.ndarray:
+    bad = VALUES.astype(np.float64)
+    bad[row, column] = value
+    return bad
+
+
+def lists(last: list[Any]) -> dict[str, Any]:
+    return {"label": CODES, "embedding": [[0.5, 1.0]] * (len(CODES) - 1) + [last]}
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
-    {
-        "nan": r"bad.npy: row 17 \(counted from 0\) contains nan or inf",
-        "infinite": r"bad.npy: row 3 \(counted from 0\) contains nan or inf",
-        "complex": "bad.npy: expected real numbers of up to 64 bits, got complex64",
-        "one dimension": r"bad.npy has shape \(5,\); expected an array of 2 dimensions \(N, D\)",
-        "three dimensions": r"bad.npy has shape \(1, 72, 5\); expected an array of 2 dimensions \(N, D\)",
-        "empty": r"bad.npy has shape \(0, 5\); expected an array of 2 dimensions \(N, D\)",
-        "objects": "bad.npy: holds Python objects, which are never read; save text with .*labels.astype\\(str\\)",
-        "other count": r"dataset.labels: .*few.npy has 9 values, but .*bad.npy has 72 vectors",
-        "no labels": r"dataset.labels: .*bad.npy has no column 'label' \(an .npy file has none\)",
-        "float labels": "dataset.labels: .*x.npy has type float32; expected integers or text",
-        "one class": "bad.npy: no vectors for train; expected at least two classes",
-        "missing": "none.npy: no such file",
-        "a folder of others": "has no embeddings; expected a folder that dmlkit embed has finished",
-        "another kind": "vectors.yaml: expected a file of vectors \\(.*\\), or a folder",
-        "no column": r"bad.parquet: has no vectors \(label\); expected a column with lists of numbers",
-        "texts": r"bad.parquet: has no vectors \(label, embedding\); expected a column with lists",
-        "other lengths": r"bad.parquet: column 'embedding': row 1 \(counted from 0\) is blank or differs in length",
-        "a blank": "bad.parquet: column 'embedding': .* blank",
-        "no labels at all": "dataset.labels: .*bad.parquet: no vector has a label",
-    }.items(),
+    ("content", "options", "told"),
+    [
+        (changed(17, 3, np.nan), {}, r"bad.npy: row 17 \(counted from 0\) contains nan or inf"),
+        (changed(3, 0, 1e300), {}, r"bad.npy: row 3 \(counted from 0\) contains nan or inf"),  # in float32
+        (VALUES.astype(np.complex64), {}, "bad.npy: expected real numbers of up to 64 bits, got complex64"),
+        (VALUES[0], {}, r"bad.npy has shape \(5,\); expected an array of 2 dimensions \(N, D\)"),
+        (VALUES[None], {}, r"bad.npy has shape \(1, 72, 5\); expected an array of 2 dimensions \(N, D\)"),
+        (VALUES[:0], {}, r"bad.npy has shape \(0, 5\); expected an array of 2 dimensions \(N, D\)"),
+        (VALUES.astype(object), {}, r"bad.npy: holds Python objects, which are never read; .*labels.astype\(str\)"),
+        (VALUES, {"labels": "few.npy"}, r"dataset.labels: .*few.npy has 9 values, but .*bad.npy has 72 vectors"),
+        (VALUES, {"labels": None}, r"dataset.labels: .*bad.npy has no column 'label' \(an .npy file has none\)"),
+        (VALUES, {"labels": "x.npy"}, r"dataset.labels: .*x.npy has type float32; expected integers or text"),
+        (VALUES, {"labels": "one.npy"}, "bad.npy: no vectors for train; expected at least two classes"),
+        (VALUES, {"embeddings": "none.npy"}, "none.npy: no such file"),
+        (VALUES, {"embeddings": "."}, "has no embeddings; expected a folder that dmlkit embed has finished"),
+        (VALUES, {"embeddings": "vectors.yaml"}, r"vectors.yaml: expected a file of vectors \(.*\), or a folder"),
+        ({"label": CODES}, {}, r"bad.parquet: has no vectors \(label\); expected a column with lists of numbers"),
+        (
+            {"label": CODES, "embedding": ["a"] * 72},
+            {},
+            r"bad.parquet: has no vectors \(label, embedding\); expected a column with lists",
+        ),
+        (lists([0.5]), {}, r"bad.parquet: column 'embedding': row 71 \(counted from 0\) is blank or differs in length"),
+        (lists([0.5, None]), {}, "bad.parquet: column 'embedding': .* blank"),
+        (
+            {"label": pa.nulls(72), "embedding": VALUES.tolist()},
+            {},
+            "bad.parquet: no vector has a label",
+        ),
+    ],
+    ids=range(19),
 )
-def test_what_is_no_vector_is_told_in_one_line(what: str, told: str, recipe: Path, tmp_path: Path):
+def test_what_is_no_vector_is_told_in_one_line(content, options, told, recipe, monkeypatch):
+    monkeypatch.chdir(recipe.parent)
+    np.save("few.npy", CODES[:9])
+    np.save("one.npy", 0 * CODES)
+    if isinstance(content, dict):
+        parquet.write_table(pa.table(content), "bad.parquet")
+        options = {"embeddings": "bad.parquet", "labels": None}
+    else:
+        np.save("bad.npy", content, allow_pickle=True)
+    given = {"embeddings": "bad.npy", "labels": "y.npy"} | options
     with pytest.raises(UserError, match=told) as caught:
-        VectorsConfig(**damaged(tmp_path, what)).build("train")
+        VectorsConfig(**{key: value for key, value in given.items() if value}).build("train")
     assert "\n" not in str(caught.value)
 
 

@@ -1,5 +1,6 @@
 """Miniature trees in the layouts in which the benchmarks are published: real JPEGs and MATLAB files."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,13 @@ def photo(path: Path, seed: int, side: tuple[int, int] = (24, 18)) -> Path:
     noise = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     Image.fromarray(noise).resize(side, Image.Resampling.BICUBIC).save(path, quality=90)
     return path
+
+
+def photos(root: Path, names: Iterable[str], first: int = 0, side: tuple[int, int] = (24, 18)) -> Path:
+    """Photos of these names below a folder, each another one."""
+    for number, name in enumerate(names, first):
+        photo(root / name, number, side)
+    return root
 
 
 def cub(root: Path) -> Path:

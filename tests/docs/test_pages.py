@@ -60,8 +60,7 @@ def photos_and_table() -> None:
 def run_and_photos(dmlkit) -> None:
     Path("recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
     assert dmlkit("train", "recipe.yaml", "-o", "runs/demo").code == 0
-    for index in range(3):
-        trees.photo(Path("photos") / f"{index}.jpg", index)
+    trees.photos(Path("photos"), (f"{index}.jpg" for index in range(3)))
 
 
 def run_and_birds(dmlkit) -> None:
@@ -135,7 +134,7 @@ def test_every_command_is_understood(name: str):
     for command in found:
         words = re.sub(r" --plugin \S+", "", command.split("  #")[0])  # an option of all commands
         subcommand, *rest = shlex.split(words)
-        get_command(app).commands[subcommand].make_context(subcommand, rest)  # pyright: ignore
+        get_command(app).commands[subcommand].make_context(subcommand, rest)
     assert found or name not in (*PREPARED, "scale")
 
 

@@ -97,26 +97,3 @@ def test_help_texts_are_sentences():
     for words, text in help_texts(get_command(app)):
         if not text.startswith(("Example", "Start with")):
             assert re.match(r"[A-Z0-9.\[-]", text) and text.endswith("."), f"{words}: {text}"
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("The user is told.", True),
-        ("Write it\nanew.", True),
-        ("The run goes on.", True),
-        ("The value is used as it is.", True),
-        ("Mended files", True),
-        ("A study is held\nagainst runs", True),
-        ("The loss goes on the x axis, as it is written.", False),
-        ("We recommend an amended commandment.", False),
-        ("Retold intellectual beginnings", False),
-    ],
-)
-def test_the_list_finds_words_and_not_parts_of_words(text: str, found: bool):
-    assert bool(avoided(text)) == found
-
-
-def test_code_and_generated_results_are_left_out():
-    page = f"Fine.\n```text\ntold\n```\n    anew\n`begun` [link](told.md)\n{BEGINNING} x -->\ntold\n{END}\n"
-    assert avoided(prose_of(page)) == []

@@ -31,19 +31,15 @@ def test_commands_parse(source: str, command: str):
     arguments = shlex.split(command)[1:]
     group = get_command(app)
     name, *rest = arguments
-    subcommand = group.commands[name]  # pyright: ignore[reportAttributeAccessIssue]
+    subcommand = group.commands[name]
     subcommand.make_context(name, rest)
-
-
-def test_commands_were_found():
-    assert len(commands()) >= 10
 
 
 def test_the_library_example_runs():
     code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     scope: dict[str, object] = {}
     exec(code, scope)
-    assert scope["loss"].proxies.grad.isfinite().all()  # pyright: ignore
+    assert scope["loss"].proxies.grad.isfinite().all()
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_its_links_lead_to_files_and_its_prose_names_commands(path: Path):
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)]
     assert [link for link in links if not (path.parent / link).is_file()] == []
     named = re.findall(r"`dmlkit ([a-z][a-z-]*)", text)
-    assert set(named) <= set(get_command(app).commands)  # pyright: ignore
+    assert set(named) <= set(get_command(app).commands)
 
 
 @pytest.fixture(scope="module")

@@ -47,9 +47,7 @@ def test_the_orthogonal_map_is_scipys():
 @pytest.mark.parametrize("widths", [(6, 6), (4, 7), (7, 4)])
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("shrinkage", [1.0, 0.01])
-def test_the_linear_map_is_a_ridge_regression_of_what_the_orthogonal_one_leaves(
-    widths: tuple[int, int], centered: bool, shrinkage: float
-):
+def test_the_linear_map_is_a_ridge_regression_of_what_the_orthogonal_one_leaves(widths, centered, shrinkage):
     new, old = drawn(40, widths[0], 3), drawn(40, widths[1], 4)
     turn = fit_map(new, old, centered=centered).matrix
     x = new - new.mean(0) if centered else new
@@ -181,9 +179,7 @@ def embedded(run: Path, place: Path, dmlkit: Cli) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "shift"), [("old", 0.0), ("flat", 0.7)])
-def test_a_turned_copy_is_recovered_and_searches_among_the_older(
-    name: str, shift: float, place: Path, tmp_path: Path, dmlkit: Cli
-):
+def test_a_turned_copy_is_recovered_and_searches_among_the_older(name, shift, place, tmp_path, dmlkit):
     older, photos = embedded(place / name, place, dmlkit), place / "photos"
     new = turned(place / name, tmp_path / "new", shift=shift)
     files = sorted(photos.glob("*/*.png"))
@@ -305,9 +301,7 @@ def test_a_gallery_knows_images_by_their_content(place: Path, tmp_path: Path, dm
 
 
 @pytest.mark.slow
-def test_an_alignment_that_fails_leaves_nothing(
-    place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_alignment_that_fails_leaves_nothing(place, tmp_path, dmlkit, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -96,8 +96,7 @@ def test_images_are_found_in_a_table(tmp_path: Path):
 @pytest.mark.parametrize("head", ["img,camera", "Image,camera"])
 def test_another_table_has_the_names_of_columns_of_the_recipe(place: str, head: str, tmp_path: Path):
     """As far as it has them; its paths may lead from its own folder or from that of the recipe's table."""
-    for number in range(2):
-        trees.photo(tmp_path / "photos" / f"{number}.jpg", number)
+    trees.photos(tmp_path / "photos", (f"{number}.jpg" for number in range(2)))
     own = {"name": "table", "file": str(tmp_path / "photos" / "t.csv"), "root": None}
     own["columns"] = {"path": "img", "label": "species", "group": "site"}
     Path(own["file"]).write_text("img,species,site\n0.jpg,fox,a\n1.jpg,owl,b\n")
@@ -158,8 +157,7 @@ def other_images_by_side(run: Path, place: Path, dmlkit: Callable[..., Result]) 
     """Embeddings of other images have the sides of the table that was embedded, not of the run's, or none."""
     others = place / "others" / "new.csv"
     rows = [f"{row}.jpg,class{row % 6},{'up' if row < 18 else 'down'}" for row in range(36)]
-    for row in range(36):
-        trees.photo(others.parent / f"{row}.jpg", 100 + row, (16, 16))
+    trees.photos(others.parent, (f"{row}.jpg" for row in range(36)), first=100, side=(16, 16))
     others.write_text("\n".join(["path,label,side", *rows]))
     for images, folder in ((others, "of_table"), (others.parent, "of_folder")):
         assert dmlkit("embed", run, images, "-o", place / folder, "--device", "cpu").code == 0

@@ -224,9 +224,7 @@ def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):
         evidence_of(vectors, dataset, embeddings, "map@r", "center")
 
 
-def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(
-    dmlkit: Cli, trained_run: Path, tmp_path: Path
-):
+def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(dmlkit, trained_run, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained_run, run)
     result = dmlkit("eval", run, "--metric", "map@r", "--evidence", "center", "--device", "cpu")

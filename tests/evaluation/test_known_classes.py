@@ -117,9 +117,7 @@ def test_every_command_on_the_run(run: Path, dmlkit: Cli):
     assert figures["queries"] == 14 and figures["metrics"] == json.loads(dmlkit("eval", "run", "--json").out)["metrics"]
 
 
-def test_a_run_by_time_keeps_to_its_images_and_reads_no_headers_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_a_run_by_time_keeps_to_its_images_and_reads_no_headers_again(tmp_path, monkeypatch, dmlkit):
     monkeypatch.chdir(tmp_path)
 
     def add(label: str, number: int, day: int) -> None:

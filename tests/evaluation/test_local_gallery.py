@@ -52,7 +52,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(patches_run: Path) -> ModelChoice:
     """The run with patches."""
     fusion = choose_second(patches_run, Path("local"), fabric=start_ranks("cpu"))
-    assert isinstance(fusion, LocalFusion)
     return ModelChoice(fusion=fusion.model_copy(update={"share": 0.4}), device="cpu")  # so that they count
 
 
@@ -74,7 +73,6 @@ def naive_patches(run: Path, paths: list[str], mean: Tensor) -> np.ndarray:
 
     network = load_model(RunFolder(run), start_ranks("cpu")).model
     transform = RunFolder(run).recipe().transform
-    assert transform is not None
     found: list[np.ndarray] = []
     for path in paths:
         pixels = torch.from_numpy(np.asarray(Image.open(path).convert("RGB")).copy()).permute(2, 0, 1)[None].float()
@@ -82,15 +80,13 @@ def naive_patches(run: Path, paths: list[str], mean: Tensor) -> np.ndarray:
             transform.std
         )[:, None, None]
         with torch.no_grad():
-            maps = network.backbone.layers(pixels)  # type: ignore[operator, union-attr]
+            maps = network.backbone.layers(pixels)
         cells = maps.flatten(2)[0].T.half().float() - mean  # kept in float16, before and after
         found.append(nn.functional.normalize(cells, dim=1).half().float().numpy())
     return np.stack(found)
 
 
-def test_a_gallery_keeps_patches_and_search_compares_them(
-    gallery: Path, photos: Path, patches_run: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_gallery_keeps_patches_and_search_compares_them(gallery, photos, patches_run, dmlkit, monkeypatch):
     """Against a loop: the 5 nearest are ordered by both, and behind them the others by their cosine."""
     monkeypatch.setattr(second, "CANDIDATES", 5)
     folder = GalleryFolder(gallery)
@@ -161,7 +157,6 @@ def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Pat
     assert result.code == 0, result.err
     folder = GalleryFolder(own)
     stored = Identification.of(folder)
-    assert stored is not None
     fits = {(fit.similarity, fit.size): fit for fit in stored.fits}
     with_matches, alone = fits["cosine_and_matches", 1], fits["cosine", 1]
     assert stored.fits[0] == with_matches and with_matches.threshold != alone.threshold
@@ -193,9 +188,7 @@ def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Pat
     assert stale.code == 0 and "have changed since it was calibrated" in " ".join(stale.out.split()), stale
 
 
-def test_changes_keep_patches_with_their_images(
-    gallery: Path, photos: Path, patches_run: Path, model: ModelChoice, tmp_path: Path, dmlkit: Cli
-):
+def test_changes_keep_patches_with_their_images(gallery, photos, patches_run, model, tmp_path, dmlkit):
     place = tmp_path / "gallery"
     labels = sorted(one.name for one in (photos / "known").iterdir())
 
@@ -229,9 +222,7 @@ def test_changes_keep_patches_with_their_images(
     assert data["format"] == 1
 
 
-def test_an_interrupted_addition_resumes(
-    gallery: Path, photos: Path, tmp_path: Path, patches_run: Path, model: ModelChoice, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupted_addition_resumes(gallery, photos, tmp_path, patches_run, model, monkeypatch):
     from dmlkit.gallery import change
 
     place = tmp_path / "gallery"
@@ -327,9 +318,7 @@ def test_a_query_passes_the_network_once(gallery: Path, photos: Path, dmlkit: Cl
         assert dmlkit(*words, "--device", "cpu").code == 0 and sum(embedded) == asked
 
 
-def test_verify_keeps_what_it_calibrates_with_patches(
-    photos: Path, patches_run: Path, tmp_path: Path, dmlkit: Cli, embedded: list[int]
-):
+def test_verify_keeps_what_it_calibrates_with_patches(photos, patches_run, tmp_path, dmlkit, embedded):
     import shutil
 
     run, device = Path(shutil.copytree(patches_run, tmp_path / "run")), ("--device", "cpu")

@@ -205,9 +205,7 @@ def test_a_gallery_answers_by_place_and_time(asked: tuple[Path, Path, np.ndarray
 
 
 @pytest.mark.slow
-def test_a_calibrated_gallery_is_calibrated_for_places(
-    asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path
-):
+def test_a_calibrated_gallery_is_calibrated_for_places(asked, dmlkit, tmp_path):
     """A loop over the images without their labels gives about the requested share of them a label."""
     from dmlkit.evaluation.second import place_in
     from dmlkit.gallery.folder import GalleryFolder
@@ -287,9 +285,7 @@ def test_mistakes_with_a_gallery(asked: tuple[Path, Path, np.ndarray], run: Path
 
 
 @pytest.mark.slow
-def test_options_that_do_not_apply_are_refused_before_anything_is_embedded(
-    asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
-):
+def test_options_that_do_not_apply_are_refused_before_anything_is_embedded(asked, dmlkit, monkeypatch):
     def embed(*_: object, **__: object) -> None:
         raise AssertionError("images are embedded to choose the weight of places")
 

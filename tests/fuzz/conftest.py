@@ -167,7 +167,7 @@ def command() -> Callable[..., tuple[int, str]]:
             except SystemExit as ended:
                 code = ended.code
         text.flush()
-        said = text.buffer.getvalue().decode()  # type: ignore[attr-defined]
+        said = text.buffer.getvalue().decode()
         return (0 if code is None else int(code)), said
 
     return run
@@ -179,7 +179,8 @@ def ground(tmp_path_factory: pytest.TempPathFactory, command: Callable[..., tupl
     import numpy as np
     import timm
     import torch
-    from PIL import Image
+
+    from tests.datasets import trees
 
     folder = tmp_path_factory.mktemp("ground")
     (folder / "base.yaml").write_text(RECIPE)
@@ -187,12 +188,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory, command: Callable[..., tupl
     torch.save(timm.create_model("test_resnet", num_classes=0).state_dict(), folder / "weights.pth")
     (folder / "study.yaml").write_text(STUDY)
     random = np.random.default_rng(0)
-    for label in ("ant", "bee", "cat", "dog"):
-        (folder / "photos" / label).mkdir(parents=True)
-        for index in range(3):
-            pixels = random.integers(0, 256, (12, 12, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / "photos" / label / f"{index}.png")
-    rows = [f"photos/{label}/{index}.png,{label}" for label in ("ant", "bee", "cat", "dog") for index in range(3)]
+    names = [f"{label}/{index}.png" for label in ("ant", "bee", "cat", "dog") for index in range(3)]
+    trees.photos(folder / "photos", names, side=(12, 12))
+    rows = [f"photos/{name},{name[:3]}" for name in names]
     (folder / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
     np.save(folder / "x.npy", random.normal(size=(24, 6)).astype(np.float32))
     np.save(folder / "y.npy", np.arange(24) % 6)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.fuzz.conftest import hashes
 from tests.processes import Forked, command_lines, wait_until
@@ -34,10 +33,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "w7": ("train", "base.yaml", "-o", "new", "--device", "cpu", "--set", "training.precision=fp16"),
     "w8 root": ("eval", "run", "--set", "dataset.classes=8", "photos"),
-    "w9 checkpoint": ("eval", EMBEDDINGS, "--checkpoint", "last"),
-    "w9 run": ("eval", "run", "--manifold", "euclidean"),
-    "w9 export": (*EMBEDDED, "npz", "--checkpoint", "last"),
-    "w9 curvature": ("curvature", EMBEDDINGS, "--split", "test"),
     "w9 device": ("train", "base.yaml", "--dry-run", "--device", "nonsense"),
     "w18": ("eval", "x.npy", "x.npy", "--labels", "y.npy", "--labels", "y.npy"),
 }
@@ -70,14 +65,6 @@ def test_two_trainings_do_not_share_a_folder_w3(here: Path, command: Command):
         assert command("train", "base.yaml", "-o", "new", "--overwrite", "--set", "seed=9")[0] == 2
     finally:
         first.kill()
-
-
-def test_weights_that_are_not_finite_embed_nothing_w15(here: Path, command: Command):
-    path = Path("run/checkpoints/best.pt")
-    saved = torch.load(path, weights_only=True)
-    saved["model"] = {name: tensor * float("nan") for name, tensor in saved["model"].items()}
-    torch.save(saved, path)
-    assert command("embed", "run", "photos", "-o", "new")[0] == 2
 
 
 def test_a_study_shows_no_other_file_s6(here: Path, command: Command):

@@ -42,7 +42,6 @@ from tests.vectors.stored import ON_CPU
 
 STOCK = 280  # images that an index can be learned from; nobody has their files
 LABELS = ("crow", "dove", "c1", "c2")
-Row = tuple[str, str, np.ndarray]  # label, path, point
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +51,8 @@ def home(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa
 
     folder = tmp_path_factory.mktemp("home")
     stocked(place, folder / "stock", rows=STOCK, dim=4)
-    for index in range(8):
-        trees.photo(folder / f"new{index // 2}" / f"{index}.jpg", 400 + index, (40, 30))
-    for index in range(4):
-        trees.photo(folder / "asked" / f"{index}.jpg", 500 + index, (40, 30))
+    trees.photos(folder, (f"new{index // 2}/{index}.jpg" for index in range(8)), first=400, side=(40, 30))
+    trees.photos(folder / "asked", (f"{index}.jpg" for index in range(4)), first=500, side=(40, 30))
     for name in ("asked", *(f"new{group}" for group in range(4))):
         words = ["embed", place / "run", folder / name, "-o", folder / f"{name}.points", "--device", "cpu"]
         with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
@@ -129,9 +126,9 @@ class GalleryMachine(RuleBasedStateMachine):
     def remove(self, by: str, values: list[str], gone: set[str]) -> None:
         if not gone:
             with pytest.raises(UserError, match="nothing was removed"):
-                remove_images(self.path, **{by: values})  # type: ignore[arg-type]
+                remove_images(self.path, **{by: values})
             return
-        assert remove_images(self.path, **{by: values}) == len(gone)  # type: ignore[arg-type]
+        assert remove_images(self.path, **{by: values}) == len(gone)
         self.changed({id: row for id, row in self.model.items() if id not in gone})  # noqa: A001
 
     @rule(data=st.data())
@@ -215,8 +212,8 @@ class GalleryMachine(RuleBasedStateMachine):
 @pytest.mark.heavy
 @pytest.mark.slow
 def test_any_sequence_of_operations_is_as_in_memory(home: Path, tmp_path: Path):
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        partial(GalleryMachine, home, tmp_path),  # pyright: ignore[reportArgumentType]
+    run_state_machine_as_test(
+        partial(GalleryMachine, home, tmp_path),
         settings=examples(4, 150),
     )
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_drawn")
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_kill_anywhere_costs_no_file(
-    name: str, ground: Path, command: Callable[..., tuple[int, str]], tmp_path: Path
-):
+def test_a_kill_anywhere_costs_no_file(name, ground, command, tmp_path):
     words = WRITERS[name]
     whole = tmp_path / "whole"
     shutil.copytree(ground, whole)

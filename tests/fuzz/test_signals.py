@@ -6,7 +6,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 from threading import Timer
@@ -51,9 +50,7 @@ def stopped(folder: str, number: int, seconds: float, *words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_drawn")
 @pytest.mark.parametrize("name", COMMANDS if FULL else [*COMMANDS][::13])
-def test_a_command_that_is_stopped_ends_in_a_line_and_works_again(
-    name: str, ground: Path, command: Callable[..., tuple[int, str]], tmp_path: Path
-):
+def test_a_command_that_is_stopped_ends_in_a_line_and_works_again(name, ground, command, tmp_path):
     words, whole = COMMANDS[name], tmp_path / "whole"
     shutil.copytree(ground, whole)
     process = Forked(stopped, str(whole), signal.SIGINT, 1000, *words)

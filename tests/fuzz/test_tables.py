@@ -108,9 +108,7 @@ def test_a_csv_table_is_listed_as_it_reads_or_refused(table: Columns, folder: Pa
 
 @examples(80, 10_000)
 @given(table=columns(), place=st.floats(0, 1), change=st.binary(max_size=8), cut=st.integers(0, 8))
-def test_a_csv_table_of_changed_bytes_is_listed_or_refused(
-    table: Columns, place: float, change: bytes, cut: int, folder: Path
-):
+def test_a_csv_table_of_changed_bytes_is_listed_or_refused(table, place, change, cut, folder):
     data, file = csv_of(table), folder / "changed.csv"
     at = int(place * len(data))
     file.write_bytes(data[:at] + change + data[at + cut :])
@@ -123,9 +121,7 @@ def test_a_csv_table_of_changed_bytes_is_listed_or_refused(
     encoded=st.booleans(),
     are_texts=st.booleans(),
 )
-def test_a_parquet_table_of_any_types_is_listed_or_refused(
-    changed: list[tuple[str, list[Any]]], encoded: bool, are_texts: bool, folder: Path
-):
+def test_a_parquet_table_of_any_types_is_listed_or_refused(changed, encoded, are_texts, folder):
     cells: dict[str, Any] = {"path": [f"{row}.jpg" for row in range(ROWS)], "label": list("aabbcc")}
     for name, values in changed:
         column = pa.array(values)

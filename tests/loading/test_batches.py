@@ -1,23 +1,29 @@
-"""How long training waits for images, and when that is told."""
+"""How images are read: what readers wait for, what may become of an image, and what fails."""
 
 import gc
 import io
 import multiprocessing
 import os
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
+from torchvision.transforms import v2
 
 from dmlkit.cli.app import is_user_error, message_of
 from dmlkit.cli.progress import TrainingProgress
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.loading.batches import TimedBatches, default_workers, evaluation_loader, limit_workers
+from dmlkit.loading.inputs import TransformedImages, check_resized
 from dmlkit.run_folder.documents import EpochRow
+from dmlkit.transforms.base import Resizing, TransformConfig
+from dmlkit.vectors.images import ImageList
 
 
 def test_time_in_the_loader_is_told_from_time_in_the_step(monkeypatch: pytest.MonkeyPatch):
@@ -133,3 +139,32 @@ def test_a_slow_loader_is_told(waiting: float, told: bool):
     progress.epoch(row)
     assert ("of the time waiting for images" in screen.getvalue()) == told
     assert (f"({waiting:.0%} " in screen.getvalue()) == told
+
+
+IMAGENET = TransformConfig.variants["imagenet"]
+
+
+@pytest.mark.parametrize("resizing", [Resizing(31), Resizing(31, square=True)])
+def test_sizes_are_torchvisions(resizing: Resizing):
+    resize = v2.Resize((resizing.side,) * 2 if resizing.square else resizing.side)
+    for height, width in product((1, 7, 30, 31, 32, 100), repeat=2):
+        assert resizing.size_of(height, width) == resize(torch.zeros(3, height, width, dtype=torch.uint8)).shape[1:]
+
+
+@pytest.mark.parametrize("shape", [(60_000, 2), (1, 65_000)])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_long_thin_image_is_a_bad_one_before_it_is_resized_s3(shape: tuple[int, int], training: bool, tmp_path: Path):
+    """196 bytes that would take 6 GB, and one of 65 000 pixels that would ask for 12 GB."""
+    path = tmp_path / "thin.png"
+    Image.new("1", shape).save(path)
+    images = ImageList([str(path)])
+    long = 256 * max(shape) // min(shape)
+    told = f"{path}: the image of {shape[0]} x {shape[1]} pixels would have {max(256, long * (shape[0] > 9))} x "
+    item = TransformedImages(images, IMAGENET(), training=training)[0, 0]
+    assert item.input is None and item.fault.startswith(told), item.fault
+    assert "resized to a shorter side of 256 pixels, bilinear; expected at most 80,000,000" in item.fault
+
+
+def test_a_square_takes_any_shape():
+    check_resized(torch.zeros(3, 1, 9).expand(3, 60_000, 9), Resizing(256, square=True), "thin.png")
+    check_resized(torch.zeros(3, 1, 9).expand(3, 2_700, 9), Resizing(256), "thin.png")

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,9 +41,7 @@ def test_a_folder_without_errors(tmp_path: Path):
         (trees.inshop, "inshop", {"train images": "25,882", "query images": "14,218", "gallery images": "12,612"}),
     ],
 )
-def test_benchmarks_are_recognised_and_counted(
-    make: Callable[[Path], Path], recognised: str, counts: dict[str, str], tmp_path: Path, dmlkit, monkeypatch
-):
+def test_benchmarks_are_recognised_and_counted(make, recognised, counts, tmp_path, dmlkit, monkeypatch):
     monkeypatch.setattr(cars196, "MD5", {})  # those of the miniature are others
     make(tmp_path)
     report = check(DatasetConfig.variants[recognised](root=str(tmp_path), validation_fraction=0))
@@ -68,8 +65,7 @@ def test_every_fault_of_a_damaged_copy_is_listed(tmp_path: Path, monkeypatch: py
     Image.new("1", (10_000, MAX_PIXELS // 10_000 + 1)).save(root / "test" / "101" / "huge.png")
     Image.new("RGB", (9, 9)).save(os.fsencode(root / "test" / "101") + b"/m\xf6we.png", "png")
     (root / "test" / "2").mkdir()
-    for index in range(2):
-        trees.photo(root / "test" / "2" / f"{index}.jpg", 50 + index)
+    trees.photos(root / "test" / "2", (f"{index}.jpg" for index in range(2)), first=50)
     report = check(FolderConfig(root=str(root)))
     lines = "\n".join(report.faults)
     assert f"{train}/0.jpg: cannot read this image: the file is empty" in lines
@@ -169,8 +165,7 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
 def test_a_table_that_cannot_be_trained_on_is_an_error_u11(rows: list[tuple[str, str]], told: str, tmp_path, dmlkit):
     lines = [f"{index}.jpg,{label},{split}" for index, (label, split) in enumerate(rows)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
-    for index in range(len(rows)):
-        trees.photo(tmp_path / f"{index}.jpg", index)
+    trees.photos(tmp_path, (f"{index}.jpg" for index in range(len(rows))))
     result = dmlkit("data", "check", tmp_path / "table.csv")
     out = " ".join(result.out.split())
     assert result.code == 1 and re.search(r"\d errors? found$", out) and told in out

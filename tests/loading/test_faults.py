@@ -3,13 +3,12 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.train import train
+from tests.datasets import trees
 
 RECIPE = """\
 seed: 0
@@ -25,10 +24,7 @@ metrics: ["recall@1", "map@r"]
 
 
 def photos(root: Path) -> Path:
-    for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)):
-        (root / f"class {index // 3}").mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(root / f"class {index // 3}" / f"{index}.png")
-    return root
+    return trees.photos(root, (f"class {index // 3}/{index}.png" for index in range(12)))
 
 
 def spoil(root: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.samples import ImageSamples, VectorSamples, samples_named
 from tests.recipe.test_plugin import commands
 
@@ -122,23 +121,9 @@ def test_a_third_kind_is_one_file(tmp_path: Path):
     assert "shows images, but" in errors[3] and "embeds sounds" in errors[3]
 
 
-class Old(Dataset):
-    """Vectors of a plug-in that was written before kinds."""
-
-    num_features = 3  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] - as plug-ins had it
-
-    def __init__(self) -> None:
-        super().__init__(torch.arange(4) // 2, ("a", "b"), list("wxyz"))
-
-    def sample(self, index: int) -> torch.Tensor:
-        return torch.full((3,), float(index))
-
-
-def test_datasets_say_their_kind_as_before():
-    assert Old().kind == class_subset(Old(), [1]).kind == VectorSamples(3) != VectorSamples(4)
-    assert class_subset(Old(), [1]).num_features == 3
-    assert Old().kind.fault(torch.zeros(3)) is None and Old().kind.fault(torch.zeros(4)) == "shape (4,)"
-    assert ImageSamples() == samples_named("image").of(None) != VectorSamples(3)
+def test_kinds_are_equal_by_their_width():
+    assert VectorSamples(3).fault(torch.zeros(3)) is None and VectorSamples(3).fault(torch.zeros(4)) == "shape (4,)"
+    assert ImageSamples() == samples_named("image").of(None) != VectorSamples(3) != VectorSamples(4)
     with pytest.raises(ValueError, match="sample: got 'smell', expected one of image, vector"):
         samples_named("smell")
 

@@ -113,9 +113,7 @@ def test_the_sides_are_those_of_boxes_where_a_table_has_them(tmp_path: Path) -> 
     assert survey(TableConfig(file=str(tmp_path / "table.csv"))).sides == (10, 25, 40)
 
 
-def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("dmlkit.loading.check.SAMPLE", 20)
     write_photos(tmp_path, {"a": 40, "b": 3, "c": 3, "d": 3})
     (tmp_path / "d" / "2.png").write_bytes(b"no image")

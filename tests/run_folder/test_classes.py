@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -120,9 +119,7 @@ def warned_again() -> None:
 
 
 @pytest.mark.parametrize("write", [class_folders, split_folders, table, label_sets, vectors, hugging_face])
-def test_the_splits_of_a_run_are_those_of_its_classes_after_others_were_added(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_the_splits_of_a_run_are_those_of_its_classes_after_others_were_added(write, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     run = run_on(write(FIRST))
     before = labels_of(run)
@@ -135,9 +132,7 @@ def test_the_splits_of_a_run_are_those_of_its_classes_after_others_were_added(
     assert added == set(unseen)  # of label sets those without a label that the run was trained or chosen on
 
 
-def test_a_class_that_is_gone_makes_no_other_class_a_test_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_class_that_is_gone_makes_no_other_class_a_test_class(tmp_path, monkeypatch, caplog):
     """Without c7 the halves of seven classes would be three and four: a validation class would be tested."""
     monkeypatch.chdir(tmp_path)
     run = run_on(class_folders(FIRST))
@@ -150,9 +145,7 @@ def test_a_class_that_is_gone_makes_no_other_class_a_test_class(
         run.recipe().dataset.build("test")
 
 
-def test_other_data_are_divided_by_their_own_rule_with_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_other_data_are_divided_by_their_own_rule_with_a_word(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     run = run_on(class_folders(FIRST))
     for name in ("x0", "x1", "x2", "x3"):
@@ -198,9 +191,7 @@ COMMANDS = (
 )
 
 
-def test_no_command_on_a_run_takes_a_new_class_for_one_of_its_own(
-    dmlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_no_command_on_a_run_takes_a_new_class_for_one_of_its_own(dmlkit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_recipe(ONE_EPOCH)
     for name, seed in (("run", 1), ("other", 2)):
@@ -233,9 +224,7 @@ def test_no_command_on_a_run_takes_a_new_class_for_one_of_its_own(
     assert "2 classes were trained on; these metrics do not measure unseen classes" in of_all
 
 
-def test_a_run_resumes_on_its_own_classes_after_others_were_added(
-    dmlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_resumes_on_its_own_classes_after_others_were_added(dmlkit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_recipe(TINY_RECIPE)
     words = ("train", "recipe.yaml", "--device", "cpu", "--set", "training.workers=0")

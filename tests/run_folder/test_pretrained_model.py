@@ -22,9 +22,7 @@ timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not install
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: 4 classes of 4 photos in ``photos``, and ``vit``, a model with random weights."""
-    for label in range(4):
-        for index in range(4):
-            trees.photo(tmp_path / "photos" / f"{label}" / f"{index}.jpg", 10 * label + index)
+    trees.photos(tmp_path / "photos", (f"{label}/{index}.jpg" for label in range(4) for index in range(4)))
     torch.manual_seed(0)
     timm.models.save_for_hf(timm.create_model("test_vit", num_classes=0), str(tmp_path / "vit"))
     monkeypatch.chdir(tmp_path)
@@ -125,9 +123,7 @@ def test_what_a_model_cannot_answer_is_one_line(words: str, expected: str, home:
     ],
 )
 @pytest.mark.parametrize("command", ["embed", "search"])
-def test_a_folder_of_another_program_names_the_model_of_timm(
-    command: str, files: dict[str, object], expected: str, home: Path, dmlkit: Cli
-):
+def test_a_folder_of_another_program_names_the_model_of_timm(command, files, expected, home, dmlkit):
     for name, content in files.items():
         (home / "other" / name).parent.mkdir(parents=True, exist_ok=True)
         (home / "other" / name).write_text(json.dumps(content))

@@ -1,0 +1,131 @@
+"""Suspects, the most alike pairs, the worst queries and histograms are those of loops."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.evaluation import mistakes as module
+from dmlkit.evaluation.mistakes import (
+    BINS,
+    NEIGHBORS,
+    planted_precision,
+    score_histograms,
+    similar_pairs_across_labels,
+    suspects,
+    worst_queries,
+)
+from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.manifolds.base import Manifold
+from dmlkit.metrics.base import Points
+from dmlkit.nearest.near_pairs import neighbors_of
+
+
+def classes(spread: float, sizes: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    centers = torch.randn(len(sizes), 16, generator=generator)
+    return Sphere(16).from_features(
+        centers[labels] + spread * torch.randn(len(labels), 16, generator=generator)
+    ), labels
+
+
+@pytest.mark.parametrize("k", [1, 4, 9])
+def test_suspects_are_those_of_a_loop(k: int):
+    points, labels = classes(1.5, [9, 8, 5, 3, 2, 1])
+    neighbors = neighbors_of(Sphere(16), points, k).indices
+    wanted: list[tuple[float, int, int, int]] = []
+    for row, near in enumerate(neighbors.tolist()):
+        label, of_near = int(labels[row]), [int(labels[one]) for one in near]
+        others = Counter(sorted(one for one in of_near if one != label)).most_common(1)
+        positives = int((labels == label).sum()) - 1
+        if positives and others and others[0][1] > of_near.count(label):
+            wanted.append((of_near.count(label) / min(k, positives), -others[0][1], row, others[0][0]))
+    wanted.sort()
+    found = suspects(labels, neighbors)
+    assert len(wanted) > 3 and found.rows.tolist() == [row for _, _, row, _ in wanted]
+    assert found.own.tolist() == pytest.approx([own for own, *_ in wanted])
+    assert found.suggested.tolist() == [label for *_, label in wanted]
+    assert found.agreeing.tolist() == [-agreeing for _, agreeing, _, _ in wanted]
+
+
+def test_wrong_labels_are_found_and_the_expected_precision_is_told():
+    points, labels = classes(0.4, [30] * 12)
+    neighbors = neighbors_of(Sphere(16), points, NEIGHBORS).indices
+    wrong = torch.arange(0, 360, 20)
+    changed = labels.clone()
+    changed[wrong] = (labels[wrong] + 5) % 12
+    found = suspects(changed, neighbors)
+    assert set(found.rows[:18].tolist()) == set(wrong.tolist())
+    assert torch.equal(found.suggested[:18], labels[found.rows[:18]])
+    assert planted_precision(labels, neighbors) >= 0.95
+    random = torch.randperm(360, generator=torch.Generator().manual_seed(1))
+    assert planted_precision(labels[random], neighbors) < 0.3  # neighbours that say nothing find nothing
+
+
+def test_pairs_are_the_most_alike_of_all_of_two_labels():
+    points = Sphere(5).from_features(torch.randn(80, 5, generator=torch.Generator().manual_seed(0)))
+    labels = torch.arange(80) % 9
+    similarity = Sphere(5).paired_similarity(points.double()[:, None], points.double())
+    pairs = [(float(similarity[i, j]), i, j) for i in range(80) for j in range(i + 1, 80) if labels[i] != labels[j]]
+    wanted = [(i, j) for _, i, j in sorted(pairs, reverse=True)[:12]]
+    first, second, _ = similar_pairs_across_labels(labels, neighbors_of(Sphere(5), points, 20), 12)
+    assert list(zip(first.tolist(), second.tolist(), strict=True)) == wanted
+
+
+def test_one_label_has_no_such_pair():
+    points = Sphere(2).from_features(torch.eye(2).repeat(3, 1))
+    found = similar_pairs_across_labels(torch.zeros(6, dtype=torch.int64), neighbors_of(Sphere(2), points, 3), 4)
+    assert [len(column) for column in found] == [0, 0, 0]
+
+
+def test_the_worst_queries_are_few_of_a_class():
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randint(4, (60,), generator=generator).double() / 4
+    labels, wrong = torch.arange(60) % 5, torch.rand(60, generator=generator)
+    found = worst_queries(values, labels, wrong, 7)
+    order = sorted(range(60), key=lambda row: (float(values[row]), -float(wrong[row])))
+    kept: list[int] = []
+    for row in order:
+        if sum(int(labels[one] == labels[row]) for one in kept) < 2 and len(kept) < 7:
+            kept.append(row)
+    assert found.tolist() == kept
+
+
+def some(manifold: Manifold, count: int = 150) -> Points:
+    generator = torch.Generator().manual_seed(0)
+    points = manifold.from_features(torch.randn(count, 4, generator=generator))
+    return Points(points, torch.arange(count) % 7, manifold)
+
+
+@pytest.mark.parametrize("manifold", [Sphere(4), Euclidean(4)], ids=["cosine", "distance"])
+def test_counts_are_those_of_numpy(manifold: Manifold):
+    points = some(manifold)
+    found = score_histograms(points)
+    scores = (
+        manifold.paired_similarity(points.embeddings.double()[:, None], points.embeddings.double()).float().double()
+    )
+    first, second = torch.triu_indices(150, 150, 1)
+    is_same = points.labels[first] == points.labels[second]
+    pairs = scores[first, second]
+    for counts, kept in ((found.same, is_same), (found.different, ~is_same)):
+        assert int(counts.sum()) == int(kept.sum())
+        wanted, _ = np.histogram(pairs[kept].numpy(), found.edges.numpy())
+        assert int((counts - torch.from_numpy(wanted)).abs().sum()) <= 4  # rounding at an edge
+    assert len(found.edges) == BINS + 1 and found.sampled == 150
+
+
+def test_of_many_images_a_sample_stands_for_the_pairs_of_two_classes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MOST_IMAGES", 60)
+    found, whole = score_histograms(some(Sphere(4), 400)), some(Sphere(4), 400)
+    assert found.sampled == 60 and int(found.same.sum()) == sum(
+        size * (size - 1) // 2 for size in whole.labels.bincount().tolist()
+    )
+    assert 0 < int(found.different.sum()) <= 60 * 59 // 2
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2]])
+def test_pairs_of_one_kind_alone_are_refused(labels: list[int]):
+    with pytest.raises(ValueError, match="histograms need both"):
+        score_histograms(Points(torch.eye(3), torch.tensor(labels), Sphere(3)))
