@@ -21,7 +21,7 @@ import torch
 from report import write_report
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.launch import OneProcess, start_fabric
+from dmlkit.distributed.launch import Ranks, start_fabric
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
@@ -92,7 +92,7 @@ def engines(photos: Path) -> None:
         images = SomeImages(recipe.dataset.build("train"))
         torch_model = TrainedModel.of(recipe, model)
         models = {"bare eager loop": TrainedModel.of(recipe, bare), "dmlkit torch": torch_model}
-        models |= {f"dmlkit {way}": computed_by(torch_model, OneProcess(torch.device("cpu"), way)) for way in ways}
+        models |= {f"dmlkit {way}": computed_by(torch_model, Ranks(torch.device("cpu"), way)) for way in ways}
         seconds: dict[str, list[float]] = {loop: [] for loop in models}
         for _ in range(2):
             for loop, trained in models.items():
@@ -100,7 +100,7 @@ def engines(photos: Path) -> None:
                 if loop == "bare eager loop":
                     eager(bare, recipe, images)
                 else:
-                    embed_images(trained, OneProcess(torch.device("cpu")), images, str(photos))
+                    embed_images(trained, Ranks(torch.device("cpu")), images, str(photos))
                 seconds[loop].append(time.perf_counter() - started)
         slow = min(seconds["bare eager loop"])
         for loop, times in seconds.items():

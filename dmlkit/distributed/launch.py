@@ -2,23 +2,23 @@
 
 import atexit
 import ctypes
-import logging
 import os
 import re
 import sys
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Timer
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from dmlkit.distributed.device_name import parse_device
+from dmlkit.distributed.device_name import count_cores, parse_device
 from dmlkit.errors import OptionError, UserError, warn
 from dmlkit.files.escape import excerpt
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 Sent = TypeVar("Sent")
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -27,56 +27,98 @@ WARN_AFTER = 10  # seconds without the other ranks
 PATIENCE = 300  # seconds for all ranks to join; they start together, but may read Python from a slow disk
 ENGINES = ("bf16", "onnxruntime", "fastest")
 """What may follow a device, see `dmlkit.vectors.computation`."""
-PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+SILENCE = timedelta(minutes=30)  # after which a rank that waits for another one gives up
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Ranks(Protocol):
-    """Device of this process and its connection to the other ranks: what of Fabric is used without training."""
+@dataclass(frozen=True)
+class Ranks:
+    """Device of this process, the precision in which it trains, and its connection to the other ranks.
 
-    @property
-    def device(self) -> torch.device:
-        """Device of this rank."""
-        ...
+    Args:
+        engine: what computes embeddings, one of `ENGINES`; empty for torch in float32.
+        precision: in which the forward pass of a training computes; below float32 it is mixed, see `torch.autocast`.
+        scaler: keeps the gradients of float16 in its range.
+    """
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        ...
-
-    @property
-    def global_rank(self) -> int:
-        """Number of this rank, from 0."""
-        ...
+    device: torch.device
+    engine: str = ""
+    world_size: int = 1
+    global_rank: int = 0
+    precision: torch.dtype = torch.float32
+    scaler: torch.amp.GradScaler | None = None
 
     @property
     def is_global_zero(self) -> bool:
         """Whether this is the first rank."""
-        ...
+        return self.global_rank == 0
 
     def broadcast(self, obj: Sent, src: int = 0) -> Sent:
         """Return the object of rank ``src`` on all ranks."""
-        ...
+        sent: list[Any] = [obj]
+        if self.world_size > 1:
+            torch.distributed.broadcast_object_list(sent, src)
+        return sent[0]
 
+    def barrier(self) -> None:
+        """Wait until all ranks have come this far."""
+        if self.world_size > 1:
+            torch.distributed.barrier(device_ids=None if self.device.type == "cpu" else [self.device.index])
 
-@dataclass(frozen=True)
-class OneProcess:
-    """A single rank."""
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum a tensor over the ranks, in place, and return it."""
+        if self.world_size > 1:
+            torch.distributed.all_reduce(values)
+        return values
 
-    device: torch.device
-    engine: str = ""  # what computes embeddings, one of `ENGINES`; empty for torch in float32
-    world_size: int = 1
-    global_rank: int = 0
-    is_global_zero: bool = True
+    def distribute(self, model: nn.Module) -> nn.Module:
+        """Move a model to the device; with several ranks, its backward pass averages the gradients over them."""
+        model.to(self.device)
+        if self.world_size == 1:
+            return model
+        if self.device.type == "cpu":
+            return DistributedDataParallel(model)
+        with torch.cuda.stream(torch.cuda.Stream()):  # as PyTorch's notes on CUDA advise
+            return DistributedDataParallel(model, device_ids=[self.device.index])
 
-    def broadcast(self, obj: Sent, src: int = 0) -> Sent:
-        """Return the object."""
-        return obj
+    def without_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
+        """Return a context in which a distributed model sums gradients on its own rank, if enabled."""
+        return model.no_sync() if enabled and isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context that computes in the precision of the training."""
+        if self.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.precision)
+
+    def compute(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """Compute a model in the precision of the training; what is lower than float32 is returned in float32."""
+        if self.precision == torch.float32:
+            return model(inputs)
+        with self.autocast():
+            output: Tensor = model(inputs.to(self.precision) if inputs.is_floating_point() else inputs)
+        return output.float()
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Undo the scaling of gradients before they are clipped, once per step."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Update the weights; a step whose float16 gradients overflowed is left out."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
 
 
 def start_ranks(device: str = "auto") -> Ranks:
     """Claim a device for everything but training and, under torchrun, join the other ranks.
-
-    A single process does without Fabric, whose import takes 2 s of a processor: it imports PyTorch's compiler.
 
     Args:
         device: see `start_fabric`; a single process may add ``+bf16``, ``+onnxruntime`` or ``+fastest``, which choose
@@ -86,28 +128,18 @@ def start_ranks(device: str = "auto") -> Ranks:
     if len(engine) > 1 or not {*engine} <= {*ENGINES}:
         choices = ", ".join(f"{device}+{name}" for name in ENGINES)
         raise UserError(f"--device {given}: expected {choices} or {device}")
-    if count_ranks()[0] > 1:
-        if engine:
-            raise UserError(f"--device {given}: +{engine[0]} applies to one process, not to torchrun's; use {device}")
-        return start_fabric(device)
-    kind, index = _claim(device)
-    place = torch.device(kind) if kind == "cpu" else torch.device(kind, index or 0)
-    if kind == "cuda":
-        torch.cuda.set_device(place)
-    return OneProcess(place, engine[0] if engine else "")
+    if engine and count_ranks()[0] > 1:
+        raise UserError(f"--device {given}: +{engine[0]} applies to one process, not to torchrun's; use {device}")
+    return replace(start_fabric(device), engine=engine[0] if engine else "")
 
 
-def start_fabric(device: str = "auto", precision: str = "fp32") -> "Fabric":
+def start_fabric(device: str = "auto", precision: str = "fp32") -> Ranks:
     """Claim a device for a training and, under torchrun, join the other ranks.
 
     Args:
         device: ``auto`` (CUDA, else Apple's GPU, else CPU), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+        precision: one of `PRECISIONS`.
     """
-    from lightning_fabric import Fabric
-    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     kind, index = _claim(device, precision)
     may_restart = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
@@ -116,22 +148,38 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> "Fabric":
     ranks, local_ranks = count_ranks()
     if ranks > 1 and index is not None:
         raise UserError(f"--device {device}: under torchrun each rank uses its own GPU; use --device cuda")
-    fabric = Fabric(
-        accelerator=kind,
-        devices=[index] if index is not None else local_ranks,
-        num_nodes=ranks // local_ranks,
-        strategy="ddp" if ranks > 1 else "auto",
-        precision=PRECISIONS[precision],  # pyright: ignore[reportArgumentType] - three of the many literals
-        # set explicitly, because in a Slurm job Fabric would choose Slurm's environment and reject some task counts
-        plugins=TorchElasticEnvironment() if ranks > 1 else LightningEnvironment(),
-    )
-    # kept until Fabric has joined the ranks, because it holds the store that they use
-    meeting = meet(ranks) if ranks > 1 else None
-    fabric.launch()
-    del meeting
+    if ranks > 1 and kind == "mps":
+        raise UserError(f"--device {device}: one process uses Apple's GPU; do without torchrun, or use --device cpu")
+    index = int(os.environ["LOCAL_RANK"]) if ranks > 1 else index or 0
+    place = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
+    if kind == "cuda":
+        if index >= (count := torch.cuda.device_count()):
+            raise UserError(f"--device {device}: {local_ranks} ranks, but torch finds {count} GPUs; each needs its own")
+        torch.cuda.set_device(place)
     if ranks > 1:
-        atexit.register(leave)
-    return fabric
+        join(ranks, local_ranks, place)
+    scaler = torch.amp.GradScaler(kind) if precision == "fp16" else None
+    rank = int(os.environ["RANK"]) if ranks > 1 else 0
+    return Ranks(place, world_size=ranks, global_rank=rank, precision=PRECISIONS[precision], scaler=scaler)
+
+
+def join(ranks: int, local_ranks: int, device: torch.device) -> None:
+    """Join the other ranks, unless this process has done so, and leave them before Python exits."""
+    if torch.distributed.is_initialized():
+        return
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it for several ranks on a machine
+        torch.set_num_threads(max(1, count_cores() // local_ranks))
+    meeting = meet(ranks)  # kept until the group is there, because it holds the store that the ranks use
+    is_gpu = device.type == "cuda"
+    torch.distributed.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        rank=int(os.environ["RANK"]),
+        world_size=ranks,
+        timeout=SILENCE,
+        device_id=device if is_gpu else None,
+    )
+    del meeting
+    atexit.register(leave)
 
 
 def _claim(device: str, precision: str = "fp32") -> tuple[str, int | None]:
@@ -145,7 +193,7 @@ def _claim(device: str, precision: str = "fp32") -> tuple[str, int | None]:
 
 
 def leave() -> None:
-    """Leave the process group before Python exits; Fabric does this only with NCCL.
+    """Leave the process group before Python exits.
 
     Threads of gloo may hold tensors, and freeing one at exit aborts a finished rank (pytorch pull 179291).
     """
@@ -154,7 +202,7 @@ def leave() -> None:
 
 
 def meet(ranks: int) -> object:
-    """Wait until all ranks have joined, and return their store. Fabric would wait for half an hour."""
+    """Wait until all ranks have joined, and return their store. PyTorch alone would wait for half an hour."""
     from torch.distributed.rendezvous import rendezvous
 
     variables = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

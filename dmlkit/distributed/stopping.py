@@ -5,12 +5,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:  # its import takes 2 s of a processor, which `dmlkit embed` would wait for
-    from lightning_fabric import Fabric
+from dmlkit.distributed.launch import Ranks
 
 STOPPED = 130  # the shell's exit code for Ctrl-C
 
@@ -30,18 +29,17 @@ class StopRequest:
             raise KeyboardInterrupt
         self.came = True
 
-    def is_known(self, fabric: "Fabric") -> bool:
+    def is_known(self, fabric: Ranks) -> bool:
         """Return whether to stop, with the same answer on all ranks."""
         is_due = self.came or monotonic() >= self.deadline
         if fabric.world_size == 1:
             return is_due
         # all ranks must stop at the same step
-        anyone: Any = fabric.all_reduce(torch.tensor(float(is_due), device=fabric.device), reduce_op="sum")
-        return bool(anyone.item() > 0)
+        return fabric.sum(torch.tensor(float(is_due), device=fabric.device)).item() > 0
 
 
 @contextmanager
-def stop_signals(deadline: float = inf) -> "Generator[Callable[[Fabric], bool]]":
+def stop_signals(deadline: float = inf) -> Generator[Callable[[Ranks], bool]]:
     """Turn Ctrl-C and SIGTERM into a request that the loop checks between steps; a second signal interrupts at once.
 
     Nested blocks share one request, so that a signal that stops a run also stops its study.

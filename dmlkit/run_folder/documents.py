@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a run's progress is read without torch, which takes seconds
 
 Metrics = dict[str, float]
 SPLITS = ("train", "validation", "test", "all")
-PACKAGES = ("torchvision", "geoopt", "lightning-fabric", "numpy", "pillow", "matplotlib")
+PACKAGES = ("torchvision", "geoopt", "numpy", "pillow", "matplotlib")
 
 
 class EpochRow(Document, frozen=True):

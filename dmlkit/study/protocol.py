@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.datasets.base import FOLDS
+from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.loading.inputs import refuse_faults
@@ -43,7 +43,7 @@ class RealityCheckFigures(Document, frozen=True):
         return {f"{kind} {name}": value for kind, metrics in self.plain().items() for name, value in metrics.items()}
 
 
-def run_once(name: ProtocolName, recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Metrics:
+def run_once(name: ProtocolName, recipe: Recipe, folder: Path, fabric: Ranks, progress: StartModel) -> Metrics:
     """Train a recipe under a protocol, with its own seed. Complete trainings are kept, and interrupted ones resumed.
 
     ``official``: the recipe unchanged. The figures are those of the best checkpoint on validation classes.
@@ -89,7 +89,7 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
     )
 
 
-def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Metrics:
+def _trained(recipe: Recipe, folder: Path, fabric: Ranks, progress: StartModel) -> Metrics:
     """Return the test metrics of a run, which is trained or resumed if it is not complete."""
     if "test" not in recipe.dataset.own_splits:
         text = "got all, which leaves no test classes; studies need official or reality_check"
@@ -105,7 +105,7 @@ def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel)
     return summary.chosen.test
 
 
-def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
+def _concatenated(folds: Sequence[Path], fabric: Ranks) -> dict[str, float]:
     points: list[Tensor] = []
     labels: list[Tensor] = []
     for path in folds:

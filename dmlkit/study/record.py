@@ -23,7 +23,7 @@ from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import STUDY_MARK, require_study
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from dmlkit.distributed.launch import Ranks
 
 ProtocolName = Literal["official", "reality_check"]
 FAILURES = "failures.json"
@@ -173,7 +173,7 @@ def _changed(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 @contextmanager
-def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", command: str) -> Generator[None]:
+def open_study(record: Mapping[str, Any], folder: Path, fabric: "Ranks", command: str) -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
 
     A study that is continued may have more seeds, more values to tune and another wording of its claim.

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dmlkit.distributed.exchange import gather_lists
+from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, first_line
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -92,14 +92,14 @@ class State:
         self.skipped += [fault for fault in faults if fault not in self.skipped]
 
 
-def save_best(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state: State) -> None:
+def save_best(experiment: Experiment, writer: CheckpointWriter, fabric: Ranks, state: State) -> None:
     """Write the best checkpoint: the weights of the model and of its loss."""
     weights = _weights(experiment)
     if fabric.is_global_zero:
         writer.write("best", {**weights, "epoch": state.epoch})
 
 
-def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state: State) -> None:
+def save(experiment: Experiment, writer: CheckpointWriter, fabric: Ranks, state: State) -> None:
     """Write the last checkpoint. It has everything that the rest of the run depends on, for any number of ranks."""
     weights, optimizer = _weights(experiment), _optimizer_state(experiment)
     latest = experiment.average.model_weights if experiment.average else {}
@@ -115,7 +115,7 @@ def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state
                 LATEST: {name: weight.detach() for name, weight in latest.items()},
                 **asdict(state),
                 "optimizer": optimizer,
-                "precision": fabric.strategy.precision.state_dict(),
+                "precision": {} if fabric.scaler is None else fabric.scaler.state_dict(),
                 "random": random,
                 "sampler": experiment.sampler.state(),
             },
@@ -123,7 +123,7 @@ def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state
     fabric.barrier()
 
 
-def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
+def restore(experiment: Experiment, run: RunFolder, fabric: Ranks) -> State:
     """Load the last checkpoint into the experiment. A run that has no checkpoint yet starts from the beginning."""
     path, rows = run.checkpoint_path("last"), run.read_metrics()
     if not path.exists():
@@ -149,7 +149,7 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
         ) from error
 
 
-def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, fabric: Fabric) -> State:
+def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, fabric: Ranks) -> State:
     """Load a checkpoint into the experiment."""
     for sharded in experiment.objective.sharded_parameters():
         whole = saved["objective"][sharded.name]
@@ -163,7 +163,8 @@ def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, fabric
     if experiment.average:
         experiment.average.restore(saved["model"], saved[LATEST])
     experiment.optimizer.load_state_dict(saved["optimizer"])
-    fabric.strategy.precision.load_state_dict(saved["precision"])
+    if fabric.scaler is not None:
+        fabric.scaler.load_state_dict(saved["precision"])
     experiment.sampler.restore(saved["sampler"])
     torch.set_rng_state(saved["random"]["cpu"])
     if fabric.device.type == "cuda" and "cuda" in saved["random"]:

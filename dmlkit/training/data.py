@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.files.document import differences
 from dmlkit.files.outputs import check_place
@@ -45,7 +45,7 @@ class TrainingData(NamedTuple):
 Jobs = Mapping[Split, FeatureJob]
 
 
-def feature_jobs(experiment: Experiment, fabric: Fabric) -> Jobs:
+def feature_jobs(experiment: Experiment, fabric: Ranks) -> Jobs:
     """Return what the frozen layers of an experiment compute once for each split; nothing if it trains live."""
     recipe = experiment.recipe
     if recipe.backbone.tuning.stored() is None:
@@ -76,7 +76,7 @@ def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> N
 
 
 def training_data(
-    experiment: Experiment, jobs: Jobs, run: RunFolder, fabric: Fabric, progress: Progress
+    experiment: Experiment, jobs: Jobs, run: RunFolder, fabric: Ranks, progress: Progress
 ) -> TrainingData:
     """Return the inputs of a training. Features of frozen layers are computed first, unless they are stored."""
     recipe, stored = experiment.recipe, experiment.recipe.backbone.tuning.stored()
@@ -91,7 +91,7 @@ def training_data(
     return TrainingData(part, DrawnViews(found["train"]), found.get("validation"), found.get("test"))
 
 
-def teach(experiment: Experiment, fabric: Fabric, progress: Progress) -> None:
+def teach(experiment: Experiment, fabric: Ranks, progress: Progress) -> None:
     """Let the runs that regularizers name embed the training images, without augmentation.
 
     The splits that such a run has stored already are read, see `known_points`.

@@ -9,14 +9,13 @@ from timeit import repeat
 from typing import NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.distributed.launch import resolve_device, start_fabric
+from dmlkit.distributed.launch import Ranks, resolve_device, start_fabric
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import collate, default_workers
 from dmlkit.loading.inputs import inputs_of
@@ -126,7 +125,7 @@ def free_memory(device: torch.device) -> float:
     return free
 
 
-def time_model(model: EmbeddingModel, dataset: Dataset, recipe: Recipe, fabric: Fabric) -> float:
+def time_model(model: EmbeddingModel, dataset: Dataset, recipe: Recipe, fabric: Ranks) -> float:
     """Return how many images per second are read and embedded here."""
     pixels, reading = _read(dataset, recipe)
     return 1 / _per_image(_computing(model, pixels, fabric, backward=False), reading, default_workers(), fabric)
@@ -188,7 +187,7 @@ def _read(dataset: Dataset, recipe: Recipe) -> tuple[Tensor, float]:
     return batch.inputs.repeat(ceil(TIMED / len(batch.inputs)), 1, 1, 1)[:TIMED], seconds
 
 
-def _computing(model: EmbeddingModel, pixels: Tensor, fabric: Fabric, *, backward: bool) -> float:
+def _computing(model: EmbeddingModel, pixels: Tensor, fabric: Ranks, *, backward: bool) -> float:
     """Return the seconds per image of the model on the device."""
     pixels = pixels.to(fabric.device)
 
@@ -203,7 +202,7 @@ def _computing(model: EmbeddingModel, pixels: Tensor, fabric: Fabric, *, backwar
     return min(repeat(step, number=1, repeat=3)) / len(pixels)  # the first one is slower
 
 
-def _per_image(computing: float, reading: float, workers: int, fabric: Fabric) -> float:
+def _per_image(computing: float, reading: float, workers: int, fabric: Ranks) -> float:
     """Return the seconds per image if ``workers`` processes read while the device computes, on shared processors."""
     if fabric.device.type != "cpu":
         return max(computing, reading / workers)

@@ -18,9 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from lightning_fabric import Fabric
 from pydantic import BaseModel
 
+from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import first_line
 from dmlkit.files.document import Document
 from dmlkit.recipe.file import plain
@@ -83,17 +83,18 @@ class TensorBoardLogger:
 
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
         self.known_as = known_as or "tensorboard"
-        from lightning_fabric.loggers.tensorboard import TensorBoardLogger as EventFiles
+        from torch.utils.tensorboard import SummaryWriter
 
         # an epoch that was logged before a kill, but not recorded, is logged again: TensorBoard drops the earlier one
-        self._files = EventFiles(folder, name=self.known_as, version="", purge_step=epochs + 1)
+        self._files: Any = SummaryWriter(str(folder / self.known_as), purge_step=epochs + 1)
 
     def log(self, figures: Metrics, epoch: int) -> None:
-        self._files.log_metrics(figures, epoch)
-        self._files.save()
+        for name, value in figures.items():
+            self._files.add_scalar(name, value, epoch)
+        self._files.flush()
 
     def close(self, *, finished: bool) -> None:
-        self._files.experiment.close()
+        self._files.close()
 
 
 LONGEST = 500  # characters of a parameter that every version of MLflow takes
@@ -185,7 +186,7 @@ the session and nothing else."""
 
 
 @contextmanager
-def mirror_to_loggers(progress: Progress, recipe: Recipe, run: RunFolder, fabric: Fabric) -> Generator[Progress]:
+def mirror_to_loggers(progress: Progress, recipe: Recipe, run: RunFolder, fabric: Ranks) -> Generator[Progress]:
     """Mirror the metrics of a training to the recipe's loggers while the block runs."""
     if not recipe.training.loggers or not fabric.is_global_zero:
         yield progress

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained, is_at_hand, takes_any_size
 from dmlkit.backbones.weights import FREE, UNKNOWN
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import Dataset, PickedSamples
-from dmlkit.distributed.launch import resolve_device, start_fabric
+from dmlkit.distributed.launch import Ranks, resolve_device, start_fabric
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.evaluation.evaluate import Evaluation, score_split
 from dmlkit.files.source import MODEL
@@ -237,7 +236,7 @@ def measure_all(
     return by_speed(measured), faults
 
 
-def measure(setting: Photos, fabric: Fabric, bar: Bar = no_bar) -> MeasuredModel:
+def measure(setting: Photos, fabric: Ranks, bar: Bar = no_bar) -> MeasuredModel:
     """Measure the pooled features of a pretrained model on photos of the training classes.
 
     The points are kept with those of the model, where the baseline of a training finds them.

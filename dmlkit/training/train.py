@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
-from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from dmlkit.distributed.exchange import gather_counts, gather_rows
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.evaluation.evaluate import evaluate
@@ -44,7 +43,7 @@ def train(
     folder: str | Path,
     *,
     overrides: Sequence[str] = (),
-    device: str | Fabric = "auto",
+    device: str | Ranks = "auto",
     progress: Progress | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -56,7 +55,7 @@ def train(
         recipe: a recipe, or its YAML file, or the name of a recipe that comes with dmlkit.
         folder: the run folder; see `RunFolder`.
         overrides: changes of a file, each ``key.subkey=value``.
-        device: a device, see `start_fabric`, or a fabric that is launched already.
+        device: a device, see `start_fabric`, or what that has returned.
         progress: receives steps and epochs.
         resume: continue the run in ``folder`` from its last checkpoint, or start it if it has none yet.
         overwrite: replace the run in ``folder`` and everything that was made with its weights.
@@ -86,7 +85,7 @@ def train(
 def _train(
     recipe: Recipe,
     run: RunFolder,
-    fabric: Fabric,
+    fabric: Ranks,
     progress: Progress,
     *,
     resume: bool,
@@ -147,20 +146,19 @@ def classes_of(experiment: Experiment) -> RunClasses:
     )
 
 
-def _what_ended(error: Exception, fabric: Fabric) -> str:
+def _what_ended(error: Exception, fabric: Ranks) -> str:
     """Return which other process of a training was ended, another rank or a reader; an empty text for other errors."""
     is_lost = isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
     return f"another rank ended ({error})" if is_lost and fabric.world_size > 1 else killed_reader(error)
 
 
 def fit(
-    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress, resume: bool
+    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Ranks, progress: Progress, resume: bool
 ) -> State:
     """Run the training loop. On return the last checkpoint has the final weights."""
     recipe, settings = experiment.recipe, experiment.recipe.training
     _move_model(experiment, fabric)
     objective = experiment.objective.to(fabric.device)
-    optimizer: Any = fabric.setup_optimizers(experiment.optimizer)
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
     on_gpu = fabric.device.type == "cuda"
@@ -177,7 +175,7 @@ def fit(
             started = time.perf_counter()
             if experiment.model.backbone.set_epoch(state.epoch) or model is None:
                 # data-parallel training waits for the gradients of all parameters that were trainable at its setup
-                model = fabric.setup_module(data.model)
+                model = fabric.distribute(data.model)
             batches.epoch, batches.start = state.epoch, state.step * settings.accumulate
             objective.loss.set_epoch(state.epoch)
             experiment.sampler.set_epoch(state.epoch, experiment.model.manifold)
@@ -190,10 +188,9 @@ def fit(
                 counts = gather_counts(fabric, len(batch.labels), differ=may_skip)
                 is_last = number % settings.accumulate == 0 or number == len(experiment.sampler)  # batch of its step
                 if all(counts):  # a rank without an image has no gradient to average: all ranks skip the batch
-                    with fabric.no_backward_sync(model, enabled=not is_last and not may_skip):
-                        embeddings = gather_rows(
-                            fabric, model(batch.inputs.to(fabric.device, non_blocking=True)), counts
-                        )
+                    with fabric.without_sync(model, enabled=not is_last and not may_skip):
+                        inputs = batch.inputs.to(fabric.device, non_blocking=True)
+                        embeddings = gather_rows(fabric, fabric.compute(model, inputs), counts)
                         labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)
                         images = gather_rows(fabric, batch.indices.to(fabric.device, non_blocking=True), counts)
                         loss = compute_loss(experiment, (embeddings, labels, images), state, run)
@@ -206,7 +203,7 @@ def fit(
                     continue
                 if losses:
                     factor = recipe.schedule.factor(state.epoch + state.step / experiment.steps, settings.epochs)
-                    take_step(fabric, experiment, optimizer, len(losses), [rate * factor for rate in base_rates])
+                    take_step(fabric, experiment, len(losses), [rate * factor for rate in base_rates])
                     pending.append(torch.stack(losses).mean(0))
                     losses.clear()
                 state.step += 1
@@ -233,14 +230,14 @@ def fit(
     return state
 
 
-def _move_model(experiment: Experiment, fabric: Fabric) -> None:
+def _move_model(experiment: Experiment, fabric: Ranks) -> None:
     """Move the model to its device, its backbone compiled if the recipe says so."""
     if experiment.recipe.training.compile:
         experiment.model.backbone.compile()
-    fabric.to_device(experiment.model)
+    experiment.model.to(fabric.device)
 
 
-def _first_state(experiment: Experiment, run: RunFolder, fabric: Fabric, resume: bool) -> State:
+def _first_state(experiment: Experiment, run: RunFolder, fabric: Ranks, resume: bool) -> State:
     """Return the state of the last checkpoint, or of a new run; rows of metrics after it are removed."""
     state = restore(experiment, run, fabric) if resume else State()
     if fabric.is_global_zero:
@@ -258,7 +255,7 @@ class Pace(NamedTuple):
 
 
 def finish_epoch(
-    experiment: Experiment, data: TrainingData, writer: CheckpointWriter, fabric: Fabric, state: State, pace: Pace
+    experiment: Experiment, data: TrainingData, writer: CheckpointWriter, fabric: Ranks, state: State, pace: Pace
 ) -> EpochRow:
     """Validate, write the row of the epoch, and save the checkpoint if it is the best so far."""
     writer.wait()  # every epoch in metrics.jsonl has a checkpoint, except the last one
@@ -292,7 +289,7 @@ def finish_epoch(
     return row
 
 
-def take_step(fabric: Fabric, experiment: Experiment, optimizer: Any, batches: int, rates: list[float]) -> None:
+def take_step(fabric: Ranks, experiment: Experiment, batches: int, rates: list[float]) -> None:
     """Update the weights, and their average where one is kept, and clear the gradients, which are sums over batches.
 
     Each parameter group gets its learning rate from ``rates``.
@@ -301,9 +298,9 @@ def take_step(fabric: Fabric, experiment: Experiment, optimizer: Any, batches: i
         group["lr"] = rate
     average_over_batches(experiment, batches)
     average_gradients(fabric, experiment)
-    clip_gradients(fabric, experiment, optimizer)
-    optimizer.step()
-    optimizer.zero_grad()
+    clip_gradients(fabric, experiment)
+    fabric.step(experiment.optimizer)
+    experiment.optimizer.zero_grad()
     if experiment.average:
         experiment.average.update()
 
@@ -318,7 +315,7 @@ def average_over_batches(experiment: Experiment, batches: int) -> None:
                 parameter.grad.div_(batches)
 
 
-def average_gradients(fabric: Fabric, experiment: Experiment) -> None:
+def average_gradients(fabric: Ranks, experiment: Experiment) -> None:
     """Average the gradients of the proxies over ranks; they differ only by rounding, but the proxies would drift apart.
 
     Sharded proxies, which only one rank holds, keep their gradients.
@@ -328,29 +325,32 @@ def average_gradients(fabric: Fabric, experiment: Experiment) -> None:
     alone = {id(sharded.values) for sharded in experiment.objective.sharded_parameters()}
     for parameter in experiment.objective.parameters():
         if parameter.grad is not None and id(parameter) not in alone:
-            parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # pyright: ignore[reportAttributeAccessIssue]
+            fabric.sum(parameter.grad).div_(fabric.world_size)
 
 
-def clip_gradients(fabric: Fabric, experiment: Experiment, optimizer: torch.optim.Optimizer) -> None:
+def clip_gradients(fabric: Ranks, experiment: Experiment) -> None:
     """Clip the gradients of model and objective by their total norm or by value, as the recipe says."""
     settings = experiment.recipe.training
-    everything = nn.ModuleList([experiment.model, experiment.objective])
+    if settings.clip_grad_norm is None and settings.clip_grad_value is None:
+        return
+    fabric.unscale(experiment.optimizer)
+    everything = [weight for group in experiment.optimizer.param_groups for weight in group["params"]]
     if settings.clip_grad_norm is not None:
         every_sharded = experiment.objective.sharded_parameters()
         with_gradient = [sharded for sharded in every_sharded if sharded.values.grad is not None]
         if not with_gradient:
             # the training loop checks for non-finite values itself, and rarely: each check stalls a GPU
-            fabric.clip_gradients(everything, optimizer, max_norm=settings.clip_grad_norm, error_if_nonfinite=False)
+            clip_grad_norm_(everything, settings.clip_grad_norm)
         else:  # the norm over the rows of all ranks
             alone = {id(sharded.values) for sharded in with_gradient}
-            rest = [p.grad for p in everything.parameters() if p.grad is not None and id(p) not in alone]
+            rest = [p.grad for p in everything if p.grad is not None and id(p) not in alone]
             total = get_total_norm(rest).square()
             for sharded in with_gradient:
                 assert sharded.values.grad is not None
                 total = total + sharded.shard.sum(sharded.values.grad.norm().square())
-            clip_grads_with_norm_(everything.parameters(), settings.clip_grad_norm, total.sqrt())
+            clip_grads_with_norm_(everything, settings.clip_grad_norm, total.sqrt())
     if settings.clip_grad_value is not None:
-        fabric.clip_gradients(everything, optimizer, clip_val=settings.clip_grad_value)
+        clip_grad_value_(everything, settings.clip_grad_value)
 
 
 def compute_loss(experiment: Experiment, batch: tuple[Tensor, Tensor, Tensor], state: State, run: RunFolder) -> Tensor:

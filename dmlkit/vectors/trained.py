@@ -13,7 +13,7 @@ import torch
 
 from dmlkit.backbones.tuning import FullTuningConfig
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.distributed.launch import OneProcess, Ranks
+from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import OptionError, UserError, warn
 from dmlkit.files.where import Where
 from dmlkit.manifolds.sphere import Sphere
@@ -181,7 +181,7 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
     Where its embeddings do not agree with those of torch in float32 it is another model, with a fingerprint of its own:
     so neither are they compared with each other, nor is a threshold of the one used for the other.
     """
-    if not isinstance(fabric, OneProcess) or not fabric.engine:
+    if not fabric.engine:
         return trained
     option = f"--device {trained.device.type}+{fabric.engine}"
     accelerated = accelerate(trained, fabric.engine, option)

@@ -11,10 +11,13 @@ import torch
 from PIL import Image
 
 import dmlkit as library
+from dmlkit.distributed.launch import Ranks
 from dmlkit.losses import ProxyAnchor
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.experiment import assemble
+from dmlkit.training.train import take_step
 from tests.conftest import END, TINY_RECIPE
 from tests.processes import Forked, held_command_line, start, wait_until
 from tests.training.test_average import assert_same_bits
@@ -81,6 +84,24 @@ def test_steps_of_several_batches_are_those_of_a_naive_loop(dmlkit, tmp_path: Pa
     rows = RunFolder(run).read_metrics()
     assert [row.loss for row in rows] == pytest.approx(losses, rel=1e-5)
     assert [row.lr for row in rows] == pytest.approx(rates[2::3])
+
+
+def test_scaled_gradients_are_clipped_by_norm_and_value_as_unscaled_ones_are():
+    """As float16 needs on a GPU; a step whose gradients overflow changes nothing. A scale of 2^k does not round."""
+    clipped = f"epochs: 3, clip_grad_norm: {CLIP}, clip_grad_value: 0.01"
+    recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", clipped), "r.yaml")
+    found: list[list[torch.Tensor]] = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        experiment, fabric = assemble(recipe), Ranks(torch.device("cpu"), scaler=scaler)
+        weights = [*experiment.model.parameters(), *experiment.objective.parameters()]
+        images, labels = torch.stack([experiment.train.sample(row) for row in range(12)]), experiment.train.labels[:12]
+        for factor in (1.0, float("inf"))[: 1 if scaler is None else 2]:
+            loss = experiment.objective(fabric.compute(experiment.model, images), labels, torch.arange(12))
+            fabric.backward(factor * loss)
+            take_step(fabric, experiment, 1, [0.01] * len(experiment.optimizer.param_groups))
+        found.append([weight.detach() for weight in weights])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert not torch.equal(found[0][0], next(assemble(recipe).model.parameters()))
 
 
 def test_a_step_of_all_batches_of_an_epoch_differs_from_one_each(tmp_path: Path):

@@ -325,7 +325,7 @@ def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path):
     assert np.abs(box - whole).max() > 1e-3
 
 
-UNWANTED = ("torchvision", "timm", "lightning_fabric", "torch._dynamo")
+UNWANTED = ("torchvision", "timm", "torch._dynamo")
 SESSION = """
 import sys
 from dmlkit.cli.app import main

@@ -8,8 +8,7 @@ from statistics import fmean
 from time import monotonic
 from typing import Any, Protocol
 
-from lightning_fabric import Fabric
-
+from dmlkit.distributed.launch import Ranks
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError, reason_of, warn
 from dmlkit.evaluation.run import evaluate_scope
@@ -67,7 +66,7 @@ class BudgetUsedError(Exception):
 def run_study(
     study: Study,
     folder: Path,
-    fabric: Fabric,
+    fabric: Ranks,
     progress: StudyProgress,
     command: str,
     *,
@@ -114,9 +113,9 @@ class _Runs:
     """Trainer of the missing runs of a study."""
 
     plan: Plan
-    fabric: Fabric
+    fabric: Ranks
     progress: StudyProgress
-    stop_requested: Callable[[Fabric], bool]
+    stop_requested: Callable[[Ranks], bool]
     workers: int
     failures: dict[str, str] = field(default_factory=dict[str, str])  # reasons of failures, by run
 

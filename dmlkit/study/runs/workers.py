@@ -14,10 +14,9 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_fabric
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError, handled_by
 from dmlkit.errors import UserError, reason_of
 from dmlkit.loading.batches import limit_workers
@@ -76,8 +75,8 @@ def train_at_once(
     runs: Sequence[Run],
     protocol: ProtocolName,
     workers: int,
-    fabric: Fabric,
-    stop_requested: Callable[[Fabric], bool],
+    fabric: Ranks,
+    stop_requested: Callable[[Ranks], bool],
     notify: Notify,
 ) -> None:
     """Train runs in ``workers`` processes; complete runs do not change.
