@@ -1,5 +1,6 @@
 """A first recipe for photos: pretrained models measured on some of the training classes, and what fits a budget."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ MOST_CLASSES, MOST_IMAGES = 200, 1000  # on which models are measured; with 8 im
 BUDGETS = {False: 600.0, True: 1800.0}  # seconds of training, without and with a GPU
 CHOSEN_BY = "map@r"
 SIZES = (224, 384)  # pixels, where the smallest images leave more than half of the budget
+PLACE = re.compile(r"^recipe:\d+: [\w.]+: ")  # line and key of a recipe that is not written yet
 QUICK = (
     "nothing was measured: neither which model suits these photos nor how long it trains; leave out --quick for both"
 )
@@ -164,7 +166,7 @@ def fitting(
         try:
             plan = plan_training(setting, budget, device)
         except UserError as error:
-            notes.append(f"training time is not known: {error}")
+            notes.append(f"training time is not known: {PLACE.sub('', str(error))}")
             return chosen, replace(setting, tuning="none"), None
         if chosen is None or len(left) == 1 or plan.estimate.seconds <= budget:
             return chosen, plan.setting, plan
@@ -229,7 +231,7 @@ def measure_all(
             else:
                 left_out.append(f"{backbone.title} ({license_name})")
         except UserError as error:
-            faults.append(f"{backbone.title}: cannot be measured: {error}")
+            faults.append(f"{backbone.title}: cannot be measured: {PLACE.sub('', str(error))}")
     if left_out:
         models = counted(len(left_out), "model", "models")
         faults.append(f"{models} left out, whose license does not allow every use: {some_of(left_out)}")
