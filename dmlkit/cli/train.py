@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dmlkit.datasets.files.dataset import Dataset
     from dmlkit.recipe.schema import Recipe
     from dmlkit.run_folder.documents import Basis, PretrainedFigures, Summary
+    from dmlkit.run_folder.folder import RunFolder
 
 app = typer.Typer()
 Resume = Annotated[bool, "Resume the run in the folder."]
@@ -62,7 +63,6 @@ def train(
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
 
-    from dmlkit.distributed.launch import resolve_device
     from dmlkit.recipe.file import read_recipe
 
     if review is not None:
@@ -71,8 +71,7 @@ def train(
         overrides = [table, *(overrides or [])]
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
-        resolve_device(device)
-        print_experiment(resolved, Console())
+        print_experiment(resolved, RunFolder(folder), device, Console(), resume=resume)
         return
     is_compared = review is not None and has_held_out(review, resolved, Console())
     train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite, has_next=review is None)
@@ -237,13 +236,15 @@ def limits_of(recipe: "Recipe") -> str:
     return "" if name in (None, UNKNOWN, *FREE) else f"its pretrained weights have the {license_words(name)}"
 
 
-def print_experiment(recipe: "Recipe", console: Console) -> None:
-    """Print the resolved recipe, and the sizes of data, model and loss (``--dry-run``)."""
+def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, console: Console, *, resume: bool) -> None:
+    """Print the resolved recipe, and the sizes of data, model, loss and stored features (``--dry-run``)."""
     from dmlkit.backbones.weights import license_words
+    from dmlkit.distributed.launch import start_fabric
     from dmlkit.recipe.file import dump_recipe
+    from dmlkit.training.data import check_disk, feature_jobs, keeps_features
     from dmlkit.training.experiment import assemble
 
-    experiment = assemble(recipe)
+    fabric, experiment = start_fabric(device, recipe.training.precision), assemble(recipe)
     validation = experiment.validation
     together = f"each of {recipe.training.accumulate} " if recipe.training.accumulate > 1 else ""
     sizes = {
@@ -256,6 +257,9 @@ def print_experiment(recipe: "Recipe", console: Console) -> None:
     }
     if name := recipe.backbone.license():
         sizes["weights"] = license_words(name)
+    if needed := check_disk(recipe, feature_jobs(experiment, fabric), run, resume=resume):
+        until = "" if keeps_features(recipe) else " until training ends"
+        sizes["on disk"] = f"{needed / 1e6:,.3g} MB of stored features{until}"
     for line in dump_recipe(recipe).splitlines():
         say(console, line)
     for name, text in sizes.items():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dmlkit.backbones.tuning import LastBlocksConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
@@ -17,6 +18,7 @@ from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
 from dmlkit.training.gradient_checkpointing import recompute_chunks
@@ -45,10 +47,10 @@ class TrainingData(NamedTuple):
 Jobs = Mapping[Split, FeatureJob]
 
 
-def feature_jobs(experiment: Experiment, fabric: Ranks) -> Jobs:
+def feature_jobs(experiment: Experiment, fabric: Ranks, resumed: RunFolder | None = None) -> Jobs:
     """Return what the frozen layers of an experiment compute once for each split; nothing if it trains live."""
     recipe = experiment.recipe
-    if recipe.backbone.tuning.stored() is None:
+    if recipe.backbone.tuning.stored() is None or (resumed is not None and _is_finished(recipe, resumed)):
         return {}
     named: list[tuple[Split, Dataset | None]]
     named = [("train", experiment.train), ("validation", experiment.validation), ("test", experiment.test)]
@@ -56,10 +58,10 @@ def feature_jobs(experiment: Experiment, fabric: Ranks) -> Jobs:
     return {split: feature_job(dataset, trained, split=split) for split, dataset in named if dataset is not None}
 
 
-def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> None:
-    """Check that there is a folder, and room on its disk, for the features of frozen layers."""
+def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> int:
+    """Check that there is a folder, and room on its disk, for the features of frozen layers; return their bytes."""
     if (stored := recipe.backbone.tuning.stored()) is None:
-        return
+        return 0
     place = folder = features_folder(run, stored).absolute()
     if folder.exists() and not folder.is_dir():
         text = f"{stored.folder}: is a file; expected a folder for features"
@@ -73,6 +75,26 @@ def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> N
             "free some space, set backbone.tuning.cache to a folder on another disk, or store fewer feature_views"
         )
         raise UserError(recipe.fault(("backbone", "tuning"), text))
+    return needed
+
+
+def keeps_features(recipe: Recipe) -> bool:
+    """Return whether stored features outlive a training: not the run's own maps, which take 22 KB per view or more."""
+    tuning = recipe.backbone.tuning
+    return not isinstance(tuning, LastBlocksConfig) or tuning.cache is not None
+
+
+def remove_maps(recipe: Recipe, run: RunFolder, fabric: Ranks) -> None:
+    """Remove the stored maps of a finished training, unless runs may share them."""
+    if fabric.is_global_zero and not keeps_features(recipe):
+        shutil.rmtree(run.features, ignore_errors=True)
+
+
+def _is_finished(recipe: Recipe, run: RunFolder) -> bool:
+    """Return whether a run was trained to its end and has removed its maps: only its summary is written again."""
+    if keeps_features(recipe) or run.features.exists() or not run.summary_path.exists():
+        return False
+    return Summary.read(run.summary_path).last.epoch == recipe.training.trained_epochs
 
 
 def training_data(
@@ -80,7 +102,7 @@ def training_data(
 ) -> TrainingData:
     """Return the inputs of a training. Features of frozen layers are computed first, unless they are stored."""
     recipe, stored = experiment.recipe, experiment.recipe.backbone.tuning.stored()
-    if stored is None:
+    if stored is None or not jobs:
         inputs = inputs_of(experiment.train, recipe.transform, training=True)
         return TrainingData(experiment.model, inputs, experiment.validation, experiment.test)
     folder = features_folder(run, stored)

@@ -24,7 +24,15 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Basis, EpochRow, RunClasses, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
-from dmlkit.training.data import TrainingData, check_disk, check_places, feature_jobs, teach, training_data
+from dmlkit.training.data import (
+    TrainingData,
+    check_disk,
+    check_places,
+    feature_jobs,
+    remove_maps,
+    teach,
+    training_data,
+)
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.pretrained import score_pretrained
 from dmlkit.training.progress import Progress, Silent, mirror_to_loggers
@@ -108,7 +116,7 @@ def _train(
     if experiment.sampler.batch_size % fabric.world_size:
         text = f"a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
         raise UserError(recipe.fault(("sampler",), text))
-    jobs = feature_jobs(experiment, fabric)
+    jobs = feature_jobs(experiment, fabric, run if resume else None)
     if fabric.is_global_zero:
         check_disk(recipe, jobs, run, resume=resume)
         run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis)
@@ -119,9 +127,10 @@ def _train(
         data = training_data(experiment, jobs, run, fabric, progress)
         teach(experiment, fabric, progress)
         pretrained = score_pretrained(experiment, data, run, fabric, progress)
-        return summarize(
-            experiment, data, run, fabric, fit(experiment, data, run, fabric, progress, resume), pretrained
-        )
+        state = fit(experiment, data, run, fabric, progress, resume)
+        summary = summarize(experiment, data, run, fabric, state, pretrained)
+        remove_maps(recipe, run, fabric)
+        return summary
     except (RuntimeError, MemoryError) as error:
         if memory := out_of_memory(error):
             text = f"not enough memory for batches of {experiment.sampler.batch_size} images ({memory}); {LESS_MEMORY}"

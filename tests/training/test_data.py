@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from dmlkit.errors import UserError
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.file import read_recipe
+from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
 from dmlkit.vectors import fill
@@ -176,6 +177,25 @@ def test_cached_features_resume_inside_an_epoch_to_the_bit(tuning, recipe, tmp_p
     stopped(monkeypatch, 3, recipe, tmp_path / "run", *views)
     run_of(recipe, tmp_path / "run", *views, resume=True)
     assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *views))
+
+
+def test_a_run_keeps_its_maps_until_it_is_trained(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A stop keeps them; a finished run resumes without them and computes none, unless it trains longer."""
+    maps, run = "backbone.tuning={name: last_blocks, feature_views: 0}", tmp_path / "run"
+    stopped(monkeypatch, 3, recipe, run, maps)
+    assert list((run / "features").rglob("*.safetensors"))
+    run_of(recipe, run, maps, resume=True)
+    assert not (run / "features").exists()
+    before = Summary.read(run / "summary.json").last.test
+    with monkeypatch.context() as patch:
+        no_computing(patch)
+        run_of(recipe, run, maps, resume=True)
+    assert before is not None and Summary.read(run / "summary.json").last.test == pytest.approx(before)
+    run_of(recipe, run, maps, "training.epochs=4", resume=True)
+    assert_same_weights(run, run_of(recipe, tmp_path / "whole", maps, "training.epochs=4"))
+    shared = maps.replace("0}", f"0, cache: {tmp_path / 'shared'}}}")
+    assert_same_weights(run, run_of(recipe, tmp_path / "other", shared, "training.epochs=4"))
+    assert list((tmp_path / "shared").rglob("*.safetensors"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")

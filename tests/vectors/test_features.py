@@ -110,14 +110,14 @@ def test_maps_of_views_are_kept_in_half_precision(
     """2 channels a pixel of 4 x 4 after two poolings, times the width; the weights differ by its rounding alone."""
     changes = (
         "transform={name: imagenet, size: 16, resize: 18}",
-        f"{BLOCKS}, feature_views: 3}}",
+        f"{BLOCKS}, feature_views: 3, cache: maps}}",
         "optimizer.name=riemannian_sgd",
     )
     options = [word for one in changes for word in ("--set", one)]
     assert dmlkit("train", "r.yaml", "-o", "half", *options).code == 0
-    halves = [one for path in stores("half") for one in features_of(path) if one.dtype == np.float16]
+    halves = [one for path in stores("maps") for one in features_of(path) if one.dtype == np.float16]
     assert sum(map(len, halves)) == 3 * 3 * 5 and {one.shape[1] for one in halves} == {2 * 4 * 4 * 4}
-    others = [one for path in stores("half") for one in features_of(path) if one.dtype == np.float32]
+    others = [one for path in stores("maps") for one in features_of(path) if one.dtype == np.float32]
     assert sum(map(len, others)) == 3 * 5 + 6 * 5  # validation and test images, whose figures are exact
     monkeypatch.setattr(features, "MAPS", torch.float32)
     assert dmlkit("train", "r.yaml", "-o", "whole", *options).code == 0
@@ -145,12 +145,17 @@ def test_a_disk_without_room_is_one_line_before_anything_is_written(
 ) -> None:
     free = shutil.disk_usage(photos)
     monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free._replace(free=1000))
-    shown = dmlkit("train", "r.yaml", "-o", "run", "--set", tuning)
     width = 16 if "none" in tuning else 2 * 4 * 4 * 4
-    needed = f"{12 * 5 * width * 4 / 1e9:.3g} GB"
-    assert shown.code == 2 and shown.err.count("\n") == 1 and not Path("run").exists()
-    assert f"the stored features take {needed}, but the disk of " in shown.err and "has 1e-06 GB free" in shown.err
+    needed = 12 * 5 * width * 4
+    for dry in ((), ("--dry-run",)):
+        shown = dmlkit("train", "r.yaml", "-o", "run", "--set", tuning, *dry)
+        assert shown.code == 2 and shown.err.count("\n") == 1 and not Path("run").exists()
+        assert f"the stored features take {needed / 1e9:.3g} GB, but the disk of " in shown.err
+        assert "has 1e-06 GB free" in shown.err
     monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free)
+    shown = dmlkit("train", "r.yaml", "-o", "run", "--set", tuning, "--dry-run")
+    until = "" if "none" in tuning else " until training ends"
+    assert f"on disk:    {needed / 1e6:.3g} MB of stored features{until}\n" in shown.out and not Path("run").exists()
     cache = ("--set", tuning.replace("}", ", cache: cache}"))
     assert dmlkit("train", "r.yaml", "-o", "run", *cache).code == 0
     monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free._replace(free=0))
@@ -307,7 +312,7 @@ def test_stored_features_give_the_embeddings_of_their_images(
     tuning: str, photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, without the frozen layers; not if a photo has changed, or by other software."""
-    Path("r.yaml").write_text(RECIPE.replace("{name: none}", tuning))
+    Path("r.yaml").write_text(RECIPE.replace("{name: none}", tuning.replace("0}", "0, cache: maps}")))
     assert dmlkit("train", "r.yaml", "-o", "run").code == 0
     dimensions, forward = list[int](), EmbeddingModel.forward
 
