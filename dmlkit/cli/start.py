@@ -192,7 +192,8 @@ def shown(plan: "TrainingPlan", budget: float) -> list[str]:
             f"of {plan.setting.chunk} images (training.gradient_cache), which takes a third longer"
         )
     if seconds > budget:
-        lines.append(f"this is more than the budget of {duration(budget)}, and nothing here takes less")
+        untrained = f"timm:{plan.setting.backbone.model} in place of a run needs no training"
+        lines.append(f"this is more than the budget of {duration(budget)}, and nothing here takes less; {untrained}")
     if larger is not None:
         lines.append(f"{TUNING_WORDS[larger[0]]} would take {duration(larger[1])} and give more: see --budget")
     return lines
