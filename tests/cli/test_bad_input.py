@@ -69,9 +69,7 @@ def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     assert not run.exists()
 
 
-def test_broken_images_stop_or_are_skipped_and_counted(
-    dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path
-):
+def test_broken_images_stop_or_are_skipped_and_counted(dmlkit, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
     classes = sorted(path.name for path in image_folder.iterdir())
     broken, unseen = image_folder / classes[0] / "2.png", image_folder / classes[-1] / "2.png"  # trains | tests
     for path in (broken, unseen):
@@ -206,9 +204,7 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_any_command_in_a_line(
-    number: int, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_ctrl_c_and_sigterm_end_any_command_in_a_line(number: int, dmlkit: Cli, monkeypatch, tmp_path: Path):
     (tmp_path / "study.json").touch()
     monkeypatch.setattr("dmlkit.study.status.status_of", lambda _: os.kill(os.getpid(), number))
     handler = signal.getsignal(signal.SIGTERM)
@@ -219,9 +215,7 @@ def test_ctrl_c_and_sigterm_end_any_command_in_a_line(
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_ctrl_c_that_compiled_code_turns_into_another_error_ends_a_command_in_a_line(
-    dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_ctrl_c_that_compiled_code_turns_into_another_error_ends_a_command_in_a_line(dmlkit, monkeypatch, tmp_path):
     (tmp_path / "study.json").touch()
 
     def status(_: Path):
@@ -237,9 +231,7 @@ def test_ctrl_c_that_compiled_code_turns_into_another_error_ends_a_command_in_a_
 
 
 @pytest.mark.parametrize("has_own_handler", [False, True], ids=["command", "training"])
-def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(
-    has_own_handler: bool, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(has_own_handler: bool, dmlkit, monkeypatch, tmp_path):
     (tmp_path / "study.json").touch()
 
     class Interrupted:

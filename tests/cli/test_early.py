@@ -305,9 +305,7 @@ OF_OTHER_SOURCES = [
 
 
 @pytest.mark.parametrize(("words", "message"), OF_OTHER_SOURCES)
-def test_an_option_of_other_sources_is_refused_before_anything_is_read(
-    words: str, message: str, place: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_option_of_other_sources_is_refused_before_anything_is_read(words: str, message, place, dmlkit, monkeypatch):
     monkeypatch.chdir(place)
     result = dmlkit(*words.split())
     assert (result.code, result.err) == (2, f"error: {message}\n")

@@ -118,16 +118,13 @@ def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch):
 
 
 GROUPED: dict[str, list[str]] = {
-    name: list(getattr(command, "commands", {}))
-    for name, command in get_command(app).commands.items()  # pyright: ignore[reportAttributeAccessIssue]
+    name: list(getattr(command, "commands", {})) for name, command in get_command(app).commands.items()
 }
 HELP = [[], *([name] for name in GROUPED), *([name, one] for name, below in GROUPED.items() for one in below)]
 
 
 @pytest.mark.parametrize("command", HELP, ids=" ".join)
-def test_help_obeys_no_text_and_has_choices_in_its_texts_and_not_in_a_wide_column_s4(
-    dmlkit, command: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_help_obeys_no_text_and_has_choices_in_its_texts_and_not_in_a_wide_column_s4(dmlkit, command, monkeypatch):
     """A column with <nearest|vote|mean> left 32 of 80 columns; --overwrite <bool> reads as if a value followed."""
     monkeypatch.setenv("COLUMNS", "80")
     shown = held(dmlkit(*command, "--help"))
@@ -292,9 +289,7 @@ SCREENS = [
 
 
 @pytest.mark.slow
-def test_the_screens_of_the_first_hour_fit_80_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Result]
-):
+def test_the_screens_of_the_first_hour_fit_80_columns(tmp_path: Path, monkeypatch, dmlkit: Callable[..., Result]):
     """No line is longer, and each name of a class, which has no space, is whole on one line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")

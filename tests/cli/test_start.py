@@ -67,9 +67,7 @@ def start_and_train(dmlkit: Cli, folder: str) -> tuple[Result, Result]:
 
 
 @pytest.mark.parametrize("count", [4, 7, 8])
-def test_train_takes_the_recipe_of_few_classes(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_train_takes_the_recipe_of_few_classes(count: int, tmp_path: Path, monkeypatch, dmlkit: Cli):
     monkeypatch.chdir(tmp_path)
     classes_at(Path("photos"), [f"class_{number}" for number in range(count)])
     started, trained = start_and_train(dmlkit, "photos")
@@ -80,9 +78,7 @@ def test_train_takes_the_recipe_of_few_classes(
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_fewer_than_four_classes_are_refused_before_a_recipe_is_written(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_fewer_than_four_classes_are_refused_before_a_recipe_is_written(count: int, tmp_path, monkeypatch, dmlkit):
     monkeypatch.chdir(tmp_path)
     classes_at(Path("photos"), "abc"[:count])
     result = dmlkit("start", "photos")
@@ -107,9 +103,7 @@ def test_all_faulty_classes_are_named_at_once(tmp_path: Path, monkeypatch: pytes
     assert sum(line.startswith("error: ") and "this name is not UTF-8" in line for line in every) == 25
 
 
-def test_known_individuals_in_other_photos_are_divided_by_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_known_individuals_in_other_photos_are_divided_by_class(tmp_path: Path, monkeypatch, dmlkit: Cli):
     """The same classes in train/ and test/, as for a classifier: what the screen says, and a recipe that trains."""
     monkeypatch.chdir(tmp_path)
     for split in ("train", "test"):
@@ -120,9 +114,7 @@ def test_known_individuals_in_other_photos_are_divided_by_class(
     assert trained.code == 0, trained.err
 
 
-def test_a_class_of_a_single_photo_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli, caplog: pytest.LogCaptureFixture
-):
+def test_a_class_of_a_single_photo_stops_nothing(tmp_path: Path, monkeypatch, dmlkit: Cli, caplog):
     monkeypatch.chdir(tmp_path)
     classes_at(Path("photos"), [f"class_{number}" for number in range(8)])
     classes_at(Path("photos"), ["alone", "solo"], images=1)
@@ -137,9 +129,7 @@ def test_a_class_of_a_single_photo_stops_nothing(
     assert "12 queries" in dmlkit("eval", "run").out  # of the other four test classes
 
 
-def test_the_classes_that_validate_are_not_counted_as_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_the_classes_that_validate_are_not_counted_as_trained(tmp_path: Path, monkeypatch, dmlkit: Cli):
     """Of 20 classes the first half is for training, of which 3 validate: 7 are trained on, with 3 photos each."""
     monkeypatch.chdir(tmp_path)
     classes_at(Path("photos"), [f"class_{number:02}" for number in range(20)])
@@ -170,9 +160,7 @@ def test_labels_that_look_like_several_are_named(tmp_path: Path, monkeypatch: py
         assert result.code == 0 and (advice in " ".join(result.out.split())) == names, result.out
 
 
-def test_the_screen_names_what_is_left_out_within_80_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli, caplog: pytest.LogCaptureFixture
-):
+def test_the_screen_names_what_is_left_out_within_80_columns(tmp_path: Path, monkeypatch, dmlkit: Cli, caplog):
     monkeypatch.chdir(tmp_path)
     names = [f"{number:02} a kind of crow with a long name" for number in range(20)] + ["99 \x1b]0;title\x07"]
     classes_at(Path("photos"), names, images=2)
@@ -203,9 +191,7 @@ def test_the_screen_names_what_is_left_out_within_80_columns(
         "{name: last_blocks, feature_views: 4}",
     ],
 )
-def test_the_estimate_counts_the_passes_through_the_backbone(
-    tuning: str, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_estimate_counts_the_passes_through_the_backbone(tuning: str, tiny_recipe: Path, monkeypatch):
     """With one second per image or map. Of the classes, 3 are trained, 3 validate and 6 test; each has 6 images."""
     monkeypatch.setattr(estimate, "_per_image", lambda *_: 1.0)
     changes = [f"backbone.tuning={tuning}", PLAIN]
@@ -231,9 +217,7 @@ def test_the_estimate_counts_the_passes_through_the_backbone(
         ("12s", "none", 200, ["nothing here takes less; timm:tf_efficientnet_lite0 in place of a run needs"]),
     ],
 )
-def test_the_budget_chooses_how_much_is_trained(
-    budget: str, tuning: str, epochs: int, lines: list[str], dmlkit: Cli, birds: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_budget_chooses_how_much_is_trained(budget: str, tuning: str, epochs, lines, dmlkit, birds, monkeypatch):
     """With made-up times of the fewest epochs: 10 minutes for all weights, 8 1/3 for the last blocks, 1 for a head.
 
     On stored maps 100 epochs take 2 minutes after 2 minutes of storing; Lite0 has no attention layers for LoRA.
@@ -267,9 +251,7 @@ def test_a_budget_that_is_no_time_is_refused(budget: str, dmlkit: Cli, birds: Pa
     assert result.code == 2 and result.err == f"error: --budget {budget!r}: {expected}\n"
 
 
-def test_the_screen_says_which_of_nested_folders_are_the_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_the_screen_says_which_of_nested_folders_are_the_classes(tmp_path: Path, monkeypatch, dmlkit: Cli):
     """Also where the outermost are too few to train, so that nobody takes the error for a fault of the photos."""
     monkeypatch.chdir(tmp_path)
     for genus in ("crow", "gull"):

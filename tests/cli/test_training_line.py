@@ -84,9 +84,7 @@ def test_lines_of_epochs_keep_within_80_columns_at_any_speed(speed: float):
     assert all(f"{name} {value:.3f}" in said for name, value in values.items())
 
 
-def test_train_prints_a_line_per_epoch_only_without_a_terminal(
-    dmlkit, tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_train_prints_a_line_per_epoch_only_without_a_terminal(dmlkit, tiny_recipe: Path, tmp_path: Path, monkeypatch):
     words = ("train", tiny_recipe, "--device", "cpu", "--set", "training.workers=0", "-o")
     plain = dmlkit(*words, tmp_path / "plain").out
     starts = [line.split("  ")[0] for line in plain.splitlines() if line.startswith("epoch")]

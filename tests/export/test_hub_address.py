@@ -87,7 +87,7 @@ def folder(trained_once: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
     home = tmp_path_factory.mktemp("address")
     run = trained_once(home, ONE_EPOCH)
-    return export(run, "hub", output=home / "hub").written[0]  # pyright: ignore[reportReturnType]
+    return export(run, "hub", output=home / "hub").written[0]
 
 
 @pytest.fixture

@@ -100,9 +100,7 @@ def test_a_tracker_gives_floats_to_a_smaller_file(run: Path, tmp_path: Path, dml
 
 
 @pytest.mark.slow
-def test_points_of_a_curved_space_are_on_it(
-    trained_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_points_of_a_curved_space_are_on_it(trained_once: Callable[..., Path], tmp_path: Path, monkeypatch):
     run = RunFolder(trained_once(tmp_path, ON_THE_BALL))
     fabric = start_ranks("cpu")
     trained = load_model(run, fabric)
@@ -122,9 +120,7 @@ def test_points_of_a_curved_space_are_on_it(
 
 
 @pytest.mark.slow
-def test_a_terminal_shows_that_a_network_is_traced(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_a_terminal_shows_that_a_network_is_traced(run: Path, tmp_path: Path, monkeypatch, dmlkit: Cli):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     result = dmlkit("export", run, "--format", "torch-export", "--input", "squares", "-o", tmp_path / "model.pt2")
     assert result.code == 0 and "tracing the model, which can take minutes" in result.err

@@ -8,7 +8,7 @@ import torch
 
 from dmlkit.export.preparation import (
     OPSET,
-    _program,  # pyright: ignore[reportPrivateUsage]
+    _program,
     images_program,
     prepend_preparation,
 )

@@ -190,9 +190,7 @@ def nearest(kind: str, target: str, index: Mapping[str, Any], queries: np.ndarra
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("kind", STORES)
-def test_a_store_has_what_was_embedded_and_finds_what_the_exact_search_finds(
-    kind: Any, geometry: str, tmp_path: Path, target: Callable[[str], str]
-):
+def test_a_store_has_what_was_embedded_and_finds_what_the_exact_search_finds(kind: Any, geometry, tmp_path, target):
     options, distance, form = GEOMETRIES[geometry]
     shape = {"manifold": options, "similarity": options["similarity"]}
     space = Manifest.parse(manifest(**shape), "manifest").manifold.build(6)
@@ -226,9 +224,7 @@ def test_a_store_has_what_was_embedded_and_finds_what_the_exact_search_finds(
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_table_is_replaced_when_asked_and_if_it_is_ours(
-    kind: Any, tmp_path: Path, target: Callable[[str], str], dmlkit: Callable[..., Result]
-):
+def test_a_table_is_replaced_when_asked_and_if_it_is_ours(kind: Any, tmp_path, target: Callable[[str], str], dmlkit):
     store = target(kind)
     embeddings_at(tmp_path / "a", POINTS)
     embeddings_at(tmp_path / "b", POINTS[:3])
@@ -256,9 +252,7 @@ def test_a_table_is_replaced_when_asked_and_if_it_is_ours(
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_failed_export_leaves_what_was_there(
-    kind: Any, tmp_path: Path, target: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failed_export_leaves_what_was_there(kind: Any, tmp_path: Path, target: Callable[[str], str], monkeypatch):
     monkeypatch.setattr("dmlkit.export.databases.ROWS", 2)
     store = target(kind)
     broken = POINTS.copy()
@@ -385,9 +379,7 @@ def test_a_password_is_never_told(address: str, tmp_path: Path, dmlkit: Callable
 
 
 @pytest.mark.postgres
-def test_postgres_takes_any_name_and_keeps_no_password(
-    postgres: str, target: Callable[[str], str], tmp_path: Path, dmlkit: Callable[..., Result]
-):
+def test_postgres_takes_any_name_and_keeps_no_password(postgres: str, target: Callable[[str], str], tmp_path, dmlkit):
     address, name = target("pgvector"), 'a"; DROP TABLE x; --'
     result = dmlkit("export", embeddings_at(tmp_path / "out"), "--format", "pgvector", "-o", address, "--table", name)
     assert result.code == 0 and "p%40ss" not in result.out and "vector_cosine_ops" in result.out, result.err
@@ -412,9 +404,7 @@ def test_postgres_takes_any_name_and_keeps_no_password(
 @pytest.mark.parametrize(
     ("dim", "told"), [(2000, "vector_cosine_ops"), (2001, "halfvec_cosine_ops"), (4001, "no index")]
 )
-def test_postgres_indexes_wide_vectors_by_their_halves(
-    dim: int, told: str, target: Callable[[str], str], tmp_path: Path
-):
+def test_postgres_indexes_wide_vectors_by_their_halves(dim: int, told: str, target: Callable[[str], str], tmp_path):
     address = target("pgvector")
     points = np.eye(3, dim, dtype=np.float32)
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points, dim=dim, features=dim))

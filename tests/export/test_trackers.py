@@ -78,10 +78,10 @@ def cosine(features: Any, expected: np.ndarray) -> float:
 
 
 def test_ultralytics(run: Path, video: Any, embedded: np.ndarray, tmp_path: Path, dmlkit: Callable[..., Result]):
-    from ultralytics.engine.results import Boxes  # pyright: ignore[reportMissingImports]
-    from ultralytics.trackers.bot_sort import BOTSORT  # pyright: ignore[reportMissingImports]
-    from ultralytics.utils import YAML, IterableSimpleNamespace  # pyright: ignore[reportMissingImports]
-    from ultralytics.utils.checks import check_yaml  # pyright: ignore[reportMissingImports]
+    from ultralytics.engine.results import Boxes
+    from ultralytics.trackers.bot_sort import BOTSORT
+    from ultralytics.utils import YAML, IterableSimpleNamespace
+    from ultralytics.utils.checks import check_yaml
 
     model = tmp_path / "tracker.onnx"
     assert dmlkit("export", run, "--format", "onnx", "--input", "tracker", "-o", model).code == 0
@@ -106,7 +106,7 @@ def test_ultralytics(run: Path, video: Any, embedded: np.ndarray, tmp_path: Path
 
 
 def test_boxmot(run: Path, video: Any, embedded: np.ndarray, tmp_path: Path, dmlkit: Callable[..., Result]):
-    from boxmot import BotSort  # pyright: ignore[reportMissingImports]
+    from boxmot import BotSort
 
     frames, corners = video
     for takes, least in (("normalized", 0.9999), ("tracker", -1.0)):

@@ -4,18 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.backbones import SmallCNN
-from dmlkit.backbones.base import BackboneConfig
 from dmlkit.datasets import GlyphsConfig
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import read_recipe
-from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
 from dmlkit.transforms import ImageNetConfig
 from tests.conftest import ROOT
 from tests.datasets import trees
-from tests.recipe.test_recipes import shrunk_sampler
+from tests.recipe.test_recipes import miniature
 
 RECIPES = sorted((ROOT / "recipes" / "cars").glob("[!_]*.yaml"))
 
@@ -24,29 +21,18 @@ def name(path: Path) -> str:
     return path.stem
 
 
-def miniature(recipe: Recipe) -> Recipe:
-    """The recipe on 72 glyphs of 16 pixels with a tiny network; all else stays.
-
-    But ProxyGML's ratio, since 0.05 of the proxies of 10 classes is fewer than one class has.
-    """
-    freezing = {field: getattr(recipe.backbone, field) for field in BackboneConfig.model_fields if field != "name"}
-    changes = {
-        "dataset": GlyphsConfig(classes=24, images_per_class=6, size=16, validation_fraction=0.2),
-        "transform": ImageNetConfig(size=16, resize=18),
-        "backbone": SmallCNN.Config(width=4, **freezing),
-        "embedding_dim": 16,
-        "loss": recipe.loss.model_copy(update={"ratio": 0.5}) if recipe.loss.name == "proxy_gml" else recipe.loss,
-        "sampler": shrunk_sampler(recipe.sampler),
-        "training": recipe.training.model_copy(update={"epochs": 3, "workers": 0}),
-    }
-    return Recipe(**(dict(recipe) | changes))
+MINIATURE = {
+    "dataset": GlyphsConfig(classes=24, images_per_class=6, size=16, validation_fraction=0.2),
+    "transform": ImageNetConfig(size=16, resize=18),
+    "embedding_dim": 16,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=name)
 def test_each_takes_steps(path: Path, tmp_path: Path):
     """Three epochs: Proxy-ISA opens its memory in the second, and its filter in the third."""
-    train(miniature(read_recipe(path)), tmp_path / "run", device="cpu")
+    train(miniature(read_recipe(path), **MINIATURE), tmp_path / "run", device="cpu")
     rows = RunFolder(tmp_path / "run").read_metrics()
     assert len(rows) == 3 and all(abs(row.loss) < float("inf") for row in rows)
     assert rows[-1].validation is not None and 0 < rows[-1].validation["map@r"] <= 1

@@ -57,9 +57,7 @@ def test_notes_stand_in_the_dry_run(dmlkit: Callable[..., Any], tmp_path: Path):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_folder_with_too_few_classes_is_one_line_before_anything_trains(
-    dmlkit: Callable[..., Any], tmp_path: Path, classes: int
-):
+def test_a_folder_with_too_few_classes_is_one_line_before_anything_trains(dmlkit, tmp_path: Path, classes: int):
     for label in range(2 * classes):
         (tmp_path / "photos" / f"{label}").mkdir(parents=True)
         for image in range(2):

@@ -87,9 +87,7 @@ def test_tuning_seeds_choose_by_their_mean_and_their_runs_are_not_trained_twice(
         (1.0, 0, [1e-3, 2e-3, 4e-3], "lr=0.004"),
     ],
 )
-def test_a_choice_at_the_edge_extends_the_grid(
-    tmp_path: Path, best: float, extend: int, tried: list[float], chosen: str
-):
+def test_a_choice_at_the_edge_extends_the_grid(tmp_path, best: float, extend: int, tried: list[float], chosen: str):
     plan = plan_of(tmp_path, TUNED.replace("tune:", f"extend: {extend}\ntune:"))
     rounds = end(plan, peak(best))
     assert rounds[-1] == [f"small/{chosen}/seed-1", f"large/{chosen}/seed-1"]

@@ -78,9 +78,7 @@ def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_go
     assert dmlkit("report", out, "-o", tmp_path / "report.md").code == 0
 
 
-def test_a_budget_that_ends_before_a_variant_is_complete_writes_no_results(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
-):
+def test_a_budget_that_ends_before_a_variant_is_complete_writes_no_results(dmlkit, tmp_path, monkeypatch, clock):
     def pass_time(_: int) -> None:
         clock[0] += 10
 
@@ -101,9 +99,7 @@ def test_a_budget_that_is_no_time_is_one_line(dmlkit, tmp_path: Path, budget: st
     assert not (tmp_path / "out").exists()
 
 
-def test_killed_at_any_run_a_study_that_extends_its_grid_comes_to_the_same(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_killed_at_any_run_a_study_that_extends_its_grid_comes_to_the_same(dmlkit, tmp_path: Path, monkeypatch):
     text = TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1]\nmore_seeds: 2\ntune:")
     wholes = tmp_path / "whole"
     wholes.mkdir()
@@ -142,9 +138,7 @@ def test_killed_at_any_run_a_study_that_extends_its_grid_comes_to_the_same(
     ],
     ids=["user error", "error of the system"],
 )
-def test_a_run_that_fails_is_told_and_the_others_go_on(
-    fault: Told, reason: str, dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_that_fails_is_told_and_the_others_go_on(fault: Told, reason: str, dmlkit, tmp_path: Path, monkeypatch):
     def tell(recipe: Recipe) -> Told:
         is_broken = recipe.seed == 1 and margin_of(recipe) == 0.3
         return fault if is_broken else figures(recipe)
@@ -166,9 +160,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
     assert not (out / "failures.json").exists() and results_of(out)["failed"] == {}
 
 
-def test_a_list_of_failed_runs_that_cannot_be_written_stops_no_other_run(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_list_of_failed_runs_that_cannot_be_written_stops_no_other_run(dmlkit, tmp_path: Path, monkeypatch, caplog):
     trained = train_by(monkeypatch, lambda recipe: "not finite" if recipe.seed == 1 else figures(recipe))
     monkeypatch.setattr(study_run.StudyFailures, "write", refuse_to_write)
     result = study(dmlkit, write_study(tmp_path, THREE))
@@ -180,9 +172,7 @@ def refuse_to_write(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_an_error_of_the_system_before_training_leaves_the_results(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_error_of_the_system_before_training_leaves_the_results(dmlkit, tmp_path: Path, monkeypatch):
     train_by(monkeypatch, figures)
     monkeypatch.setattr(study_run, "evaluate_scope", refuse_to_write)
     result = study(dmlkit, write_study(tmp_path))
@@ -190,9 +180,7 @@ def test_an_error_of_the_system_before_training_leaves_the_results(
     assert results_of(tmp_path / "out")["verdicts"]
 
 
-def test_a_value_beyond_the_grid_whose_data_are_gone_ends_the_grid(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_value_beyond_the_grid_whose_data_are_gone_ends_the_grid(dmlkit, tmp_path: Path, monkeypatch):
     def check(protocol: object, recipe: Recipe) -> Any:
         if rate_of(recipe) > 4e-3:
             raise OSError(5, "Input/output error", "photos/a.jpg")
@@ -216,9 +204,7 @@ def test_a_value_that_cannot_be_trained_is_not_chosen(dmlkit, tmp_path: Path, mo
     assert tuned["chosen"] == "lr=0.002" and list(tuned["validation"]) == ["lr=0.001", "lr=0.002"]
 
 
-def test_a_study_whose_runs_all_failed_is_one_screen_and_no_results(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_study_whose_runs_all_failed_is_one_screen_and_no_results(dmlkit, tmp_path: Path, monkeypatch):
     train_by(monkeypatch, lambda recipe: "no photos" if recipe.seed else "the loss is not finite")
     path, out = write_study(tmp_path), tmp_path / "out"
     result = study(dmlkit, path)
@@ -240,9 +226,7 @@ def test_a_study_whose_runs_all_failed_is_one_screen_and_no_results(
     ],
     ids=["every run", "one variant", "all but the first runs"],
 )
-def test_a_study_stops_only_when_all_its_first_runs_fail_for_one_reason(
-    fails: Callable[[Recipe], bool], trained: int, dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_study_stops_only_when_all_its_first_runs_fail_for_one_reason(fails, trained, dmlkit, tmp_path, monkeypatch):
     runs = train_by(monkeypatch, lambda recipe: "no photos" if fails(recipe) else figures(recipe))
     result = study(dmlkit, write_study(tmp_path, STUDY.replace("[0, 1]", f"{list(range(20))}")))
     assert result.code == 2 and len(runs.folders) == trained
@@ -261,9 +245,7 @@ def test_results_that_were_complete_stay_when_a_run_is_damaged(dmlkit, tmp_path:
     assert study(dmlkit, path).code == 2 and (out / "results.json").read_bytes() == before
 
 
-def test_the_grid_may_be_extended_later_and_nothing_is_trained_twice(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_grid_may_be_extended_later_and_nothing_is_trained_twice(dmlkit, tmp_path: Path, monkeypatch):
     path, out = write_study(tmp_path, TUNED), tmp_path / "out"
     trained = train_by(monkeypatch, peak(1.0))
     first = study(dmlkit, path)
@@ -281,9 +263,7 @@ def test_the_grid_may_be_extended_later_and_nothing_is_trained_twice(
     assert "more_seeds: was 0, now 2" in study(dmlkit, path).err
 
 
-def test_values_may_be_added_to_a_grid_later_but_none_is_dropped(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_values_may_be_added_to_a_grid_later_but_none_is_dropped(dmlkit, tmp_path: Path, monkeypatch):
     path, out = write_study(tmp_path, TUNED), tmp_path / "out"
     trained = train_by(monkeypatch, peak(8.0))
     assert study(dmlkit, path).code == 0

@@ -37,7 +37,7 @@ def killed(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A study of 2 variants and 3 seeds with 2 runs that are done, one that failed and one in its second epoch."""
 
     def tell(recipe: Recipe) -> Told:
-        is_large = recipe.loss.margin == 0.3  # pyright: ignore
+        is_large = recipe.loss.margin == 0.3
         return "the loss is not finite" if is_large and not recipe.seed else (0.7 + 0.01 * recipe.seed, 0.6)
 
     train_by(monkeypatch, tell, kill_after(3))
@@ -92,9 +92,7 @@ def test_the_screen_fits_80_columns_and_reads_only(dmlkit, killed: Path, monkeyp
     assert json.loads(dmlkit("status", killed, "--json").out) == status_of(killed).model_dump(mode="json")
 
 
-def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(dmlkit, tmp_path: Path, monkeypatch):
     path, out = write_study(tmp_path, TUNED.replace("tune:", "extend: 1\ntune:")), tmp_path / "out"
     train_by(monkeypatch, peak(1.0), kill_after(2))
     with pytest.raises(Killed):

@@ -88,7 +88,7 @@ def test_the_runs_are_the_recipes_that_the_study_says(whole: Path):
         for seed in SEEDS:
             run = RunFolder(whole / "runs" / name / f"seed-{seed}")
             recipe = run.recipe()
-            assert (recipe.seed, recipe.loss.margin, recipe.training.epochs) == (seed, margin, 2)  # pyright: ignore
+            assert (recipe.seed, recipe.loss.margin, recipe.training.epochs) == (seed, margin, 2)
             best = json.loads(run.summary_path.read_text())["best"]
             assert best["validation"]["map@r"] == max(row.validation["map@r"] for row in run.read_metrics())
     assert len(finished(whole)) == 4
@@ -399,9 +399,7 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
 
 @pytest.mark.heavy
 @pytest.mark.slow
-def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
-    dmlkit, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(dmlkit, whole, tmp_path, monkeypatch):
     path, out = write_study(tmp_path), tmp_path / "out"
     words = ["study", path, "-o", out, "--device", "cpu", "--workers", 2]
     now = count()  # a second passes at each look
@@ -433,7 +431,7 @@ def begin_held(step: int, marks: str, *begin: Any) -> None:
 def study_at_once(step: int, marks: str, *words: str) -> None:
     """``dmlkit study --workers 2`` whose processes wait at a step of their runs, and have imported dmlkit."""
     workers.get_context = lambda _: WARM
-    forkserver._forkserver.ensure_running = lambda: None  # pyright: ignore[reportAttributeAccessIssue] - it is there
+    forkserver._forkserver.ensure_running = lambda: None
     workers._begin = partial(begin_held, step, marks)
     command_line(*words, "--workers", "2")
 
@@ -448,9 +446,7 @@ def held_at_once(step: int, path: Path, out: Path, marks: Path) -> Forked:
 
 @pytest.mark.heavy
 @pytest.mark.slow
-def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_another(
-    dmlkit, whole: Path, tmp_path: Path
-):
+def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_another(dmlkit, whole: Path, tmp_path):
     path, out = write_study(tmp_path), tmp_path / "out"
     process = held_at_once(4, path, out, tmp_path / "first")
     process.send_signal(signal.SIGTERM)
@@ -503,9 +499,7 @@ def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Pat
 
 @pytest.mark.heavy
 @pytest.mark.slow
-def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(dmlkit, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(workers, "get_context", lambda _: WARM)
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"))
     out = tmp_path / "out"
@@ -787,9 +781,7 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(dmlkit, whole: Path, t
     assert f"4 models in {whole} are finished" in dmlkit("study", tmp_path / "study.yaml", "-o", whole, "--dry-run").out
 
 
-def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(
-    dmlkit, pictures_are_drawn: None, whole: Path, tmp_path: Path
-):
+def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlkit, pictures_are_drawn, whole, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(whole, other)
     document = tmp_path / "docs" / "results.md"
@@ -813,9 +805,7 @@ def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(
 
 
 @pytest.mark.parametrize(("key", "names"), [("loss.margin", ("a", "b", "c")), ("$x^", ("$x^", r"$\frac$", "c"))])
-def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(
-    tmp_path: Path, key: str, names: tuple[str, str, str]
-):
+def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(tmp_path, key: str, names):
     def variant(*values: float) -> VariantResults:
         runs = {seed: {"map@r": value} for seed, value in enumerate(values)}
         return VariantResults.of(runs, ["map@r"])
@@ -856,7 +846,7 @@ def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
     (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     for line in commands.splitlines():
         _, name, *rest = shlex.split(line)
-        get_command(app).commands[name].make_context(name, rest)  # pyright: ignore[reportAttributeAccessIssue]
+        get_command(app).commands[name].make_context(name, rest)
     for key in StudyConfig.model_fields:
         assert f"`{key}`" in text, f"docs/studies.md does not explain {key}"
 

@@ -149,9 +149,7 @@ def test_a_statement_is_judged_by_both_figures_and_corrected_for_all_of_them():
         ),
     ],
 )
-def test_the_figures_of_a_statement_are_those_that_the_study_reports(
-    metric: str, reported: tuple[str, ...], judged: list[str] | None
-):
+def test_the_figures_of_a_statement_are_those_that_the_study_reports(metric: str, reported: tuple[str, ...], judged):
     stated = Expectation(better="method", than="base", metric=metric, paper="p")
     found = by_both_figures([stated, stated], reported)
     assert [one.metric for one in found] == (judged or ["separated precision@1", "separated map@r"])
