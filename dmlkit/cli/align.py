@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, print_table, say, say_json
@@ -14,10 +13,8 @@ from dmlkit.files.source import require_images, require_run, require_source
 if TYPE_CHECKING:
     from dmlkit.run_folder.documents import Alignment
 
-app = typer.Typer()
 
-
-@command(app, "dmlkit align galleries/birds runs/new photos -o runs/new-aligned")
+@command("dmlkit align galleries/birds runs/new photos -o runs/new-aligned")
 def align(
     older: Annotated[Path, "OLDER", "Gallery or embeddings folder of the older model.", require_source],
     run: Annotated[Path, "RUN", "Run of the newer model.", require_run],

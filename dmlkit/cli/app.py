@@ -24,7 +24,7 @@ from typer.main import get_group
 
 from dmlkit import __version__
 from dmlkit.cli.console import wrapped
-from dmlkit.cli.options import TRAIN, option
+from dmlkit.cli.options import APPS, TRAIN, option
 from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
 from dmlkit.files.escape import excerpt, printable
 
@@ -73,7 +73,8 @@ class Loading(Mapping[str, Any]):
 @cache
 def group_in(module: str) -> TyperGroup:
     """Return the commands of a module."""
-    return get_group(import_module(f"dmlkit.cli.{module}").app)
+    place = import_module(f"dmlkit.cli.{module}")
+    return get_group(APPS.get(place.__name__) or place.app)
 
 
 class Commands(TyperGroup):

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
@@ -13,12 +12,10 @@ from dmlkit.cli.search import tell_page
 if TYPE_CHECKING:
     from dmlkit.identify.clusters import Clusters
 
-app = typer.Typer()
 MOST_SHOWN = 15  # clusters printed in the terminal
 
 
 @command(
-    app,
     "dmlkit cluster embeddings/photos -k 50 -o page.html",
     "dmlkit cluster runs/demo --threshold 0.7",
     "dmlkit cluster runs/demo --method hdbscan -o clusters.csv",

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import counted, print_table, say, say_json
@@ -16,10 +15,8 @@ from dmlkit.files.source import require_run
 if TYPE_CHECKING:
     from dmlkit.evaluation.compare import Line, Result
 
-app = typer.Typer()
 
-
-@command(app, "dmlkit compare runs/proxy_anchor runs/triplet -o table.md")
+@command("dmlkit compare runs/proxy_anchor runs/triplet -o table.md")
 def compare(
     runs: Annotated[list[Path], "RUN", "Two or more run folders; the first is the baseline.", each(require_run)],
     /,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dmlkit.cli.console import bars, cells, counted, say, show_table
 from dmlkit.cli.option_groups import TableOptions
-from dmlkit.cli.options import Set, Writes, command, plain_device
+from dmlkit.cli.options import APPS, Set, Writes, command, plain_device
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file
@@ -19,12 +19,13 @@ from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
 if TYPE_CHECKING:
     from dmlkit.loading.check import Findings
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Check a dataset on disk, or convert it to a table.")
+APPS[__name__] = typer.Typer(
+    name="data", no_args_is_help=True, help="Check a dataset on disk, or convert it to a table."
+)
 DATA_ERROR = 1  # exit code of check if it finds errors in the data
 
 
 @command(
-    app,
     "dmlkit data check recipe.yaml",
     "dmlkit data check data/ --dataset cub200",
     "dmlkit data check data/ --run runs/demo --threshold 0.95",
@@ -82,7 +83,7 @@ def check(
         raise typer.Exit(DATA_ERROR)
 
 
-@command(app, "dmlkit data convert annotations.json -o table.csv", "dmlkit data convert photos.xlsx -o t.csv")
+@command("dmlkit data convert annotations.json -o table.csv", "dmlkit data convert photos.xlsx -o t.csv")
 def convert(
     source: Annotated[Path, "TABLE|FOLDER", "Table or annotations, or folder of labeled images.", require_dataset],
     /,

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
@@ -18,12 +17,10 @@ if TYPE_CHECKING:
     from dmlkit.identify.duplicates import DuplicateGroups, Matches
     from dmlkit.vectors.points import PointsInMemory
 
-app = typer.Typer()
 MOST_SHOWN = 10  # groups or pairs printed in the terminal
 
 
 @command(
-    app,
     "dmlkit duplicates embeddings/photos",
     "dmlkit duplicates embeddings/photos --threshold 0.95 -o page.html",
     "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95",

@@ -13,10 +13,8 @@ from dmlkit.cli.options import Checkpoint, ModelDevice, RunPath, SetDataset, Spl
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder
 from dmlkit.files.source import require_images
 
-app = typer.Typer()
 
-
-@command(app, "dmlkit embed runs/demo photos/ -o embeddings/photos", "dmlkit embed runs/demo --split test")
+@command("dmlkit embed runs/demo photos/ -o embeddings/photos", "dmlkit embed runs/demo --split test")
 def embed(
     run: RunPath,
     images: Annotated[

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.evaluation_report import Shown, tell_backbone, tell_points, tell_run
@@ -40,11 +39,8 @@ from dmlkit.files.source import (
     require_source,
 )
 
-app = typer.Typer()
-
 
 @command(
-    app,
     "dmlkit eval runs/demo --json",
     "dmlkit eval runs/demo photos/ --evidence center",
     "dmlkit eval x.npy --labels y.npy --metric map@r",

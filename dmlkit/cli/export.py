@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, say
@@ -17,11 +16,8 @@ from dmlkit.files.source import kind_of
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-app = typer.Typer()
-
 
 @command(
-    app,
     "dmlkit export runs/demo --format onnx",
     "dmlkit export runs/demo --format onnx --precision int8",
     "dmlkit export runs/demo --format hub --license mit -o birds-model",

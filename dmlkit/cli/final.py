@@ -3,15 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dmlkit.cli.options import Device, RunPath, SetDataset, command
 from dmlkit.cli.train import Overwrite, Resume, train_and_print
 
-app = typer.Typer()
 
-
-@command(app, "dmlkit final runs/demo")
+@command("dmlkit final runs/demo")
 def final(
     run: RunPath,
     /,

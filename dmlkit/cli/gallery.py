@@ -11,6 +11,7 @@ from rich.console import Console
 from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose
 from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
 from dmlkit.cli.options import (
+    APPS,
     Checkpoint,
     Json,
     ModelDevice,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dmlkit.vectors.fusion import ModelChoice
     from dmlkit.vectors.progress_bar import Bar
 
-app = typer.Typer(
+APPS[__name__] = typer.Typer(
     name="gallery",
     no_args_is_help=True,
     help="Keep labeled embeddings in a folder; add and remove images, and restore old versions.",
@@ -85,7 +86,7 @@ class MovedModelOptions(FusedModelOptions):
     second: Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")] = None
 
 
-@command(app, "dmlkit gallery create runs/demo photos/ -o galleries/birds")
+@command("dmlkit gallery create runs/demo photos/ -o galleries/birds")
 def create(
     run: RunPath,
     images: Annotated[Path | None, "IMAGES", f"{IMAGES} Default: an empty gallery.", require_addable] = None,
@@ -126,7 +127,7 @@ def create(
     say(console, f"next: dmlkit {use}")
 
 
-@command(app, "dmlkit gallery add galleries/birds more/ --label robin")
+@command("dmlkit gallery add galleries/birds more/ --label robin")
 def add(
     gallery: GalleryPath,
     images: Annotated[Path, "IMAGES", IMAGES, require_addable],
@@ -165,7 +166,7 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> Non
             say(console, f"  {line}")
 
 
-@command(app, "dmlkit gallery remove galleries/birds --label robin")
+@command("dmlkit gallery remove galleries/birds --label robin")
 def remove(
     gallery: GalleryPath,
     images: Annotated[
@@ -181,7 +182,7 @@ def remove(
     say(Console(), f"{counted(count, 'image')} removed from {gallery}")
 
 
-@command(app, "dmlkit gallery rename galleries/birds robyn robin")
+@command("dmlkit gallery rename galleries/birds robyn robin")
 def rename(
     gallery: GalleryPath,
     old: Annotated[str, "OLD", "Label that some images have."],
@@ -196,7 +197,7 @@ def rename(
     say(Console(), f"{counted(renamed, 'image')} of {gallery} renamed from {old} to {new.strip()}{merged}")
 
 
-@command(app, "dmlkit gallery info galleries/birds")
+@command("dmlkit gallery info galleries/birds")
 def info(
     gallery: GalleryPath,
     /,
@@ -246,7 +247,7 @@ def info(
         say(console, "verified: all files match their checksums")
 
 
-@command(app, "dmlkit gallery history galleries/birds")
+@command("dmlkit gallery history galleries/birds")
 def history(gallery: GalleryPath, /, json: Json = False) -> None:
     """List the versions that gallery restore can restore."""
     from dmlkit.gallery.files import read_summary
@@ -272,7 +273,7 @@ def history(gallery: GalleryPath, /, json: Json = False) -> None:
     print_table([header, *rows], Console())
 
 
-@command(app, "dmlkit gallery restore galleries/birds 3")
+@command("dmlkit gallery restore galleries/birds 3")
 def restore(
     gallery: GalleryPath, version: Annotated[int, "VERSION", "Number of a version, as listed by gallery history."], /
 ) -> None:
@@ -286,7 +287,7 @@ def restore(
     say(Console(), f"restored version {version} of {gallery}: {counted(count, 'image')}{model}")
 
 
-@command(app, "dmlkit gallery migrate galleries/birds runs/new")
+@command("dmlkit gallery migrate galleries/birds runs/new")
 def migrate(
     gallery: GalleryPath,
     run: RunPath,
@@ -328,7 +329,7 @@ def print_migrated(found: "Migrated", gallery: Path, run: Path, console: Console
         say(console, f"searches are exact until you run dmlkit gallery index {command_word(gallery)} {found.index}")
 
 
-@command(app, "dmlkit gallery compact galleries/birds")
+@command("dmlkit gallery compact galleries/birds")
 def compact(gallery: GalleryPath, /) -> None:
     """Merge small files, add all images to the index, and delete versions older than 7 days."""
     from dmlkit.gallery.change import compact_gallery
@@ -337,7 +338,7 @@ def compact(gallery: GalleryPath, /) -> None:
     say(Console(), f"{gallery} compacted")
 
 
-@command(app, "dmlkit gallery index galleries/birds --method ivf_hnsw_sq --recall 0.95")
+@command("dmlkit gallery index galleries/birds --method ivf_hnsw_sq --recall 0.95")
 def index(
     gallery: GalleryPath,
     /,

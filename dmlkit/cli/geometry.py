@@ -2,16 +2,13 @@
 
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import say
 from dmlkit.cli.options import ArrayManifold, RunDevice, SetDataset, SourcePath, SplitName, command
 
-app = typer.Typer()
 
-
-@command(app, "dmlkit curvature runs/demo", "dmlkit curvature embeddings/photos")
+@command("dmlkit curvature runs/demo", "dmlkit curvature embeddings/photos")
 def curvature(
     source: SourcePath,
     /,

@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_prose, say_skipped
@@ -18,12 +17,10 @@ from dmlkit.identify.rule import LabelRule
 if TYPE_CHECKING:
     from dmlkit.identify.answers import Answer, Identified
 
-app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
 
 
 @command(
-    app,
     "dmlkit identify galleries/birds photos",
     "dmlkit identify galleries/birds photos -o answers.csv --threshold 0.6",
     "dmlkit identify galleries/birds bursts --by folder",

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_prose
@@ -14,11 +13,10 @@ from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
 
-app = typer.Typer()
 PAGE = "inspection.html"
 
 
-@command(app, "dmlkit inspect runs/demo", "dmlkit inspect embeddings/photos -o report.html")
+@command("dmlkit inspect runs/demo", "dmlkit inspect embeddings/photos -o report.html")
 def inspect(
     source: SourcePath,
     /,

@@ -1,5 +1,6 @@
 """Options that several commands share, declared once."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import partial, wraps
@@ -243,9 +244,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def command(app: typer.Typer, *lines: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds a command with examples to an app; ``more`` is that of its ``command``."""
-    return lambda function: app.command(epilog=examples(*lines), **more)(with_options(function))
+APPS = defaultdict[str, typer.Typer](typer.Typer)
+"""The commands of each module."""
+
+
+def command(*lines: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command with examples to those of its module; ``more`` is that of typer."""
+    return lambda run: APPS[run.__module__].command(epilog=examples(*lines), **more)(with_options(run))
 
 
 def existing(expected: str) -> Callable[[Path], None]:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say
-from dmlkit.cli.options import Checkpoint, Device, SetDataset, SplitName, Writes, command, each, examples
+from dmlkit.cli.options import APPS, Checkpoint, Device, SetDataset, SplitName, Writes, command, each, examples
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_place
 from dmlkit.files.pictures import PICTURES
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dmlkit.plots.split import EmbeddedSplit
 
 
-app = typer.Typer(
+APPS[__name__] = typer.Typer(
     name="plot",
     no_args_is_help=True,
     help="Draw a run, several runs or a study as a PNG, SVG or PDF picture.",
@@ -83,7 +83,7 @@ class PictureOptions:
 def add_map(kind: "MapKind", help_text: str) -> None:
     """Add the command for a kind of map; the kinds have the same options."""
 
-    @command(app, f"dmlkit plot {kind} runs/demo --thumbnails", name=kind, help=help_text)
+    @command(f"dmlkit plot {kind} runs/demo --thumbnails", name=kind, help=help_text)
     def _draw(
         run: PlottedRun,
         /,
@@ -108,7 +108,7 @@ add_map("pca", "Draw the embeddings along their two main directions (PCA), color
 add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
 
 
-@command(app, "dmlkit plot retrieval runs/demo -n 4 -k 5")
+@command("dmlkit plot retrieval runs/demo -n 4 -k 5")
 def retrieval(
     run: PlottedRun,
     /,
@@ -129,7 +129,7 @@ def retrieval(
     say_written(console, written, f"{count}, including the {panel.worst} worst")
 
 
-@command(app, "dmlkit plot heatmap runs/demo --split train")
+@command("dmlkit plot heatmap runs/demo --split train")
 def heatmap(run: PlottedRun, /, split: Split = "test", number: Classes = 20, *, options: PictureOptions) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.plots.similarities import plot_heatmap
@@ -144,7 +144,7 @@ def heatmap(run: PlottedRun, /, split: Split = "test", number: Classes = 20, *, 
     say_written(console, written, shown)
 
 
-@command(app, "dmlkit plot histogram runs/demo")
+@command("dmlkit plot histogram runs/demo")
 def histogram(run: PlottedRun, /, split: Split = "test", *, options: PictureOptions) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.plots.similarities import plot_histogram
@@ -155,7 +155,7 @@ def histogram(run: PlottedRun, /, split: Split = "test", *, options: PictureOpti
     say_written(console, written, f"{same:,} same-class pairs and {different:,} different-class pairs")
 
 
-@command(app, "dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
+@command("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
 def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None) -> None:
     """Draw the loss and a validation metric over the epochs of runs, or of the variants of a study."""
     from dmlkit.run_folder.folder import RunFolder
@@ -180,7 +180,7 @@ def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None
     say_written(Console(), output, shown)
 
 
-@command(app, "dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
+@command("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
 def results(
     study: Annotated[Path, "STUDY", "Study folder, written by study.", require_results],
     /,

@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
     Families = dict[str, tuple[MemberReference, ...]]
 
-app = typer.Typer()
 LEAST_ROOM = 20  # characters of a description, also where the terminal is narrower
 
 
-@command(app, "dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start", name="list")
+@command("dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start", name="list")
 def list_members(
     family: Annotated[str | None, "FAMILY", "Family of components, e.g. losses; or the word recipes."] = None,
     name: Annotated[
@@ -159,7 +158,7 @@ def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: Consol
     show_table(table, console)
 
 
-@command(app, "dmlkit copy glyphs/proxy_anchor mine.yaml")
+@command("dmlkit copy glyphs/proxy_anchor mine.yaml")
 def copy(
     name: Annotated[str, "NAME", "Name of a recipe, as listed by dmlkit list recipes."],
     file: Annotated[
@@ -174,7 +173,7 @@ def copy(
         say(Console(), f"written: {path}")
 
 
-@command(app, "dmlkit check glyphs/proxy_anchor --set loss.margin=0.2", "dmlkit check recipes/*.yaml")
+@command("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2", "dmlkit check recipes/*.yaml")
 def check(
     recipes: Annotated[list[Path], "RECIPE...", "YAML files, or names from dmlkit list recipes."],
     /,
@@ -201,7 +200,7 @@ def check(
     typer.echo("---\n".join(texts), nl=False)
 
 
-@command(app, "dmlkit schema > recipe.schema.json")
+@command("dmlkit schema > recipe.schema.json")
 def schema() -> None:
     """Print the JSON schema of recipes, with which editors check and complete them."""
     typer.echo(json.dumps(find_reference().schema, indent=2))

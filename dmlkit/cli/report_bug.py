@@ -16,7 +16,6 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
 from dmlkit.files.source import require_run
 
-app = typer.Typer()
 HIDDEN = "..."
 OWN_NAMES = ("backbone", "model"), ("metrics",)  # keys below which texts are names of timm and of metrics
 FOR_DEVELOPMENT = re.compile("extra == .(dev|docs)")
@@ -25,7 +24,7 @@ PLAIN = re.compile(r"[\w.@]+")
 PATH = re.compile(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*")
 
 
-@command(app, "dmlkit report-bug recipe.yaml")
+@command("dmlkit report-bug recipe.yaml")
 def report_bug(
     source: Annotated[Path | None, "[RUN|RECIPE]", "Run, or YAML file of a recipe, with the problem."] = None, /
 ) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, say
@@ -17,13 +16,9 @@ from dmlkit.files.source import REVIEW_MARK, kind_of, require_queries, require_s
 if TYPE_CHECKING:
     from dmlkit.review.folder import ReviewFolder
 
-app = typer.Typer()
-
 
 @command(
-    app,
-    "dmlkit review galleries/birds inbox -o reviews/june",
-    "dmlkit review galleries/birds inbox -o reviews/june --add",
+    "dmlkit review galleries/birds inbox -o reviews/june", "dmlkit review galleries/birds inbox -o reviews/june --add"
 )
 def review(
     gallery: Annotated[Path, "GALLERY", "Gallery, run, embeddings folder, or file of vectors (N, D).", require_source],

@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, image_cell, print_table, say, say_json, say_skipped
@@ -29,12 +28,10 @@ if TYPE_CHECKING:
     from dmlkit.identify.page import Picture
     from dmlkit.metrics.ranking.rerank import Rerank
 
-app = typer.Typer()
 MOST_SHOWN = 10  # queries printed in the terminal
 
 
 @command(
-    app,
     "dmlkit search embeddings/photos new.jpg",
     "dmlkit search embeddings/photos embeddings/new -k 5 -o page.html",
     "dmlkit search embeddings/photos new.jpg --rerank expansion",

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
@@ -16,12 +15,10 @@ from dmlkit.files.source import check_options, kind_of, require_queries
 if TYPE_CHECKING:
     from dmlkit.review.select import ChosenImages, LearningCurve
 
-app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
 
 
 @command(
-    app,
     "dmlkit select galleries/birds inbox -n 200 -o next.csv",
     "dmlkit select embeddings/photos -n 200 -o next.csv",
     "dmlkit select galleries/birds --measure -n 50",

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import counted, fusion_line, say
@@ -15,11 +14,8 @@ from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
 from dmlkit.serve.access import Access
 
-app = typer.Typer()
-
 
 @command(
-    app,
     "dmlkit serve galleries/birds",
     "dmlkit serve galleries/birds --allow-writes --port 9000",
     "dmlkit serve galleries/birds --review reviews/june --allow-writes",

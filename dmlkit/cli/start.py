@@ -5,7 +5,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
     from dmlkit.training.estimate import TrainingPlan
     from dmlkit.training.start import Start
 
-app = typer.Typer()
 WIDTH = 80  # columns of a terminal
 
 
-@command(app, "dmlkit start photos/")
+@command("dmlkit start photos/")
 def start(
     photos: Annotated[
         Path, "ROOT|TABLE", "Folder with one subfolder per class, or table of images and labels.", require_dataset

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 BUDGET_USED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
-app = typer.Typer()
 
-
-@command(app, "dmlkit study recipes/study/mpa.yaml -o runs/study/mpa")
+@command("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa")
 def study(
     study: Annotated[Path, "STUDY", "YAML file of a study.", require_study_file],
     /,
@@ -145,7 +143,6 @@ def describe(study: "Study", output: Path, console: Console) -> None:
 
 
 @command(
-    app,
     "dmlkit report runs/study/mpa runs/study/mpa_proxies -o docs/results.md",
     "dmlkit report runs/study/mpa -o tables.tex",
 )
@@ -172,7 +169,7 @@ def report(
     say(console, f"wrote {output}{plots}")
 
 
-@command(app, "dmlkit status runs/study/mpa")
+@command("dmlkit status runs/study/mpa")
 def status(
     folder: Annotated[Path, "STUDY", "Study folder, written by study.", require_study], /, json: Json = False
 ) -> None:

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from dmlkit.run_folder.documents import Basis, PretrainedFigures, Summary
     from dmlkit.run_folder.folder import RunFolder
 
-app = typer.Typer()
 Resume = Annotated[bool, "Resume the run in the folder."]
 Overwrite = Annotated[bool, "Replace the run in the folder and everything computed with it."]
 KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for any images, also those of a review
 
 
 @command(
-    app,
     "dmlkit train glyphs/proxy_anchor",
     "dmlkit train recipe.yaml --set training.epochs=3 -o runs/short",
     "dmlkit train start/frozen_lite0 --review reviews/june -o runs/june",

@@ -3,20 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_json
-from dmlkit.cli.options import (
-    Checkpoint,
-    Json,
-    ModelDevice,
-    RunPath,
-    Writes,
-    command,
-    existing,
-    second_option,
-)
+from dmlkit.cli.options import Checkpoint, Json, ModelDevice, RunPath, Writes, command, existing, second_option
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
@@ -24,7 +14,6 @@ from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
 if TYPE_CHECKING:
     from dmlkit.evaluation.verification import Verification
 
-app = typer.Typer()
 SHOWN = 20  # pairs in the terminal
 
 
@@ -36,7 +25,7 @@ def require_compared(paths: list[Path]) -> None:
         require_image(path) if len(paths) == 2 else require_path(path, "two images, or a .csv or .txt file of pairs")
 
 
-@command(app, "dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo pairs.csv -o out.csv")
+@command("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo pairs.csv -o out.csv")
 def verify(
     run: RunPath,
     compared: Annotated[

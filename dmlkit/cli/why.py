@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import percent, print_table, say, say_json
@@ -15,10 +14,8 @@ from dmlkit.files.source import require_image
 if TYPE_CHECKING:
     from dmlkit.identify.why import Explanation
 
-app = typer.Typer()
 
-
-@command(app, "dmlkit why runs/demo a.jpg b.jpg -o why.png")
+@command("dmlkit why runs/demo a.jpg b.jpg -o why.png")
 def why(
     run: RunPath,
     a: Annotated[Path, "A", "Image.", require_image],
