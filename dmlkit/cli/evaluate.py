@@ -12,13 +12,13 @@ from dmlkit.cli.options import (
     Conditions,
     Json,
     RerankMethod,
+    RunDevice,
     SplitName,
     Writes,
     by_option,
     column_of,
     command,
     each,
-    plain_device,
     second_option,
     where_of,
 )
@@ -113,9 +113,7 @@ def evaluate(
         "KEY=VALUE",
         "Override a key that evaluation reads, e.g. dataset.root=PATH; of a recipe any key. Repeatable.",
     ] = None,
-    device: Annotated[
-        str | None, "DEVICE", "Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", plain_device
-    ] = None,
+    device: RunDevice = None,
     json: Json = False,
 ) -> None:
     """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""

@@ -100,7 +100,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         path, shown, present = plot_map(
             embedded, options.output, kind=kind, classes=number, images=thumbnails, bar=bars(console)
         )
-        say_written(console, path, f"{counted(shown, 'image')} of {counted(present, 'class', 'classes')}")
+        say(console, f"wrote {path}: {counted(shown, 'image')} of {counted(present, 'class', 'classes')}")
 
 
 add_map("disk", "Draw 2-d hyperbolic embeddings in the Poincaré disk, colored by class.")
@@ -126,7 +126,7 @@ def retrieval(
     embedded, console = options.embed(run, split, with_gallery=True)
     written, panel = plot_retrieval(embedded, options.output, queries=number, neighbors=k, bar=bars(console))
     count = counted(len(panel.queries), "query", "queries")
-    say_written(console, written, f"{count}, including the {panel.worst} worst")
+    say(console, f"wrote {written}: {count}, including the {panel.worst} worst")
 
 
 @command("dmlkit plot heatmap runs/demo --split train")
@@ -141,7 +141,7 @@ def heatmap(run: PlottedRun, /, split: Split = "test", number: Classes = 20, *, 
         shown += f" and {counted(len(maps.proxy_labels), 'proxy', 'proxies')}"
     elif embedded.split != "train":
         say(console, "note: only training classes have proxies; use --split train to show those of the loss, if any")
-    say_written(console, written, shown)
+    say(console, f"wrote {written}: {shown}")
 
 
 @command("dmlkit plot histogram runs/demo")
@@ -152,7 +152,7 @@ def histogram(run: PlottedRun, /, split: Split = "test", *, options: PictureOpti
     embedded, console = options.embed(run, split)
     written, _, after = plot_histogram(embedded, options.output, bar=bars(console))
     same, different = int(after.same.sum()), int(after.different.sum())
-    say_written(console, written, f"{same:,} same-class pairs and {different:,} different-class pairs")
+    say(console, f"wrote {written}: {same:,} same-class pairs and {different:,} different-class pairs")
 
 
 @command("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
@@ -168,7 +168,7 @@ def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None
         output = output or sources[0] / "plots" / "epochs.png"
         plot_epochs(epoch_groups(sources[0], results), output, metric=metric)
         variants = counted(len(results.variants), "variant")
-        say_written(Console(), output, f"{variants}, {counted(len(results.seeds), 'seed')}")
+        say(Console(), f"wrote {output}: {variants}, {counted(len(results.seeds), 'seed')}")
         return
     if output is None and len(sources) > 1:
         raise UserError(f"plot epochs: the curves of {len(sources)} runs need --output FILE, e.g. -o epochs.png")
@@ -177,7 +177,7 @@ def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None
     output = output or RunFolder(sources[0]).plots / "epochs.png"
     curves = plot_epochs(groups, output, metric=metric)
     shown = f"{counted(len(curves), 'curve')} of {counted(len(sources), 'run')}"
-    say_written(Console(), output, shown)
+    say(Console(), f"wrote {output}: {shown}")
 
 
 @command("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
@@ -195,7 +195,7 @@ def results(
     metrics = requested_metrics(found, metric)
     plot_study(found, output, metrics=metrics)
     variants = counted(len(found.variants), "variant")
-    say_written(Console(), output, f"{variants}, {counted(len(found.seeds), 'seed')}")
+    say(Console(), f"wrote {output}: {variants}, {counted(len(found.seeds), 'seed')}")
 
 
 def check_target(output: Path | None, runs: Sequence[Path]) -> None:
@@ -204,8 +204,3 @@ def check_target(output: Path | None, runs: Sequence[Path]) -> None:
 
     if output is not None and output.suffix.lower() in EXTENSIONS:
         check_place(output, [RunFolder(run).recipe().dataset.data_root for run in runs])
-
-
-def say_written(console: Console, path: Path, shown: str) -> None:
-    """Print where a picture is and what it shows."""
-    say(console, f"wrote {path}: {shown}")
