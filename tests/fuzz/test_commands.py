@@ -19,6 +19,7 @@ from typer.main import get_command_name
 from typer.models import ArgumentInfo
 
 from dmlkit.cli.app import MODULES, PANEL_OF
+from dmlkit.cli.options import APPS
 from dmlkit.review.folder import ReviewFolder
 from tests.fuzz.conftest import ALLOWED, Workplace, examples, hashes
 
@@ -55,7 +56,8 @@ def commands() -> dict[tuple[str, ...], Callable[..., Any]]:
     """The function of every command, by its words."""
     found: dict[tuple[str, ...], Callable[..., Any]] = {}
     for module in {MODULES.get(name, name) for name in PANEL_OF}:
-        group = import_module(f"dmlkit.cli.{module}").app
+        place = import_module(f"dmlkit.cli.{module}")
+        group = APPS.get(place.__name__) or place.app
         for one in group.registered_commands:
             name = one.name or get_command_name(one.callback.__name__)
             found[(group.info.name, name) if isinstance(group.info.name, str) else (name,)] = one.callback
