@@ -63,12 +63,6 @@ def test_the_home_page_has_the_lines_of_the_tutorial():
     assert len(told) == 5 and None not in lines
 
 
-def test_the_pictures_of_the_tutorial_are_small_and_used():
-    pictures = sorted((ROOT / "docs/pictures/tutorial").iterdir())
-    assert 3 <= len(pictures) <= 6 and max(path.stat().st_size for path in pictures) < 150_000
-    assert [path.name for path in pictures if f"tutorial/{path.name})" not in page("guides/photos")] == []
-
-
 def test_the_page_on_installing_lists_every_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     listed = re.findall(r"^\| `(\w+)` \|", page("install"), re.MULTILINE)
@@ -83,8 +77,7 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[.
     folder = tmp_path
     monkeypatch.chdir(folder)
     (folder / "photos").mkdir()
-    for index in range(4):
-        trees.photo(folder / "photos" / f"{index}.jpg", index)
+    trees.photos(folder / "photos", (f"{index}.jpg" for index in range(4)))
     gradient = np.stack(np.meshgrid(np.arange(90), np.arange(61)), axis=-1).astype(np.uint8)
     pixels = np.concatenate([gradient, gradient[::-1]], axis=2)  # 61 x 90 RGBA
     Image.fromarray(pixels, "RGBA").save(folder / "photos" / "clear.png")
@@ -110,8 +103,7 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[.
 
 @pytest.mark.slow
 def test_the_program_identifies_as_dmlkit_does(exported: Path, dmlkit: Callable[..., Any]):
-    for index in range(8):
-        trees.photo(exported / "known" / "abcd"[index // 2] / f"{index}.jpg", index)
+    trees.photos(exported / "known", (f"{'abcd'[index // 2]}/{index}.jpg" for index in range(8)))
     asked = sorted((exported / "photos").iterdir())
     for words in (
         ["calibrate", "runs/demo"],

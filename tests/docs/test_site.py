@@ -59,10 +59,10 @@ def test_equations_are_mathml(site: Path):
     assert page.count("<mtable") >= 1  # those of several lines
 
 
-@pytest.mark.parametrize("name", sorted(get_command(app).commands))  # pyright: ignore
+@pytest.mark.parametrize("name", sorted(get_command(app).commands))
 def test_the_page_of_a_command_has_all_its_options(site: Path, name: str):
     page = (site / "commands" / name / "index.html").read_text("utf-8")
-    command = get_command(app).commands[name]  # pyright: ignore
+    command = get_command(app).commands[name]
     for leaf in getattr(command, "commands", {name: command}).values():
         for parameter in leaf.params:
             if parameter.param_type_name == "option":

@@ -58,9 +58,7 @@ def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     return run
 
 
-def test_it_is_the_wheel_that_runs_and_nothing_of_development_is_there(
-    run: Callable[..., subprocess.CompletedProcess[str]], installed: Path
-):
+def test_it_is_the_wheel_that_runs_and_nothing_of_development_is_there(run, installed):
     told = f"print([name for name in {DEVELOPMENT!r} if find_spec(name)]); import dmlkit; print(dmlkit.__file__)"
     missing, place = run("python", "-c", f"from importlib.util import find_spec; {told}").stdout.splitlines()
     assert missing == "[]" and place.startswith(str(installed.parent))
@@ -78,9 +76,7 @@ def test_every_command_shows_its_help(run: Callable[..., subprocess.CompletedPro
     assert sum(line == "== 0" for line in lines) == len(every) == sum("--help" in line for line in lines)
 
 
-def test_components_are_listed_from_the_classes_and_then_from_the_catalogue(
-    run: Callable[..., subprocess.CompletedProcess[str]],
-):
+def test_components_are_listed_from_the_classes_and_then_from_the_catalogue(run):
     first, second = (run("dmlkit", "list", "losses").stdout for _ in range(2))
     assert "proxy_anchor" in first and first == second
 

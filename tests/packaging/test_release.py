@@ -27,7 +27,7 @@ def read(path: Path) -> Any:
 def test_all_files_have_one_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert read(ROOT / "CITATION.cff")["version"] == version
-    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[1] == version  # pyright: ignore
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[1] == version
 
 
 def test_workflows_call_targets_of_the_makefile_and_have_no_secrets():
@@ -87,9 +87,7 @@ def test_the_schema_for_editors_is_made_from_the_wheel_and_attached_to_the_relea
 
 
 @pytest.mark.slow
-def test_a_recipe_that_editors_know_gives_its_run_the_plain_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_a_recipe_that_editors_know_gives_its_run_the_plain_name(tmp_path, monkeypatch, dmlkit):
     monkeypatch.chdir(tmp_path)
     Path("mine.dmlkit.yaml").write_text(ONE_EPOCH)
     assert dmlkit("train", "mine.dmlkit.yaml").code == 0 and Path("runs/mine/summary.json").exists()
@@ -140,7 +138,7 @@ def test_every_command_and_name_is_stable_or_provisional():
     )
     lists = {kind: text.partition(":")[0].partition(", and files")[0] for kind, text in rows if "the commands" in text}
     named = {kind: re.findall(r"`([a-z-]+)`", text) for kind, text in lists.items()}
-    assert sorted(named["stable"] + named["provisional"]) == sorted(get_command(app).commands)  # pyright: ignore
+    assert sorted(named["stable"] + named["provisional"]) == sorted(get_command(app).commands)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob(".github/ISSUE_TEMPLATE/*.yml")), ids=lambda path: path.stem)

@@ -63,9 +63,7 @@ def test_a_wheel_can_be_built_from_the_sdist(built: tuple[Path, Path]):
     assert expected | {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 
-def test_the_dockerfile_of_the_docs_copies_what_a_wheel_needs_and_no_environment(
-    wheel: zipfile.ZipFile, tmp_path: Path
-):
+def test_the_dockerfile_of_the_docs_copies_what_a_wheel_needs_and_no_environment(wheel, tmp_path):
     """A whole clone has a `.venv` of several GB, and folders of runs."""
     text = (ROOT / "docs/commands/serve.md").read_text(encoding="utf-8")
     copied = [line.split()[1:] for line in text.splitlines() if line.startswith("    COPY ")]

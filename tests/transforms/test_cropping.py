@@ -1,4 +1,4 @@
-"""Random crops and torchvision's, with the same random numbers."""
+"""Crops and the literature's transforms: torchvision's with the same random numbers, and the PIL pipelines of peers."""
 
 import subprocess
 import sys
@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from PIL import Image
+from torchvision import transforms
 from torchvision.transforms import v2
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.cropping import RandomResizedCrop, SquareCrop
 from dmlkit.transforms.presets import HypViTConfig, ImageNetConfig, PlainConfig, PretrainedConfig
+from tests.datasets import trees
 
 
 class Pictures(Dataset):
@@ -86,3 +89,44 @@ for transform in (ImageNetConfig(size=8, resize=9).evaluation(), ImageNetConfig(
 print("torchvision" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+BILINEAR, BICUBIC_LITERATURE = transforms.InterpolationMode.BILINEAR, transforms.InterpolationMode.BICUBIC
+PEERS = {
+    "bn_inception": transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)]),
+    "imagenet": transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)]),
+    "cgml_cars": transforms.Compose([transforms.Resize((256, 256)), transforms.CenterCrop(227)]),
+    "hyp_vit": transforms.Compose([transforms.Resize(224, BICUBIC_LITERATURE), transforms.CenterCrop(224)]),
+    "pretrained": transforms.Compose([transforms.Resize(256, BICUBIC_LITERATURE), transforms.CenterCrop(224)]),
+    "plain": transforms.Compose([transforms.Resize((32, 32))]),
+}
+TRAINING = {
+    "bn_inception": transforms.RandomResizedCrop(224),
+    "imagenet": transforms.RandomResizedCrop(224),
+    "cgml_cars": transforms.Compose([transforms.Resize((256, 256)), transforms.RandomCrop(227)]),
+    "hyp_vit": transforms.RandomResizedCrop(224, scale=(0.2, 1.0), interpolation=BICUBIC_LITERATURE),
+    "pretrained": transforms.RandomResizedCrop(224, interpolation=BICUBIC_LITERATURE),
+    "plain": PEERS["plain"],
+}
+
+
+def test_every_transform_has_its_peer():
+    assert set(PEERS) == set(TRAINING) == set(TransformConfig.variants)
+
+
+@pytest.mark.parametrize("name", sorted(TransformConfig.variants))
+def test_pixels_are_those_of_the_peers(name: str, tmp_path):
+    with Image.open(trees.photo(tmp_path / "photo.jpg", 3, side=(500, 375))) as image:
+        image.load()
+    pixels = transforms.functional.pil_to_tensor(image)
+    config = TransformConfig.variants[name]()
+    pairs = [(config.evaluation()(pixels), PEERS[name](image))]
+    torch.manual_seed(5)
+    ours = config.training()(pixels)
+    torch.manual_seed(5)  # the same crop: both draw it first
+    theirs = transforms.functional.pil_to_tensor(TRAINING[name](image))
+    flipped = theirs.flip(2)
+    difference = min((ours.int() - other.int()).abs().max() for other in (theirs, flipped))
+    assert difference <= 2  # rounding of Pillow's and torch's resampling
+    for found, expected in pairs:
+        assert (found.int() - transforms.functional.pil_to_tensor(expected).int()).abs().max() <= 2

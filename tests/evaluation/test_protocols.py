@@ -1,0 +1,259 @@
+"""Groups, queries and a gallery, Market-1501, stored forms and names of runs, against loops."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.evaluation.compare import short_names
+from dmlkit.evaluation.evaluate import SecondScoring, evaluate, score_dataset, score_split
+from dmlkit.evaluation.report import Report
+from dmlkit.manifolds import Poincare, Sphere
+from dmlkit.metrics import metric_configs, retrieval_metrics
+from dmlkit.metrics.ranking.codec import Codec, Stored
+from dmlkit.metrics.ranking.rerank import KReciprocal, ReciprocalGallery
+from dmlkit.model import build_model
+from dmlkit.recipe.schema import Recipe
+from dmlkit.vectors.in_memory import Embeddings, embed_dataset
+from dmlkit.vectors.trained import TrainedModel
+from tests.conftest import Result
+from tests.datasets import trees
+from tests.vectors.stored import split_of
+
+METRICS = ("recall@1", "recall@5", "map@r", "eer")
+
+
+class Labelled(Dataset):
+    """Labels alone."""
+
+    def sample(self, index: int) -> Tensor:
+        raise NotImplementedError
+
+
+def by_hand(similarity: Tensor, labels: Tensor, groups: Tensor, query: Tensor, gallery: Tensor) -> dict[str, Any]:
+    """Each query against each item that is neither itself nor of its group."""
+    firsts, fives, precisions, left_out, nearest = [], [], [], 0, []
+    same, different = [], []
+    for one in query.nonzero()[:, 0].tolist():
+        others = [other for other in gallery.nonzero()[:, 0].tolist() if other != one and groups[other] != groups[one]]
+        others.sort(key=lambda other: -similarity[one, other].item())
+        hits = [bool(labels[other] == labels[one]) for other in others]
+        for other, hit in zip(others, hits, strict=True):
+            (same if hit else different).append(similarity[one, other].item())
+        total = sum(hits)
+        if total == 0:
+            left_out += 1
+            continue
+        firsts.append(hits[0])
+        fives.append(any(hits[:5]))
+        precisions.append(sum(sum(hits[: rank + 1]) / (rank + 1) for rank in range(total) if hits[rank]) / total)
+        nearest.append(int(labels[others[0]]))
+    means = {name: sum(values) / len(values) for name, values in (("recall@1", firsts), ("recall@5", fives))}
+    return {**means, "map@r": sum(precisions) / len(precisions), "left_out": left_out, "nearest": nearest} | {
+        "eer": equal_error(torch.tensor(same), torch.tensor(different))
+    }
+
+
+def equal_error(same: Tensor, different: Tensor) -> float:
+    """Where the shares of wrongly accepted and wrongly refused pairs meet, between two thresholds on a line."""
+    thresholds = torch.cat([same, different]).unique().flip(0)
+    accepted = torch.tensor([0.0, *((different >= one).double().mean().item() for one in thresholds)])
+    refused = torch.tensor([1.0, *((same < one).double().mean().item() for one in thresholds)])
+    place = int((accepted >= refused).nonzero()[0])
+    gap, before = accepted[place] - refused[place], refused[place - 1] - accepted[place - 1]
+    share = before / (before + gap)
+    return float(accepted[place - 1] + share * (accepted[place] - accepted[place - 1]))
+
+
+@pytest.mark.parametrize("manifold", [Sphere(4), Poincare(4)], ids=["sphere", "ball"])
+@pytest.mark.parametrize("searches", [False, True], ids=["all", "query and gallery"])
+def test_a_query_never_finds_its_own_group(searches: bool, manifold: Any):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(8, (90,), generator=generator)
+    groups = labels * 100 + torch.randint(3, (90,), generator=generator)  # some cameras of a class
+    groups[::5] = 7  # one of images of all classes
+    groups[:12] = 10_000 + torch.arange(12)  # and images of none
+    centers = torch.randn(8, 4, generator=generator)
+    points = manifold.from_features(centers[labels] + torch.randn(90, 4, generator=generator))
+    query = gallery = None
+    if searches:
+        query, gallery = (torch.rand(90, generator=generator) < share for share in (0.4, 0.8))
+    data = Labelled(labels, tuple("abcdefgh"), list(map(str, range(90))), query=query, gallery=gallery, groups=groups)
+    indices = torch.arange(90)[torch.arange(90) != 33]  # an image that could not be read
+    embedded = Embeddings(points[indices], labels[indices], indices, [])
+    found = score_dataset(embedded, data, manifold, metric_configs(METRICS))
+    every = torch.ones(90, dtype=torch.bool)
+    masks = [(every if mask is None else mask).clone() for mask in (query, gallery)]
+    for mask in masks:
+        mask[33] = False
+    similarity = manifold.paired_similarity(points[:, None].double(), points.double())
+    expected = by_hand(similarity, labels, groups, *masks)
+    for name in METRICS:
+        assert found.scores.values[name] == pytest.approx(expected[name], abs=1e-6), name
+    assert found.scores.left_out == expected["left_out"] and found.nearest_labels.tolist() == expected["nearest"]
+    plain = Labelled(labels, tuple("abcdefgh"), list(map(str, range(90))), query=query, gallery=gallery)
+    alone = Labelled(
+        labels, tuple("abcdefgh"), plain.paths, query=query, gallery=gallery, groups=torch.arange(90)
+    )  # each in a group of its own: as if there were none
+    values = [score_dataset(embedded, one, manifold, metric_configs(METRICS)).scores.values for one in (plain, alone)]
+    assert values[0] == pytest.approx(values[1], abs=1e-12) and values[0] != found.scores.values
+
+
+def recipe_of(dataset: dict[str, Any]) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "dataset": {"validation_fraction": 0.0, **dataset},
+            "loss": {"name": "proxy_anchor"},
+            "metrics": ({"name": "recall", "k": (1,)},),
+            "training": {"select_by": "recall@1", "workers": 0},
+        }
+    )
+
+
+def overlapping(root: Path) -> dict[str, Any]:
+    """A table in which images are query, gallery, both or neither."""
+    lines = ["path,label,split,query,gallery"]
+    roles = ["true,false", "false,true", "true,true", "false,false", "true,true", "false,true"]
+    for index in range(24):
+        trees.photo(root / f"{index}.jpg", index)
+        split = "train" if index < 6 else "test"
+        lines.append(f"{index}.jpg,{index // 6},{split},{',' if split == 'train' else roles[index % 6]}")
+    (root / "table.csv").write_text("\n".join(lines))
+    return {"name": "table", "file": str(root / "table.csv")}
+
+
+def in_shop(root: Path) -> dict[str, Any]:
+    return {"name": "inshop", "root": str(trees.inshop(root))}
+
+
+@pytest.mark.parametrize("make", [overlapping, in_shop])
+def test_queries_search_the_gallery_alone(make: Callable[[Path], dict[str, Any]], tmp_path: Path):
+    recipe = recipe_of(make(tmp_path))
+    dataset = recipe.dataset.build("test")
+    torch.manual_seed(0)
+    model, fabric = build_model(recipe).eval(), start_fabric("cpu")
+    report = Report.of(evaluate(fabric, model, dataset, recipe, split="test"), "run", "test")
+    points = embed_dataset(fabric, model, dataset, recipe.transform, workers=0).points
+    assert dataset.query is not None and dataset.gallery is not None
+    hits = []
+    for query in dataset.query.nonzero()[:, 0].tolist():
+        others = [index for index in dataset.gallery.nonzero()[:, 0].tolist() if index != query]
+        if any(dataset.labels[index] == dataset.labels[query] for index in others):
+            nearest = max(others, key=lambda index: float(points[query] @ points[index]))
+            hits.append(bool(dataset.labels[nearest] == dataset.labels[query]))
+    assert report.queries == len(hits)
+    assert report.metrics["recall@1"] == pytest.approx(sum(hits) / len(hits))
+
+
+PEOPLE, CAMERAS = range(2, 9), range(1, 4)
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders in which person 8 is in the gallery from the camera of its query alone, and some images are junk."""
+    home, names = tmp_path_factory.mktemp("market"), list[str]()
+    for person in PEOPLE:
+        for camera in CAMERAS if person < 8 else [1]:
+            names += [f"bounding_box_test/{person:04}_c{camera}s1_{shot:06}_01.jpg" for shot in range(2)]
+            names += [f"query/{person:04}_c{camera}s1_000009_00.jpg"] * (camera < 3)
+    names += [f"bounding_box_train/{person:04}_c{shot}s1_{shot:06}_01.jpg" for person in (1, 9) for shot in range(3)]
+    names += [
+        f"bounding_box_test/{person}_c{shot % 3 + 1}s2_{shot:06}_01.jpg"
+        for person in ("-1", "0000")
+        for shot in range(6)
+    ]
+    trees.photos(home, names)
+    return home
+
+
+def by_names(scores: torch.Tensor, queries: list[str], items: list[str]) -> tuple[dict[str, float], int]:
+    """Rank-1, rank-5 and mAP as the data set's authors compute them, and the number of queries left out."""
+    firsts, fives, precisions, left_out = list[float](), list[float](), list[float](), 0
+    for query, row in zip(queries, scores.tolist(), strict=True):
+        person, camera = query.split("/")[-1].split("_")[:2]
+        hits = list[bool]()
+        for place in sorted(range(len(items)), key=lambda place: -row[place]):
+            other, seen_by = items[place].split("/")[-1].split("_")[:2]
+            if (other, seen_by[:2]) != (person, camera[:2]):  # otherwise junk of the query's own camera
+                hits.append(other == person)
+        if not any(hits):
+            left_out += 1
+            continue
+        firsts.append(hits[0])
+        fives.append(any(hits[:5]))
+        ranks = [rank for rank, hit in enumerate(hits, 1) if hit]
+        precisions.append(sum(count / rank for count, rank in enumerate(ranks, 1)) / len(ranks))
+    means = [sum(values) / len(values) for values in (firsts, fives, precisions)]
+    return dict(zip(("cmc@1", "cmc@5", "map"), means, strict=True)), left_out
+
+
+def test_cmc_and_map_with_and_without_re_ranking(market: Path):
+    options: dict[str, Any] = {
+        "dataset": {"name": "table", "file": str(market), "validation_fraction": 0.0},
+        "loss": {"name": "norm_softmax"},
+        "metrics": ({"name": "cmc", "k": (1, 5)}, {"name": "map"}),
+        "training": {"select_by": "map", "workers": 0},
+    }
+    recipe, method = Recipe.model_validate(options), KReciprocal(k1=6, k2=3)
+    dataset, fabric = recipe.dataset.build("test"), start_fabric("cpu")
+    torch.manual_seed(0)
+    model = build_model(recipe).eval()
+    embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=0)
+    trained = TrainedModel.of(recipe, model)
+    found = score_split(fabric, trained, embeddings, dataset, split="test", second=SecondScoring(rerank=method))
+    assert dataset.query is not None and dataset.gallery is not None and found.alternative is not None
+    names = [Path(dataset.key(index)).name for index in range(len(dataset))]
+    queries, items = ([names[row] for row in side.nonzero()[:, 0]] for side in (dataset.query, dataset.gallery))
+    x, y = embeddings.points[dataset.query], embeddings.points[dataset.gallery]
+    plain, left_out = by_names(x @ y.T, queries, items)
+    assert (len(queries), len(items), left_out) == (13, 44, 1)
+    assert found.scores.values == pytest.approx(plain, abs=1e-9) and found.scores.left_out == 1
+    reranked, _ = by_names(ReciprocalGallery(model.manifold, y, method).scores(x), queries, items)
+    assert found.alternative.values == pytest.approx(reranked, abs=1e-9) and reranked != plain
+    assert "1 of 13 queries are left out" in found.scores.notes[0]
+    junk = [note for note in found.scores.notes if "in their own group alone" in note]
+    assert junk == ["all of them have images of their class in their own group alone, so they are not scored"]
+    assert evaluate(fabric, model, dataset, recipe, split="test").scores.values == found.scores.values
+
+
+def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    words: Any = ("eval", run, "--precision", "int8", "--dims", "4", "--metric", "map@r", "--device", "cpu", "--json")
+    report = json.loads(dmlkit(*words).out)
+    assert "int8: the ranges of the coordinates are those of the training split" in report["notes"]
+    (train, test), labels = (split_of(run, name).points for name in ("train", "test")), split_of(run).labels
+    codecs = [Codec(Sphere(8), Stored(4, "int8"), ranges) for ranges in (train, test)]
+    expected, other = (
+        retrieval_metrics(codec.decode(test), labels, manifold=codec.space, metrics=["map@r"])["map@r"]
+        for codec in codecs
+    )
+    assert report["forms"][0]["metrics"]["map@r"] == pytest.approx(expected) != pytest.approx(other)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["runs/a", "runs/b"],
+        ["x/grocery_tuned_mpa", "y/grocery_tuned_mpa"],
+        ["grocery_tuned_mpa_of_2025_03", "grocery_tuned_mpa_of_2025_04"],
+        ["a_name_that_is_long_and_ends_in_1", "b"],
+    ],
+)
+def test_names_are_cut_to_what_tells_them_apart(names: list[str]):
+    assert [len(name) <= 15 for name in short_names(names, 14)] == [True] * len(names)
+    assert len(set(short_names(names, 14))) == len(names)
+
+
+@given(st.lists(st.text("ab_/-", min_size=1, max_size=30), min_size=2, max_size=5, unique=True), st.integers(8, 20))
+def test_cut_names_are_apart(names: list[str], width: int):
+    apart = len({Path(name).resolve() for name in names}) == len(names)
+    assert not apart or len(set(short_names(names, width))) == len(names)
