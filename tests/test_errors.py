@@ -47,7 +47,7 @@ def printed(**lines: str) -> str:
         ({"dataset": "{name: folder, root: 'no: such'}"},
          "r.yaml:1: dataset.root: no: such: no such folder; expected one subfolder of images per class"),
         ({"dataset": "{name: cub200, root: nowhere}"},
-         "r.yaml:1: dataset.root: nowhere: no such folder; if it has moved, use --set dataset.root=PATH\nCUB"),
+         "r.yaml:1: dataset.root: nowhere: no such folder; expected CUB_200_2011/images.txt"),
         ({"dataset": "{name: table, file: no.csv}"}, "r.yaml:1: dataset.file: no.csv: no such file; if it has moved"),
         ({"dataset": "{name: table, file: no.txt}"}, "r.yaml:1: dataset.file: no.txt: no such file; if it has moved"),
         ({"backbone": "{name: resnet18, weights: imagnet}"}, "r.yaml:2: backbone.weights: unknown weights 'imagnet'"),
