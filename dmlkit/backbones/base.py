@@ -23,6 +23,8 @@ class BackboneConfig(ComponentConfig, frozen=True):
     """Name of the kind of samples that the backbone takes as input."""
     has_class_token: ClassVar[bool] = False
     """Whether the backbone passes a class token to its pooling."""
+    is_of_library: ClassVar[bool] = False
+    """Whether a library of models builds the backbone, whose import takes 2 s of a processor."""
 
     tuning: Annotated[TuningConfig, one_of] = FullTuningConfig()
     """Which backbone weights train: all, none, those of the last blocks, or low-rank updates (LoRA)."""

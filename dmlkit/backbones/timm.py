@@ -57,6 +57,7 @@ class Timm(Backbone, name="timm"):
     """
 
     has_class_token: ClassVar[bool] = True  # of some models; the others are refused when they are built
+    is_of_library: ClassVar[bool] = True
     model: Annotated[str, Field(min_length=1)] = option()
     """Name in timm, e.g. ``vit_small_patch16_224.dino``, or ``hf-hub:OWNER/REPOSITORY`` or ``local-dir:FOLDER`` with
     config.json and weights in timm's format."""

@@ -19,6 +19,7 @@ from dmlkit.pooling import Avg, Cls, Pooling
 class Torchvision(Backbone):
     """Base of torchvision's networks."""
 
+    is_of_library: ClassVar[bool] = True
     weights: str | None = None
     """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
     pooling: Pooling = Avg.Config()
@@ -44,10 +45,10 @@ class Torchvision(Backbone):
 
     def published_weights(self) -> Any:
         """Return torchvision's weights that the recipe names; None if it names none or a file."""
-        from torchvision.models import get_model_weights
-
         if self.weights is None or is_file(self.weights):
             return None
+        from torchvision.models import get_model_weights
+
         enum: Any = get_model_weights(self.architecture)
         known = {"imagenet": enum.DEFAULT, **enum.__members__}
         if self.weights not in known:

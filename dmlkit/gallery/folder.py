@@ -19,7 +19,7 @@ from dmlkit.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, 
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import find_invalid_point
 from dmlkit.run_folder.folder import find_run
-from dmlkit.vectors.points import PointItem, PointSet, PointsOnDisk
+from dmlkit.vectors.points import PointItem, PointSet, PointsOnDisk, taken
 from dmlkit.vectors.store import DTYPES, open_part
 
 KEPT = 2**28  # bytes of points that are read when a gallery is opened, in 0.15 s, and that stay in memory if scattered
@@ -98,8 +98,8 @@ class GalleryFolder(PointsOnDisk):
         return self._gather(rows.numpy(), "local")
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        taken = self.table.select(["id", "label", "path", "box"]).take(rows.numpy())
-        columns = (taken.column(name).to_pylist() for name in taken.column_names)
+        found = taken(self.table.select(["id", "label", "path", "box"]), rows)
+        columns = (found.column(name).to_pylist() for name in found.column_names)
         return [
             PointItem(name, label, path, self._thumbnail(name), box_of_cell(box))
             for name, label, path, box in zip(*columns, strict=True)

@@ -54,7 +54,7 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool =
     apply_overrides(tree, overrides)
     _name_default_members(tree.data)
     spell_out(tree)
-    write_out(tree)
+    write_out(tree, is_trained)
     return validate(tree, is_trained)
 
 
@@ -96,8 +96,11 @@ BACKBONE: TypeAdapter[BackboneConfig] = TypeAdapter(Annotated[BackboneConfig, on
 KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weights in info.metadata}
 
 
-def write_out(tree: Tree) -> None:
-    """Add the keys that a backbone's weights determine and the tree does not have."""
+def write_out(tree: Tree, is_trained: bool = False) -> None:
+    """Add the keys that a backbone's weights determine and the tree does not have.
+
+    Weights of a trained recipe were checked before the training; it would import torchvision again.
+    """
     data: Any = tree.data
     if not isinstance(data, dict):
         return
@@ -110,7 +113,8 @@ def write_out(tree: Tree) -> None:
     try:
         with option_errors("backbone"):
             if named:
-                backbone.check_weights()
+                if not is_trained:
+                    backbone.check_weights()
                 data["backbone"] |= backbone.resolved_keys()
             transform = data.get("transform")
             if isinstance(transform, dict) and transform.get("name") == "pretrained" and not transform.keys() >= KEYS:

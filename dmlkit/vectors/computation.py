@@ -10,6 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from dmlkit.files.regular import cache_folder, file_checksum
 from dmlkit.loading.batches import collate
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.manifolds.base import Manifold
-from dmlkit.model import EmbeddingModel
+from dmlkit.model import EmbeddingModel, Normalization
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.graphs import (
     NotExportableError,
@@ -38,10 +39,12 @@ from dmlkit.vectors.graphs import (
     traced,
 )
 from dmlkit.vectors.manifest import NEAREST, Computation
+from dmlkit.vectors.operators import read_operators, write_operators
 
 IMAGES = 64  # training images that are compared
 BATCH = 32  # of them at a time
-KEPT = 8  # ONNX graphs in the user's cache, each of the size of the weights
+KEPT = 8  # graphs of each kind in the user's cache, each of the size of the weights
+OPERATORS = "operators"
 WAYS = "leave it out, or use bf16"
 PARTS = ("normalization", "backbone", "head")
 Session = Callable[[Path], Callable[[Tensor], Tensor]]
@@ -189,7 +192,7 @@ def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
 
 def _place(network: Network, engine: str) -> Path:
     """Return the file of a comparison in the user's cache."""
-    packages = ("torch",) if engine == "bf16" else ("torch", engine, "onnxscript")
+    packages = ("torch", engine, "onnxscript") if engine == "onnxruntime" else ("torch",)
     described = network.recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
     device = network.device
     processor = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
@@ -258,6 +261,66 @@ def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str
         raise UserError(f"{option}: {error}; {WAYS}") from error
     with atomic_write(graph) as partial:
         program.save(partial)
-    graphs = sorted(graph.parent.glob("engine-*.onnx"), key=lambda path: path.stat().st_mtime)
+    _remove_oldest(graph)
+
+
+def _remove_oldest(graph: Path) -> None:
+    """Remove the oldest graphs of the kind of one that was written."""
+    graphs = sorted(graph.parent.glob(f"engine-*{graph.suffix}"), key=lambda path: path.stat().st_mtime)
     for old in graphs[:-KEPT]:
         old.unlink(missing_ok=True)
+
+
+def keep_operators(network: Network) -> None:
+    """Keep the operators of a network in the user's cache, so that a later command need not import its library.
+
+    They are kept where they compute the same as the network to the bit, for batches of 1, 2 and 3 images of noise.
+    """
+    transform = network.recipe.transform
+    if transform is None or not has_operators(network):
+        return
+    place = _place(network, OPERATORS)
+    graph = place.with_suffix(".safetensors")
+    if _stored(place, graph) is not None:
+        return
+    shape, model = (3, 3, transform.size, transform.size), network.model
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with suppress(UserError, OSError), torch.inference_mode(False), torch.no_grad():  # no operators, or no room
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_operators(torch.nn.Sequential(model.backbone, model.head), model.normalization(images), graph)
+        _remove_oldest(graph)
+        compute = _with_operators(network, graph)
+        if not all(torch.equal(compute(images[:count]), model(images[:count])) for count in (1, 2, 3)):
+            graph.unlink()
+            return
+        same = Computation(engine="torch", precision="fp32", images=3, cosine=1.0, same_nearest=3)
+        found = EngineComparison(computation=same, checksum=file_checksum(graph), fingerprint=model.fingerprint())
+        found.write(place)
+
+
+def has_operators(network: Network) -> bool:
+    """Return whether the operators of a network are worth keeping: a library builds it, for a CPU."""
+    return bool(network.saved) and network.device.type == "cpu" and network.recipe.backbone.is_of_library
+
+
+def kept_operators(network: Network) -> ComputedModel | None:
+    """Return a network by the operators that `keep_operators` has kept; None if there are none."""
+    place = _place(network, OPERATORS)
+    graph = place.with_suffix(".safetensors")
+    return None if _stored(place, graph) is None else ComputedModel(network, _with_operators(network, graph))
+
+
+def kept_fingerprint(network: Network) -> str:
+    """Return the hash of the weights of a network whose operators are kept; empty if they are not."""
+    with suppress(UserError, OSError):
+        return EngineComparison.read(_place(network, OPERATORS)).fingerprint
+    return ""
+
+
+def _with_operators(network: Network, graph: Path) -> Callable[[Tensor], Tensor]:
+    """Return the function of a network by its operators, which follow the normalization of pixels."""
+    transform = network.recipe.transform
+    assert transform is not None
+    normalization = Normalization(transform.mean, transform.std, transform.channels, transform.pixel_max)
+    points = read_operators(graph)
+    return lambda images: points(normalization(images))

@@ -22,6 +22,8 @@ from dmlkit.files.lock import sole_writer
 from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Draw, Inputs, inputs_of
 from dmlkit.manifolds.base import check_points
+from dmlkit.model import EmbeddingModel
+from dmlkit.vectors.computation import keep_operators
 from dmlkit.vectors.in_memory import UNSOUND, Embeddings, fused
 from dmlkit.vectors.local_features import batch_features
 from dmlkit.vectors.manifest import StoredModel
@@ -115,18 +117,19 @@ class PartEmbedder:
     """
 
     def __init__(self, job: FillJob, trained: TrainedModel, fabric: Ranks, *, workers: int | None = -1) -> None:
+        is_few = len(job.missing) <= BATCH_IMAGES
         if workers == -1:
-            workers = 0 if len(job.missing) <= BATCH_IMAGES else trained.recipe.training.workers
+            workers = 0 if is_few else trained.recipe.training.workers
         self.job, self.trained, self.device = job, trained, fabric.device
         self.kept: list[Tensor] = []  # local features of the batches of a part
         self.batches = PartBatches(job)
-        self.loaders: list[tuple[TrainedModel, Any]] = []
-        for model in trained.members or (trained,):
-            model.model.check_takes(job.dataset)
+        self.loaders: list[tuple[TrainedModel, EmbeddingModel, Any]] = []
+        for member in trained.members or (trained,):
+            model = member.model_of_few if is_few and trained.local is None else member.model
+            model.check_takes(job.dataset)
             on_gpu = self.device.type == "cuda"
-            self.loaders.append(
-                (model, make_loader(job.inputs(model), self.batches, workers=workers, pin_memory=on_gpu))
-            )
+            loader = make_loader(job.inputs(member), self.batches, workers=workers, pin_memory=on_gpu)
+            self.loaders.append((member, model, loader))
 
     def __call__(self, numbers: list[int], advance: Advance) -> None:
         """Compute parts, given by their numbers, and report how many more images are done."""
@@ -139,7 +142,7 @@ class PartEmbedder:
 
     def _compute(self, numbers: list[int], advance: Advance) -> None:
         job, self.batches.numbers = self.job, numbers
-        batches = [(model, iter(loader)) for model, loader in self.loaders]
+        batches = [(model, iter(loader)) for _, model, loader in self.loaders]
         local = self.trained.local
         with batch_features(local, self.trained, job.dataset) if local else nullcontext() as features:
             for number in numbers:
@@ -155,13 +158,13 @@ class PartEmbedder:
     @torch.inference_mode()
     def _part(
         self,
-        trained: TrainedModel,
+        model: EmbeddingModel,
         batches: Iterator[Any],
         advance: Advance,
         features: Callable[[Tensor], Tensor] | None,
     ) -> Embeddings:
         """Embed the images of a part with one model, and keep their local features."""
-        points = [torch.empty(0, trained.manifold.point_dim, dtype=self.job.dtype)]
+        points = [torch.empty(0, model.manifold.point_dim, dtype=self.job.dtype)]
         labels = [torch.empty(0, dtype=torch.int64)]
         indices = [torch.empty(0, dtype=torch.int64)]
         faults: list[str] = []
@@ -170,17 +173,17 @@ class PartEmbedder:
                 raise UserError(f"{batch.faults[0]}; {self.job.way_on}")
             faults += batch.faults
             if len(batch.labels):
-                found = trained.model(batch.inputs.to(self.device)).float().cpu()
+                found = model(batch.inputs.to(self.device)).float().cpu()
                 labels.append(batch.labels)
                 indices.append(batch.indices)
                 names = [str(self.job.dataset.paths[index]) for index in batch.indices.tolist()]
-                check_points(trained.manifold, found, names.__getitem__, UNSOUND)
+                check_points(model.manifold, found, names.__getitem__, UNSOUND)
                 points.append(found.to(self.job.dtype))
                 if not points[-1].isfinite().all():
                     raise UserError(f"{names[0]}: its features exceed {torch.finfo(self.job.dtype).max:,.0f}; {LIVE}")
                 if features is not None:
                     self.kept.append(features(batch.indices))
-            if trained is self.loaders[0][0]:
+            if model is self.loaders[0][1]:
                 advance(len(batch.labels) + len(batch.faults))
         return Embeddings(torch.cat(points), torch.cat(labels), torch.cat(indices), faults)
 
@@ -239,6 +242,8 @@ def fill(
                 kind = UserError if fabric.world_size > 1 else UnwritableError  # the others wait for its parts
                 reason = f"{error.filename or job.path}: {error.strerror or error}"
                 raise kind(f"{reason}; finished parts are kept; fix the problem and {job.again} to resume") from error
+        if len(job.missing) > BATCH_IMAGES and fabric.world_size == 1 and trained.computation is None:
+            keep_operators(trained)
     rows, faults = _wait(job, store, fabric)
     if faults and not job.skip_bad_images:
         raise UserError(f"{faults[0]}; {job.way_on}")

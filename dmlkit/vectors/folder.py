@@ -19,7 +19,7 @@ from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.nearest.search import BLOCK_ROWS
 from dmlkit.run_folder.folder import RunFolder, find_run
 from dmlkit.vectors.manifest import Manifest
-from dmlkit.vectors.points import PointItem, PointsOnDisk
+from dmlkit.vectors.points import PointItem, PointsOnDisk, taken
 
 
 class EmbeddingFolder(PointsOnDisk):
@@ -91,7 +91,7 @@ class EmbeddingFolder(PointsOnDisk):
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def items_at(self, rows: torch.Tensor) -> list[PointItem]:
-        found = self.items.take(rows.numpy())
+        found = taken(self.items, rows)
         named = zip(*(found[name].to_pylist() for name in ("id", "label", "path")), _boxes(found), strict=True)
         return [PointItem(*one, box=box) for *one, box in named]
 

@@ -112,7 +112,7 @@ def embed_images(
     with bar(EMBEDDING, len(missing)) as advance:
         found = embed_dataset(
             fabric,
-            trained.model,
+            trained.model_of_few if len(missing) <= BATCH_IMAGES else trained.model,
             dataset,
             trained.recipe.transform,
             indices=missing,

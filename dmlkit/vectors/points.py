@@ -105,6 +105,14 @@ class PointSet(StoredPoints, Protocol):
         ...
 
 
+def taken(table: Any, rows: Tensor) -> Any:
+    """Return rows (M,) int64 of an Arrow table; for an array of NumPy Arrow would import pandas, which takes 0.3 s."""
+    import pyarrow as pa
+
+    content = pa.py_buffer(rows.contiguous().numpy())
+    return table.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, content]))
+
+
 class PointsOnDisk:
     """What points on a disk have in common."""
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -22,7 +22,7 @@ from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.vectors.computation import Network, accelerate
+from dmlkit.vectors.computation import Network, accelerate, has_operators, kept_fingerprint, kept_operators
 from dmlkit.vectors.manifest import (
     Computation,
     Description,
@@ -56,6 +56,8 @@ class TrainedModel(Network):
     members: "tuple[TrainedModel, ...]" = ()  # the two models of a fusion
     local: LocalFusion | None = None  # local features that are computed with the points, for a gallery
     computation: Computation | None = None  # what computes it, if not torch in float32
+    few: Callable[[], EmbeddingModel] | None = None
+    """Returns what embeds a few images without building the network, if that is kept."""
     aligned_to: str | None = None
     """Fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer ``compatible``;
     None if it has its own space."""
@@ -79,6 +81,11 @@ class TrainedModel(Network):
     def place(self) -> str:
         """Kind of the device, and what computes on it if not torch in float32, e.g. ``cpu+bf16``."""
         return self.device.type + (self.computation.option if self.computation else "")
+
+    @property
+    def model_of_few(self) -> EmbeddingModel:
+        """Model that embeds a few images; it need not have the parts of the network."""
+        return self.model if self.few is None or self.computation is not None else self.few()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -146,7 +153,14 @@ def load_model(
         run=run,
         aligned_to=state.get(ALIGNED),
     )
-    return computed_by(trained, fabric) if merged else trained
+    if not merged or fabric.engine or not has_operators(trained):
+        return computed_by(trained, fabric) if merged else trained
+
+    def few() -> EmbeddingModel:
+        kept = None if build.cache_info().currsize else kept_operators(trained)
+        return build() if kept is None else kept
+
+    return replace(trained, few=few, recorded=trained.recorded or kept_fingerprint(trained))
 
 
 def pretrained_model(recipe: Recipe, num_features: int | None, fabric: Ranks, *, merged: bool = True) -> TrainedModel:

@@ -1,0 +1,169 @@
+"""Networks as lists of operators: equal to the bit to the networks, and nothing but operators in their files."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dmlkit.model import build_model
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.vectors import computation
+from dmlkit.vectors.graphs import NotExportableError
+from dmlkit.vectors.operators import read_operators, write_operators
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
+
+timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
+LITE0 = "{name: timm, model: tf_efficientnet_lite0, weights: null}"
+
+
+def recipe_of(backbone: str) -> str:
+    found = TINY_RECIPE.replace("{name: small_cnn, width: 4}", backbone)
+    assert found != TINY_RECIPE
+    return found
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        LITE0,
+        "{name: timm, model: test_vit, weights: null}",
+        "{name: timm, model: test_resnet, weights: null}",
+        "{name: timm, model: test_convnext, weights: null}",
+        "{name: resnet18, weights: null}",
+    ],
+)
+@torch.no_grad()
+def test_operators_give_the_points_of_the_network_to_the_bit(backbone: str, tmp_path: Path):
+    size = 160 if "test_" in backbone else 64
+    recipe = parse_recipe(recipe_of(backbone).replace("plain, size: 16", f"plain, size: {size}"), "tiny.yaml")
+    torch.manual_seed(0)
+    model = build_model(recipe)
+    images = torch.randint(0, 256, (7, 3, size, size), dtype=torch.uint8)
+    model.train()(images)  # so that statistics of batch norms are not those of the start
+    model.eval()
+    write_operators(nn.Sequential(model.backbone, model.head), model.normalization(images[:2]), tmp_path / "x")
+    points = read_operators(tmp_path / "x")
+    for count in (1, 2, 3, 7):
+        assert torch.equal(points(model.normalization(images[:count])), model(images[:count]))
+
+
+class Looped(nn.Module):
+    """What it computes depends on the values of its input."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        while bool(inputs.sum() > 1):
+            inputs = inputs / 2
+        return inputs
+
+
+def test_what_is_no_list_of_operators_is_refused(tmp_path: Path):
+    with pytest.raises(NotExportableError, match="PyTorch cannot trace this model"):
+        write_operators(Looped(), torch.ones(2, 3), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_file_names_operators_of_pytorch_alone(tmp_path: Path):
+    write_operators(nn.Linear(3, 2), torch.ones(2, 3), tmp_path / "x")
+    with safe_open(tmp_path / "x", "pt") as file:
+        content, tensors = json.loads(file.metadata()["operators"]), {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
+    for name in ("os.system.default", "aten.from_file.default", "getattr"):
+        content["steps"][0][1] = name
+        save_file(tensors, tmp_path / "y", {"operators": json.dumps(content)})
+        with pytest.raises(ValueError, match="is none of PyTorch's operators"):
+            read_operators(tmp_path / "y")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run of a network of timm in ``run``, and its photos."""
+    from dmlkit.training.train import train
+
+    folder = tmp_path_factory.mktemp("operators")
+    for index in range(64):
+        trees.photo(folder / "photos" / "abcdefgh"[index % 8] / f"{index:02}.jpg", index)
+    (folder / "tiny.yaml").write_text(recipe_of("{name: timm, model: test_resnet, weights: null}"))
+    overrides = ["training={epochs: 1, workers: 0}", f"dataset={{name: folder, root: {folder / 'photos'}}}"]
+    train(folder / "tiny.yaml", folder / "run", overrides=overrides, device="cpu")
+    return folder
+
+
+HEAVY = "timm torchvision torch._dynamo lightning_fabric sklearn scipy.stats pandas openTSNE matplotlib onnxruntime"
+COMMAND = """
+import sys
+from dmlkit.cli.app import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print("IMPORTED", *(name for name in HEAVY.split() if name in sys.modules))
+"""
+
+
+def imported(home: Path, *words: object) -> list[str]:
+    """Which heavy modules a command imports, in a process of its own."""
+    code = f"HEAVY = {HEAVY!r}\n{COMMAND}"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], cwd=home, capture_output=True, text=True, check=True
+    )
+    return ran.stdout.partition("IMPORTED")[2].split()
+
+
+@pytest.mark.slow
+def test_answers_to_one_photo_import_no_library_of_models(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Result]
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("dmlkit.vectors.fill.BATCH_IMAGES", 4)
+    monkeypatch.chdir(home)
+    trees.photo(home / "new.jpg", 99)
+    before = dmlkit("identify", "run", "new.jpg", "--device", "cpu")
+    created = dmlkit("gallery", "create", "run", "photos", "-o", "gallery", "--device", "cpu")
+    assert created.code == 0, created.err
+    assert dmlkit("eval", "run", "--device", "cpu").code == 0
+    for words in (
+        ("identify", "gallery", "new.jpg"),
+        ("identify", "run", "new.jpg"),
+        ("search", "gallery", "new.jpg"),
+        ("embed", "run", "new.jpg", "-o", "one"),
+        ("eval", "run"),
+    ):
+        others = ["pandas"] if words[0] == "embed" else []  # Arrow imports it for a list, where it is installed
+        assert set(imported(home, *words, "--device", "cpu")) <= {*others}, words
+    assert dmlkit("identify", "run", "new.jpg", "--device", "cpu").out == before.out
+    (graph,) = (tmp_path / "dmlkit").glob("engine-*-operators.safetensors")
+    graph.write_bytes(b"of another run")
+    assert dmlkit("identify", "run", "new.jpg", "--device", "cpu").out == before.out
+
+
+def test_operators_that_compute_something_else_are_not_kept(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from dmlkit.distributed.launch import start_ranks
+    from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.vectors.trained import load_model
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    read = computation.read_operators
+
+    def altered(path: Path) -> Callable[[Tensor], Tensor]:
+        points = read(path)
+        return lambda images: points(images) * (1 + 1e-6)
+
+    trained = load_model(RunFolder(home / "run"), start_ranks("cpu"))
+    with monkeypatch.context() as wrong:
+        wrong.setattr(computation, "read_operators", altered)
+        computation.keep_operators(trained)
+    assert computation.kept_operators(trained) is None
+    computation.keep_operators(trained)
+    assert computation.kept_operators(trained) is not None
+    shutil.rmtree(tmp_path / "dmlkit")
+    assert computation.kept_operators(trained) is None
