@@ -26,7 +26,7 @@ from dmlkit.cli.options import (
     where_of,
     with_options,
 )
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, some_of
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import (
     PLACE,
@@ -116,7 +116,14 @@ def calibrate(
     ] = None,
     *,
     labels: LabelOptions,
-    by: Annotated[str | None, by_option("Print FAR and FRR, or FPIR and FNIR")] = None,
+    by: Annotated[
+        str | None,
+        by_option(
+            "Print FAR and FRR, or FPIR and FNIR",
+            " For a gallery COLUMN is one of its own, e.g. side, each value of which gets a threshold, which identify "
+            "uses; FILE:COLUMN prints the rates of one threshold.",
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     chosen: CalibratedModelOptions,
@@ -146,28 +153,34 @@ def calibrate(
     from dmlkit.evaluation.calibration import plot_reliability
     from dmlkit.gallery.folder import GalleryFolder
     from dmlkit.identify.calibrated import calibration_file
-    from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
+    from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_by_value, calibrate_gallery
 
     console = Console(stderr=json)
     model, place = chosen.choose_with_place(source, bar=bars(console))
     if place is not None and asked is not None:
         raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
-    if asked is not None:
-        column_table(*asked, GalleryFolder(source).run)
-    asked_of: dict[str, Any] = {**asdict(labels), "where": conditions}
-    found = calibrate_gallery(source, **asked_of, place=place, model=model, bar=bars(console))
-    by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
+    asked_of: dict[str, Any] = {**asdict(labels), "where": conditions, "place": place, "model": model}
+    by_value, values = None, dict[str, "Identification | UserError"]()
+    if asked is not None and asked[1] is None:
+        found, values = calibrate_by_value(source, asked[0], **asked_of, bar=bars(console))
+    else:
+        if asked is not None:
+            column_table(*asked, GalleryFolder(source).run)
+        found = calibrate_gallery(source, **asked_of, bar=bars(console))
+        by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
     if json:
-        say_json({**found.stamped(), **_as_data(by_value)})
+        own = {value: str(one) if isinstance(one, UserError) else one.plain() for value, one in values.items()}
+        say_json({**found.stamped(), **_as_data(by_value), **({"values": own} if own else {})})
     else:
         print_identification(found, source, console)
         if labels.fpir is None and found.requested > USUAL_FPIR:
             images = f"{found.fits[0].fpir.images:,} images of absent labels"
             say_lowest("FPIR", found.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
         print_values(by_value, console, ["fpir", "fnir"])
-        say(console, f"written to {calibration_file(GalleryFolder(source, conditions))} and {plot}")
+        print_thresholds(values, by or "", console)
+        say(console, f"written to {calibration_file(source, conditions)} and {plot}")
         option = ("" if place is None else f" --with {PLACE}") + (
             f" --where {command_word(labels.where)}" if labels.where else ""
         )
@@ -212,6 +225,25 @@ def print_identification(found: "Identification", gallery: Path, console: Consol
             "note: these rates are optimistic: they are of labels that the model was trained on, which separate "
             "better than others; add other labels to the gallery, or name strangers with --strangers FOLDER",
         )
+
+
+def print_thresholds(values: "dict[str, Identification | UserError]", column: str, console: Console) -> None:
+    """Print the threshold of each value of a column with its rates, and which values have too few images for one."""
+    rows = [["group", "images", "labels", "least probability", "FPIR, 95 % interval", "FNIR, 95 % interval"]]
+    failed = [(value, str(one)) for value, one in values.items() if isinstance(one, UserError)]
+    for value, one in values.items():
+        if not isinstance(one, UserError):
+            fit = one.fits[0]
+            rates = (
+                f"{rate.rate:.3f}" + ("  {:.3f} .. {:.3f}".format(*rate.interval) if rate.interval else "")
+                for rate in (fit.fpir, fit.fnir)
+            )
+            rows.append([value, f"{one.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
+    if len(rows) > 1:
+        print_table(rows, console, f"per {column}, among the images of the same {column} alone")
+    if failed:
+        names, (first, reason) = some_of([value for value, _ in failed]), failed[0]
+        say_prose(console, f"note: identify takes the threshold of all images for {names}; {first}: {reason}")
 
 
 def say_lowest(rate: str, requested: float, items: str, usual: float, least: int, console: Console) -> None:

@@ -296,12 +296,12 @@ def check_by(by: str) -> None:
         require_table(column[1])
 
 
-def by_option(prints: str) -> Any:
+def by_option(prints: str, more: str = "") -> Any:
     """Return the option ``--by`` of a command that ``prints`` figures."""
     return option(
         "[FILE:]COLUMN",
         f"{prints} per value of this column of a table, e.g. camera, worst first. FILE: another table with the columns "
-        "path and COLUMN. Default: the table that was embedded, or that of the run's dataset.",
+        "path and COLUMN. Default: the table that was embedded, or that of the run's dataset.{more}",
         check=check_by,
     )
 

@@ -18,6 +18,7 @@ from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_table import BOX, LABEL, SIGHTING, text_column, time_of
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import TABLES
+from dmlkit.files.where import check_values
 from dmlkit.gallery.sources import open_points, split_points
 from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import most_tried
@@ -33,7 +34,6 @@ from dmlkit.vectors.points import PointSet, PointsInMemory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.trained import load_model
 
-MOST_VALUES = 200  # more are names of images, not groups of them
 MOST_DATES = 31  # values of a time
 BLOCK_ENTRIES = 2**23  # similarities at once: 32 MB in float32
 
@@ -96,10 +96,7 @@ def figures_by_value(
         raise UserError("--by: none of the metrics has a value per query; add one with --metric, e.g. recall@1")
     values = dated(values) if column == "time" else values
     names = sorted({value for value in values if value is not None})
-    if not 2 <= len(names) <= MOST_VALUES:
-        given = f"it has {len(names)} values" if names else "no image has a value"
-        given = f"the only value is {names[0]!r}" if len(names) == 1 else given
-        raise UserError(f"--by {column}: {given}; expected a column with 2 to {MOST_VALUES} values for these images")
+    check_values(names, column)
     codes = torch.tensor([-1 if value is None else names.index(value) for value in values])
     kept = codes >= 0
     per_query = {name: figures[kept] for name, figures in per_query.items()}

@@ -12,6 +12,7 @@ from dmlkit.files.labels import label_of
 
 FORMS = "expected COLUMN=VALUE, COLUMN in A, B, COLUMN=FROM..TO, COLUMN>=FROM or COLUMN<=TO, joined by and"
 Cells = Sequence[str | None]
+MOST_VALUES = 200  # of a column; more are names of images, not groups of them
 
 
 class Condition(NamedTuple):
@@ -55,6 +56,11 @@ class Where(NamedTuple):
         """Read conditions."""
         return cls(text, tuple(_condition(part, text) for part in re.split(r"\s+and(?:\s+|$)", text.strip())))
 
+    @classmethod
+    def of_value(cls, column: str, value: str) -> "Where":
+        """Return the condition that a column has a value, as `label_of` reads it."""
+        return cls(f"{column}={value}", (Condition(column, frozenset([value])),))
+
     def rows(self, columns: Mapping[str, Cells], where: str, count: int) -> list[int]:
         """Return the rows of a table on which all conditions hold."""
         error = f"--where {excerpt(repr(self.text))}: {where}"
@@ -70,6 +76,14 @@ class Where(NamedTuple):
             rows = kept
         warn_once(f"{where}: {len(rows):,} of {counted(count, 'row')} by --where {excerpt(repr(self.text))}")
         return rows
+
+
+def check_values(names: Sequence[str], column: str) -> None:
+    """Raise a `UserError` unless the values of a column, each once, are groups of images: `--by`."""
+    if not 2 <= len(names) <= MOST_VALUES:
+        given = f"it has {len(names)} values" if names else "no image has a value"
+        given = f"the only value is {names[0]!r}" if len(names) == 1 else given
+        raise UserError(f"--by {column}: {given}; expected a column with 2 to {MOST_VALUES} values for these images")
 
 
 def cells_of(columns: Mapping[str, Any]) -> dict[str, list[str | None]]:

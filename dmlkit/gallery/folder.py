@@ -1,10 +1,11 @@
 """A gallery as its readers see it: one version, even if others are written meanwhile."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -43,24 +44,39 @@ class GalleryFolder(PointsOnDisk):
         self.version, self.table = newest.number, read_rows(path, newest)
         if where is not None:
             own = {name: self.table[name] for name in ("id", "label", "path", *SightingCells._fields)}
-            columns = columns_of(self.table["cells"].to_pylist()) | cells_of(own)
-            self.table = self.table.take(where.rows(columns, str(path), len(self.table)))
+            self.table = self.table.take(where.rows(self.cells() | cells_of(own), str(path), len(self.table)))
+        self.rows: Sequence[int] = range(len(self.table))  # of those among which `limited` looked
         self.manifold = self.manifest.build_manifold()
-        encoded = self.table["part"].combine_chunks().dictionary_encode()
-        self.parts: list[str] = encoded.dictionary.to_pylist()
-        self._part_codes: Values = np.from_dlpack(encoded.indices)  # to_numpy would import pandas: .3 s
-        self._part_rows: Values = np.from_dlpack(self.table["row"].combine_chunks())
         local = self.manifest.local
         self._shapes: dict[str, tuple[int, ...]] = {"points": (self.manifest.dim,)}
         self._shapes |= {"local": local.shape} if local else {}
         self._read: dict[str, dict[str, Tensor]] = {}
+        self._place()
+        for name in self.parts:
+            self._open(name, is_read=self._is_small)  # now: the first answer then takes no longer than the others
+
+    def _place(self) -> None:
+        """Look up where the points of the table's rows are."""
+        encoded = self.table["part"].combine_chunks().dictionary_encode()
+        self.parts: list[str] = encoded.dictionary.to_pylist()
+        self._part_codes: Values = np.from_dlpack(encoded.indices)  # to_numpy would import pandas: .3 s
+        self._part_rows: Values = np.from_dlpack(self.table["row"].combine_chunks())
         self._columns: dict[str, list[Any]] = {}
         is_next = (np.diff(self._part_codes) == 0) & (np.diff(self._part_rows) == 1)
         self._breaks: Values = np.flatnonzero(~is_next) + 1  # rows that do not follow the one before in a file
         self._kept: Tensor | None = None
         self._is_small = 4 * len(self) * self.manifest.dim <= KEPT
-        for name in self.parts:
-            self._open(name, is_read=self._is_small)  # now: the first answer then takes no longer than the others
+
+    def limited(self, where: Where, rows: Sequence[int]) -> Self:
+        """Return the rows of the same version that fulfill conditions."""
+        found = copy(self)
+        found.where, found.rows, found.table = where, rows, self.table.take(rows)
+        found._place()
+        return found
+
+    def cells(self) -> dict[str, list[str | None]]:
+        """Return the columns that the tables of its images had besides those of dmlkit."""
+        return columns_of(self.table["cells"].to_pylist())
 
     @property
     def run(self) -> Path | None:

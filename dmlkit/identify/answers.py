@@ -282,11 +282,15 @@ class Identified:
             margin = inf if answer.margin is None else answer.margin
             return answer.label != UNKNOWN, answer.probability or 0.0, margin, answer.score
 
-        rows = sorted(range(len(self.answers)), key=doubt)
+        return self.at(sorted(range(len(self.answers)), key=doubt))
+
+    def at(self, rows: Sequence[int]) -> "Identified":
+        """Return some answers, in their order."""
         near = self.neighbors
         named = {name: [getattr(near, name)[row] for row in rows] for name in ("queries", "pictures", "boxes")}
-        near = replace(near, **named, similarities=near.similarities[rows], rows=near.rows[rows])
-        return replace(self, answers=[self.answers[row] for row in rows], neighbors=near)
+        near = replace(near, **named, similarities=near.similarities[[*rows]], rows=near.rows[[*rows]])
+        samples = [self.samples[row] for row in rows] if self.samples else ()
+        return replace(self, answers=[self.answers[row] for row in rows], neighbors=near, samples=samples)
 
     def write(self, path: Path) -> None:
         """Write the answers in the order of the images, as JSON if the name ends in ``.json``, else as a CSV table."""

@@ -5,6 +5,7 @@ from zlib import crc32
 
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from dmlkit.files.where import Where
 from dmlkit.gallery.files import IDENTIFICATION, CalibrationSummary
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.answers import Sigmoid
@@ -47,12 +48,12 @@ class Fit(BaseModel, frozen=True, extra="forbid"):
         return Sigmoid(self.margin_slope, self.score_slope, self.offset)
 
 
-def calibration_file(gallery: GalleryFolder) -> Path:
+def calibration_file(path: Path, where: Where | None) -> Path:
     """Return the file of the calibration of a gallery; images that fulfill conditions have one of their own."""
-    if gallery.where is None:
-        return gallery.path / IDENTIFICATION
+    if where is None:
+        return path / IDENTIFICATION
     name, suffix = IDENTIFICATION.split(".")
-    return gallery.path / f"{name}-{crc32(gallery.where.text.encode()):08x}.{suffix}"
+    return path / f"{name}-{crc32(where.text.encode()):08x}.{suffix}"
 
 
 class Identification(CalibrationSummary, frozen=True, extra="forbid"):
@@ -60,6 +61,8 @@ class Identification(CalibrationSummary, frozen=True, extra="forbid"):
 
     where: str | None = None
     """Conditions that the images fulfill which were calibrated for, see `Where`; null for all."""
+    column: str | None = None
+    """Column whose values have calibrations of their own, see `calibrate_by_value`; null for none."""
     gallery_version: NonNegativeInt
     """Version of the gallery that was calibrated."""
     images: NonNegativeInt
@@ -81,6 +84,6 @@ class Identification(CalibrationSummary, frozen=True, extra="forbid"):
     @classmethod
     def of(cls, gallery: GalleryFolder) -> "Identification | None":
         """Return the calibration of a gallery; None if it has none, or one of another model."""
-        file = calibration_file(gallery)
+        file = calibration_file(gallery.path, gallery.where)
         found = cls.read(file) if file.exists() else None
         return found if found and found.gallery_model == gallery.manifest.current else None

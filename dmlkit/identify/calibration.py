@@ -9,14 +9,17 @@ compared with every label at once, so that some label exceeds it more often the 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
+from dmlkit.files.csv_table import own_column
+from dmlkit.files.labels import label_of
 from dmlkit.files.outputs import check_writable, writing
-from dmlkit.files.where import Where
+from dmlkit.files.where import Where, check_values
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_queries, split_points
 from dmlkit.identify.answers import Sigmoid
@@ -65,8 +68,8 @@ def calibrate_gallery(
     Args:
         fpir: the expected share of the images of other absent labels that get a label, in (0, 1). Default: 0.01, or the
             lowest share that the images allow.
-        strangers: images whose labels are not in the gallery, see `open_queries`. Default: the run's validation images
-            of such labels.
+        strangers: images whose labels are not in the gallery, see `open_queries`; of a table with the columns of
+            ``where`` those that fulfill it. Default: the run's validation images of such labels.
         near: similarity above which images of one label are near-duplicates, which are left out together.
         place: weight of the evidence of place and time, to calibrate for it too. Then strangers are from a table with
             such columns, and there are none by default.
@@ -88,7 +91,7 @@ def calibrate_gallery(
     names = deciders[0][0]
     asked, others = None, [NO_STRANGERS] * len(seconds)
     if strangers is not None:
-        asked = open_queries(strangers, gallery, model=model, bar=bar)
+        asked = open_queries(strangers, gallery, boxes=Boxes(where=where), model=model, bar=bar)
     elif place is None and home is not None and home.recipe().dataset.validates:
         fabric = model.start()
         asked = split_points(home, load_same_model(gallery, model, fabric), fabric, "validation", bar)
@@ -121,8 +124,41 @@ def calibrate_gallery(
         is_optimistic=None if trained is None else is_optimistic,
     )
     with writing(path):
-        found.write(calibration_file(gallery))
+        found.write(calibration_file(path, where))
     return found
+
+
+def calibrate_by_value(
+    path: Path, column: str, **options: Any
+) -> tuple[Identification, dict[str, Identification | UserError]]:
+    """Calibrate a gallery for all images, and for those with each value of one of its columns alone.
+
+    `identify` takes the calibration of an image's own value. It is that of the condition ``COLUMN=VALUE``. A value with
+    too few images has none, but the error, and `identify` takes that of all images.
+
+    Args:
+        column: column of the tables from which the images came.
+        options: see `calibrate_gallery`.
+    """
+    columns = GalleryFolder(path).cells()
+    if not columns:
+        raise UserError(f"--by {column}: {path} has no columns; create it from a table with the column {column}")
+    name = [*columns][own_column([*columns], column, f"--by {column}: {path}")]
+    values = sorted({value for cell in columns[name] if (value := label_of(cell)) is not None})
+    check_values(values, name)
+    whole = calibrate_gallery(path, **options)
+    found = dict[str, Identification | UserError]()
+    for value in values:
+        where = Where.of_value(name, value)
+        try:
+            found[value] = calibrate_gallery(path, where=where, **options)
+        except UserError as error:
+            found[value] = error
+            calibration_file(path, where).unlink(missing_ok=True)
+    if any(isinstance(one, Identification) for one in found.values()):
+        whole = whole.model_copy(update={"column": name})  # last, so that an interrupted command changes no threshold
+        whole.write(calibration_file(path, None))
+    return whole, found
 
 
 def _fits(

@@ -1,17 +1,24 @@
 """Labels of images among labeled images, or none of them: ``dmlkit identify``."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.image import is_video
-from dmlkit.errors import counted
+from dmlkit.errors import counted, some_of
+from dmlkit.files.csv_table import column_called
 from dmlkit.files.escape import command_word
+from dmlkit.files.image_table import text_column
+from dmlkit.files.labels import label_of
 from dmlkit.files.source import PLACE
+from dmlkit.files.where import Where
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.sources import open_queries, path_of
 from dmlkit.identify.answers import (
@@ -37,7 +44,7 @@ from dmlkit.nearest.search import QUERY_ROWS, Neighbors
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
-from dmlkit.vectors.images import FOLDER
+from dmlkit.vectors.images import FOLDER, query_table
 from dmlkit.vectors.points import PointSet, in_memory, of_other_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
@@ -58,8 +65,9 @@ def identify(
     """Find the label of each image among labeled images, or of each group of images, or report it as unknown.
 
     The probability of a guess is estimated from its margin and score, see `estimate_probability`. In a gallery that was
-    calibrated, it is that of the calibration, and an image is `UNKNOWN` if it is too low. In a gallery with local
-    features the matches of the 100 nearest images count, but not with ``place``.
+    calibrated, it is that of the calibration, and an image is `UNKNOWN` if it is too low; after `calibrate_by_value` an
+    image, or a group with one value, is compared with the images of this value alone, by their calibration. In a
+    gallery with local features the matches of the 100 nearest images count, but not with ``place``.
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
@@ -84,8 +92,91 @@ def identify(
     asked = open_queries(images, opened, boxes=boxes, local=rule.place is None, model=model, bar=bar)
     known = list(known_labels(home, asked.paths, asked.labels, identifier.names))
     groups = None if rule.by is None else group_rows(home, asked, rule.by, known, boxes)
-    numbers = None if second is None else second.ask(asked, home, model, bar=bar)
-    return identifier.answers(asked, known, groups, numbers)
+    units = [[row] for row in range(len(asked))] if groups is None else list(groups.values())
+    column, gallery = identifier.column, identifier.gallery
+    values = None if column is None else _values(home, asked, column, boxes)
+    if column is None or gallery is None or values is None:
+        numbers = None if second is None else second.ask(asked, home, model, bar=bar)
+        found = identifier.answers(asked, known, groups, numbers)
+        if column is not None:
+            note = f"the thresholds per {column} do not apply: {home} is no table with this column"
+            found = replace(found, note="; ".join(filter(None, [found.note, note])))
+    else:
+        points, names = in_memory(asked), list(groups or ())
+
+        def answers(searched: GalleryFolder, some: Sequence[int]) -> Identified:
+            second = LocalMatches.of(searched)
+            own, rows = Identifier(searched, rule, second), [row for place in some for row in units[place]]
+            start = iter(range(len(rows)))
+            named = {names[place]: list(islice(start, len(units[place]))) for place in some} if groups else None
+            right = [known[row] if known[row] in own.names else None for row in rows]
+            numbers = None if second is None else second.ask(asked, home, model, torch.tensor(rows), bar)
+            found = own.answers(points.part(torch.tensor(rows)), right, named, numbers)
+            near = found.neighbors
+            at = torch.tensor(searched.rows)[own.decider.numbers[near.rows]]
+            return replace(found, neighbors=replace(near, searched=gallery, rows=at))
+
+        found = _answers_by_value(gallery, column, [{values[row] for row in rows} for rows in units], answers)
+    places = [] if asked.images is None else asked.images.rows.tolist()
+    return replace(found, samples=[[places[row] for row in rows] for rows in units] if places else ())
+
+
+def _values(images: Path, asked: PointSet, column: str, boxes: Boxes | None) -> list[str | None] | None:
+    """Return the values (N,) of images in a column of their table; None if they are of no table that has it."""
+    table = None if asked.images is None else query_table(images, boxes)
+    if table is None or asked.images is None:
+        return None
+    names = table.table.column_names
+    place = column_called(names, column, str(images))
+    if place is None:
+        return None
+    cells = text_column(table.table, str(images), names[place]).to_pylist()
+    return [label_of(cells[row]) for row in asked.images.rows.tolist()]
+
+
+def _answers_by_value(
+    gallery: GalleryFolder,
+    column: str,
+    values: Sequence[set[str | None]],
+    answers: Callable[[GalleryFolder, Sequence[int]], Identified],
+) -> Identified:
+    """Answer images, or groups, with one value by the gallery's images of it, if these were calibrated.
+
+    Args:
+        values: those of each image or group.
+        answers: answers some of them by a part of the gallery.
+    """
+    cells = [label_of(cell) for cell in gallery.cells().get(column, [])]
+    searched, without = dict[str | None, GalleryFolder](), Counter[str]()
+    for value in sorted({value for own in values for value in own if value is not None}):
+        rows = [row for row, cell in enumerate(cells) if cell == value]
+        part = gallery.limited(Where.of_value(column, value), rows)
+        if rows and Identification.of(part) is not None:
+            searched[value] = part
+    places = dict[str | None, list[int]]()
+    for place, own in enumerate(values):
+        value = next(iter(own)) if len(own) == 1 else None
+        if value not in searched:
+            without[", ".join(sorted(one or f"no {column}" for one in own))] += 1
+        places.setdefault(value if value in searched else None, []).append(place)
+    parts = [answers(searched.get(value, gallery), own) for value, own in places.items()]
+    near, order = [part.neighbors for part in parts], [place for own in places.values() for place in own]
+    lists: dict[str, Any] = {
+        name: [one for part in near for one in getattr(part, name)] for name in ("queries", "pictures", "boxes")
+    }
+    tensors = {name: torch.cat([getattr(part, name) for part in near]) for name in ("similarities", "rows")}
+    note = f"each {parts[0].unit[0]} is compared with the images of its own {column} alone, by their threshold"
+    if without:
+        some = some_of([f"{value} ({count:,})" for value, count in sorted(without.items())])
+        note += f"; {without.total():,} with all images, by the common one: {some}"
+    found = replace(
+        parts[0],
+        answers=[answer for part in parts for answer in part.answers],
+        neighbors=replace(near[0], **lists, **tensors),
+        note="; ".join(dict.fromkeys([note, *(part.note for part in parts if part.note)])),
+        in_source=sum(part.in_source for part in parts),
+    )
+    return found.at(sorted(range(len(order)), key=order.__getitem__))
 
 
 class Identifier:
@@ -108,9 +199,12 @@ class Identifier:
             calibration = Identification.of(self.gallery)
             if self.threshold is None and self.gallery.manifest.threshold_is_own and not is_placed:
                 self.threshold = self.gallery.manifest.threshold
+        self.column = None if calibration is None else calibration.column  # whose values were calibrated
         if calibration is not None:
             compared = self.decider.similarity_name
             self.fits = {fit.size: fit for fit in calibration.fits if fit.similarity == compared}
+        if not self.fits or self.threshold is not None:
+            self.column = None
         if self.fits:
             self.note = _note_of_changes(self.gallery, calibration)
         elif self.threshold is None:
@@ -148,10 +242,7 @@ class Identifier:
         answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
         unit = ("image", "images") if groups is None else ("group", "groups")
         note = "; ".join(self._notes(asked)) or None
-        rows = groups.values() if groups is not None else ([row] for row in range(len(answers)))
-        places = None if asked.images is None else asked.images.rows.tolist()
-        samples = [] if places is None else [[places[row] for row in one] for one in rows]
-        return Identified(answers, near, self.threshold, note, unit, sum(own), samples)
+        return Identified(answers, near, self.threshold, note, unit, sum(own))
 
     def _notes(self, asked: PointSet) -> Iterator[str]:
         """Yield what of the gallery does not count, and whether its threshold may not hold for the model of points."""

@@ -201,7 +201,9 @@ def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> Non
 def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[..., Result]) -> None:
     """FPIR and FNIR of a gallery per value, by a loop over its images."""
     assert dmlkit("gallery", "create", run, table, "-o", gallery, "--device", "cpu").code == 0
-    found = json.loads(dmlkit("calibrate", gallery, "--fpir", "0.3", "--by", "side", "--json", "--device", "cpu").out)
+    found = json.loads(
+        dmlkit("calibrate", gallery, "--fpir", "0.3", "--by", f"{table}:side", "--json", "--device", "cpu").out
+    )
     opened = open_points(gallery)
     x, labels = in_memory(opened).points.double().numpy(), np.array(opened.labels)
     rates: dict[tuple[str, str], list[bool]] = {}

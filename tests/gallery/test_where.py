@@ -2,8 +2,10 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +117,92 @@ def test_a_limited_gallery_answers_as_one_of_its_rows_alone(home: Path, dmlkit: 
     assert "calibrate" not in dmlkit(*words, *where).out
     other = " ".join(dmlkit(*words, "--where", "side=right").out.split())
     assert "run dmlkit calibrate all --where side=right to choose" in other
+
+
+@pytest.fixture
+def sides(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a gallery with images from the left and the right, one from the top, and one from no side."""
+    monkeypatch.chdir(home)
+    with Path("all.csv").open() as table:
+        head, *rows = csv.reader(table)
+    rows[0][2], rows[1][2] = "top", ""
+    rows = [[*row, f"{row[1]}-{row[2]}"] for row in rows]
+    with Path("sides.csv").open("w", newline="") as table:
+        csv.writer(table).writerows([[*head, "burst"], *rows])
+    shutil.rmtree("sides", ignore_errors=True)
+    create_gallery(Path("run"), Path("sides.csv"), Path("sides"), model=ON_CPU)
+    return Path("sides")
+
+
+def answers_of(dmlkit: Cli, *words: object) -> dict[str, dict[str, Any]]:
+    result = dmlkit("identify", *words, "-o", "answers.json", "--device", "cpu")
+    assert result.code == 0, result.err
+    return {one["path"]: one for one in json.loads(Path("answers.json").read_text())["images"]}
+
+
+@pytest.mark.slow
+def test_calibrating_by_value_is_calibrating_each_value_alone(sides: Path, dmlkit: Cli):
+    """Thresholds are those of --where to the bit; identify answers images and groups as with --where."""
+    calibrate = ("calibrate", sides, "--fpir", 0.4, "--device", "cpu")
+    alone, wanted = dict[str, Any](), dict[str, dict[str, dict[str, Any]]]()
+    for by in ((), ("--by", "burst")):
+        assert dmlkit(*calibrate).code == 0
+        expected = answers_of(dmlkit, sides, "sides.csv", *by)
+        for side in ("left", "right"):
+            where = ("--where", f"side={side}")
+            alone[side] = json.loads(dmlkit(*calibrate, *where, "--json").out)
+            expected |= answers_of(dmlkit, sides, "sides.csv", *where, *by)
+        wanted["".join(by)] = expected
+    wanted["--bylabel"] = answers_of(dmlkit, sides, "sides.csv", "--by", "label")  # of both sides
+    for file in sides.glob("identification-*.json"):
+        file.unlink()
+    found = json.loads(dmlkit(*calibrate, "--by", "Side", "--json").out)
+    assert found["column"] == "side" and list(found["values"]) == ["left", "right", "top"]
+    for side in ("left", "right"):
+        assert found["values"][side]["fits"] == alone[side]["fits"]
+    assert alone["left"]["fits"] != alone["right"]["fits"] and "got 0" in found["values"]["top"]
+    for options, expected in wanted.items():
+        by = () if not options else ("--by", options.removeprefix("--by"))
+        given = answers_of(dmlkit, sides, "sides.csv", *by)
+        assert list(given) == [path for path in expected if path in given] and len(given) == len(expected)
+        for path, answer in given.items():
+            for key, value in expected[path].items():
+                exact = not isinstance(value, float) or key == "least_probability"
+                assert answer[key] == (value if exact or key == "nearest" else pytest.approx(value, abs=1e-5)), key
+
+
+@pytest.mark.slow
+def test_what_calibrating_by_value_and_identify_say(sides: Path, dmlkit: Cli):
+    calibrate = ("calibrate", sides, "--device", "cpu")
+    shown = " ".join(dmlkit(*calibrate, "--by", "side").out.split())
+    assert "per side, among the images of the same side alone" in shown
+    assert "note: identify takes the threshold of all images for top; top: a calibration needs at least" in shown
+    told = " ".join(dmlkit("identify", sides, "sides.csv", "--device", "cpu").out.split())
+    assert "each image is compared with the images of its own side alone, by their threshold; 2 with all images" in told
+    assert "by the common one: no side (1), top (1)" in told
+    told = " ".join(dmlkit("identify", sides, "photos", "--device", "cpu").out.split())
+    assert "the thresholds per side do not apply: photos is no table with this column" in told
+    assert not any(
+        "per side" in dmlkit("identify", sides, "photos", *words, "--device", "cpu").out
+        for words in (("--threshold", 0.5), ("--where", "side=left"))
+    )
+    create_gallery(Path("run"), Path("photos"), Path("folder"), model=ON_CPU)
+    for words, message in (
+        (
+            (sides, "--by", "sied"),
+            "--by sied: sides: has no column 'sied'; it has side, year, burst; did you mean",
+        ),
+        (("folder", "--by", "side"), "--by side: folder has no columns; create it from a table with the column side"),
+        (("left", "--by", "side"), "--by side: the only value is 'left'; expected a column with 2 to 200 values"),
+    ):
+        refused = dmlkit("calibrate", *words, "--device", "cpu")
+        assert refused.code == 2 and message in refused.err, refused.err
+    none = dmlkit(*calibrate, "--by", "year")  # 4 images of each year
+    assert none.code == 0 and "threshold of all images for 2015, 2016, 2017, 2018, 2019 and 3 more" in " ".join(
+        none.out.split()
+    )
+    assert "per year" not in dmlkit("identify", sides, "sides.csv", "--device", "cpu").out
+    assert not list(sides.glob("identification-*.json"))[2:]  # those of the sides alone
 
 
 def test_tables_of_queries_and_vectors_are_limited(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
