@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from dmlkit.datasets.files.image import decode_image, decoded_pixels
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.image_file import decoding
@@ -33,6 +33,7 @@ from dmlkit.gallery.files import IDENTIFICATION
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.identify.answers import Answers
+from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.identify import Identifier
 from dmlkit.identify.search import SearchedOften, nearest, open_searched
 from dmlkit.loading.inputs import check_resized
@@ -153,6 +154,9 @@ class Service:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
         self._max_pixels = min(self.embedder.trained.recipe.dataset.max_pixels, MOST_PIXELS)
         self.snapshot = Snapshot(opened, stamp)
+        calibrated = (gallery := gallery_of(opened)) and Identification.of(gallery)
+        if calibrated and calibrated.column:
+            warn(f"{source}: a request has no {calibrated.column}, so identify takes the threshold of all images")
         self.embedder.embed([np.zeros((8, 8, 3), np.uint8)])  # the first one takes longer
         computed = self.embedder.trained.computation
         is_divided = fabric.device.type == "cpu" and (computed is None or computed.engine == "torch")
