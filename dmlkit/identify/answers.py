@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
 
-from dmlkit.files.document import Document
+from dmlkit import __version__
+from dmlkit.files.atomic import json_text
 from dmlkit.files.labels import UNKNOWN, label_of
-from dmlkit.files.outputs import BOX, OTHER_BOX, write_table, writing
+from dmlkit.files.outputs import BOX, OTHER_BOX, write_output, write_table
 from dmlkit.gallery.files import ApproximateIndex
 
 if TYPE_CHECKING:
@@ -179,24 +180,6 @@ class Accuracy(BaseModel, frozen=True, extra="forbid"):
     """Images whose guess is correct, also below the threshold."""
 
 
-class AnswersFile(Document, frozen=True):
-    """JSON file that ``dmlkit identify`` writes."""
-
-    kind: ClassVar[str] = "file of answers of dmlkit identify"
-
-    similarity: str
-    threshold: float | None
-    """Score below which an image is unknown."""
-    accuracy: Accuracy | None
-    """Counts over images whose correct label is known; null if there are none."""
-    images: tuple[dict[str, Any], ...]
-    """Path, box, label, guess, probability, score, margin, least probability of a label, known, number of images and
-    nearest images of each answer. A box is x1, y1, x2, y2 in pixels, without its margin; null for a full image or a
-    group."""
-    skipped: tuple[str, ...]
-    """One message per image that could not be read."""
-
-
 class Answer(NamedTuple):
     """Answer for one image, or for a group of images."""
 
@@ -300,20 +283,19 @@ class Identified:
             cells = (_cells(answer, box, *found) for answer, found, box in rows)
             write_table(path, (*ANSWER_COLUMNS, *NEAREST_BOXES), cells)
             return
-        images = tuple(
-            {"path": name, "box": box, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
-            for answer, (name, found), box in rows
-        )
-        near = self.neighbors
-        document = AnswersFile(
-            similarity=near.similarity_name,
-            threshold=self.threshold,
-            accuracy=self.accuracy,
-            images=images,
-            skipped=tuple(near.skipped),
-        )
-        with writing(path):
-            document.write(path)
+        document = {
+            "format": 1,
+            "dmlkit": __version__,
+            "similarity": self.neighbors.similarity_name,
+            "threshold": self.threshold,
+            "accuracy": self.accuracy and self.accuracy.model_dump(),
+            "images": [
+                {"path": name, "box": box, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
+                for answer, (name, found), box in rows
+            ],
+            "skipped": list(self.neighbors.skipped),
+        }
+        write_output(path, json_text(document))
 
 
 def known_labels(

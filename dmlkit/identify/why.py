@@ -203,38 +203,21 @@ class PatchVectors(NamedTuple):
 
 def patch_vectors(model: EmbeddingModel, image: Tensor, source: str = "model") -> PatchVectors:
     """Divide the head's projection of an image (3, S, S) among its patches, see `pair_contributions`."""
-    maps, derivative, outputs = _derivative(model, image[None], source)
-    patches = torch.eye(prod(maps.shape[2:]), dtype=maps.dtype, device=maps.device).unflatten(1, maps.shape[2:])
-    parts = torch.stack([derivative(maps * patch)[0] for patch in patches])
-    whole = outputs[0]
-    rest = whole - parts.sum(0)
-    spread = float(rest.norm() / whole.norm().clamp(min=torch.finfo(torch.float64).tiny))
-    return PatchVectors(parts + rest / len(parts), whole, _grid_of(maps), spread)
-
-
-def _derivative(
-    model: EmbeddingModel, images: Tensor, source: str
-) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
-    """Return the last maps of images, a function of a step (B, C, H, W) that returns the derivative of the head's
-    projection along it, (B, d) float64, and the projection.
-    """
-    maps, replaced = _last_map(model, images, source)
+    maps, replaced = _last_map(model, image[None], source)
     with replaced(maps.requires_grad_()):
-        outputs = model.head.project(model.backbone(model.normalization(images)))
+        outputs = model.head.project(model.backbone(model.normalization(image[None])))
     direction = torch.zeros_like(outputs, requires_grad=True)
     (slope,) = torch.autograd.grad(outputs, maps, direction, create_graph=True)  # linear in the direction
-
-    def derivative(step: Tensor) -> Tensor:
-        return torch.autograd.grad(slope, direction, step, retain_graph=True)[0].double()
-
-    return maps.detach(), derivative, outputs.detach().double()
-
-
-def _grid_of(maps: Tensor) -> tuple[int, int]:
+    maps = maps.detach()
+    patches = torch.eye(prod(maps.shape[2:]), dtype=maps.dtype, device=maps.device).unflatten(1, maps.shape[2:])
+    steps = (torch.autograd.grad(slope, direction, maps * patch, retain_graph=True)[0] for patch in patches)
+    parts, whole = torch.cat(list(steps)).double(), outputs.detach().double()[0]
+    rest = whole - parts.sum(0)
+    spread = float(rest.norm() / whole.norm().clamp(min=torch.finfo(torch.float64).tiny))
     rows, columns = maps.shape[2:]
     if columns == 1 and isqrt(rows) ** 2 == rows:  # tokens of a transformer, in the order of a square grid
         rows = columns = isqrt(rows)
-    return rows, columns
+    return PatchVectors(parts + rest / len(parts), whole, (rows, columns), spread)
 
 
 def _last_map(
@@ -276,14 +259,10 @@ def _last_map(
 @contextmanager
 def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> Generator[None]:
     """Give a module another map, as its input or as its output."""
-
-    def other_inputs(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (maps, *inputs[1:])
-
-    def other_output(*_: object) -> Tensor:
-        return maps
-
-    handle = module.register_forward_pre_hook(other_inputs) if at_input else module.register_forward_hook(other_output)
+    if at_input:
+        handle = module.register_forward_pre_hook(lambda _, inputs: (maps, *inputs[1:]))
+    else:
+        handle = module.register_forward_hook(lambda *_: maps)
     try:
         yield
     finally:

@@ -14,37 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from dmlkit.metrics.statistics import LEAST_CLASSES, MOST_RUNS, Comparison
 from dmlkit.run_folder.documents import ClassMetrics
 
 Array = NDArray[np.float64]
-
-
-class VariantClasses(BaseModel, frozen=True, extra="forbid"):
-    """Figures of a variant on each of C test classes."""
-
-    names: tuple[str, ...]
-    """Names of the classes."""
-    queries: tuple[int, ...]
-    """Number of scored queries, one per class."""
-    runs: dict[int, dict[str, tuple[float, ...]]]
-    """Means over the queries of a class by seed and metric, one per class, rounded to 9 digits."""
-
-    @classmethod
-    def of(cls, by_seed: Mapping[int, ClassMetrics], metrics: Sequence[str]) -> "VariantClasses | None":
-        """Return the figures of runs by seed; None if there are none or the runs were tested on different images."""
-        if len({(one.names, one.queries) for one in by_seed.values()}) != 1:
-            return None
-        first = next(iter(by_seed.values()))
-        kept = [name for name in metrics if all(name in one.metrics for one in by_seed.values())]
-        runs = {seed: {name: one.metrics[name] for name in kept} for seed, one in by_seed.items()}
-        return cls(names=first.names, queries=first.queries, runs=runs)
-
-    def mean(self, seed: int, metric: str) -> float:
-        """Return the figure of a run, the mean over classes weighted by their queries."""
-        return float(np.average(self.runs[seed][metric], weights=self.queries))
 
 
 @dataclass(frozen=True)
@@ -56,17 +30,26 @@ class PairedClasses:
 
     @classmethod
     def of(
-        cls, base: VariantClasses | None, method: VariantClasses | None, metric: str, seeds: Sequence[int]
+        cls,
+        base: Mapping[int, ClassMetrics] | None,
+        method: Mapping[int, ClassMetrics] | None,
+        metric: str,
+        seeds: Sequence[int],
     ) -> "PairedClasses | None":
-        """Return ``method`` - ``base`` for seeds that both have; None if a figure is missing or classes are too few."""
-        if base is None or method is None or (base.names, base.queries) != (method.names, method.queries):
+        """Return ``method`` - ``base`` for some seeds.
+
+        Return None if a figure is missing, the runs were tested on different images, or seeds or classes are too few.
+        """
+        runs = [[one[seed] for seed in seeds if seed in one] for one in (base, method) if one is not None]
+        if len(seeds) < 2 or [len(one) for one in runs] != [len(seeds)] * 2:
             return None
-        if len(seeds) < 2 or len(base.names) < LEAST_CLASSES:
+        every, start = runs[0] + runs[1], runs[0][0]
+        if len(start.names) < LEAST_CLASSES or not all(metric in one.metrics for one in every):
             return None
-        if not all(metric in one.runs.get(seed, {}) for one in (base, method) for seed in seeds):
+        if any((one.names, one.queries) != (start.names, start.queries) for one in every):
             return None
-        first, second = (np.array([one.runs[seed][metric] for seed in seeds]) for one in (base, method))
-        return cls(second - first, np.array(base.queries, dtype=np.float64))
+        first, second = (np.array([one.metrics[metric] for one in own]) for own in runs)
+        return cls(second - first, np.array(start.queries, dtype=np.float64))
 
     def variances(self) -> tuple[float, float, float]:
         """Return three variances of the mean difference: between seeds, between classes, and of what remains.

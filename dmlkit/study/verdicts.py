@@ -13,12 +13,12 @@ from pydantic import BaseModel, Field
 
 from dmlkit.files.document import Document
 from dmlkit.metrics.statistics import Comparison, holm, paired_runs, runs_to_separate, t_interval
-from dmlkit.run_folder.documents import Environment, Metrics, PairedDifference, Summary
+from dmlkit.run_folder.documents import ClassMetrics, Environment, Metrics, PairedDifference, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Axis, Candidate, Expectation, Study
 from dmlkit.study.definition.methods import beyond_edge, grid_of, values_along
 from dmlkit.study.record import StudySettings
-from dmlkit.study.two_way import PairedClasses, VariantClasses
+from dmlkit.study.two_way import PairedClasses
 
 End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
 """Place of a chosen value among the values tried with the chosen values of the other keys. The only one of these may
@@ -73,9 +73,9 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Mean of ``runs`` over seeds, by metric."""
     difference: dict[str, PairedDifference] | None = None
     """Difference from the reference by metric; null for the reference itself, or if they share no seed."""
-    classes: VariantClasses | None = Field(default=None, exclude=True)
-    """Figures on each test class, for intervals over seeds and classes. They are in the runs, and not in a file of
-    results, of which they were nine tenths; None in what is read, and for the Reality Check."""
+    classes: dict[int, ClassMetrics] | None = Field(default=None, exclude=True)
+    """Figures on each test class by seed, for intervals over seeds and classes. They are in the runs, and not in a file
+    of results, of which they were nine tenths; None in what is read, and for the Reality Check."""
 
     @classmethod
     def of(cls, runs: dict[int, Metrics], metrics: Sequence[str], **others: Any) -> "VariantResults":

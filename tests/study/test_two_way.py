@@ -12,7 +12,7 @@ from dmlkit.run_folder.documents import ClassMetrics, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.tables import verdict_text
-from dmlkit.study.two_way import PairedClasses, VariantClasses
+from dmlkit.study.two_way import PairedClasses
 from dmlkit.study.verdicts import (
     StudyResults,
     VariantResults,
@@ -173,8 +173,11 @@ CLASSES = 12
 def variant(changes: Array, queries: Array) -> VariantResults:
     names = tuple(f"class {i}" for i in range(CLASSES))
     runs = {seed: {"map@r": float(np.average(row, weights=queries))} for seed, row in enumerate(changes)}
-    by_class = {seed: {"map@r": tuple(row.tolist())} for seed, row in enumerate(changes)}
-    classes = VariantClasses(names=names, queries=tuple(int(one) for one in queries), runs=by_class)
+    counts = tuple(int(one) for one in queries)
+    classes = {
+        seed: ClassMetrics(names=names, queries=counts, metrics={"map@r": tuple(row.tolist())})
+        for seed, row in enumerate(changes)
+    }
     return VariantResults.of(runs, ["map@r"], classes=classes)
 
 
@@ -217,17 +220,20 @@ def test_without_the_figures_of_both_variants_on_equal_classes_it_is_over_seeds_
     variants = variants_that_differ_on_classes()
     classes = variants["base"].classes
     assert classes is not None
-    changed = {
-        "names": {"names": (*classes.names[1:], "another")},
-        "queries": {"queries": (*classes.queries[1:], 1)},
-        "seeds": {"runs": {seed: figures for seed, figures in classes.runs.items() if seed}},
-        "few": {
-            "names": classes.names[:4],
-            "queries": classes.queries[:4],
-            "runs": {seed: {"map@r": figures["map@r"][:4]} for seed, figures in classes.runs.items()},
-        },
-    }[change]
-    other = classes.model_copy(update=changed)
+    other = dict(classes)
+    for seed, one in classes.items():
+        changed = {
+            "names": {"names": (*one.names[1:], "another")} if seed == 3 else {},  # of one run alone
+            "queries": {"queries": (*one.queries[1:], 1)},
+            "few": {
+                "names": one.names[:4],
+                "queries": one.queries[:4],
+                "metrics": {"map@r": one.metrics["map@r"][:4]},
+            },
+        }
+        other[seed] = one.model_copy(update=changed.get(change, {}))
+    if change == "seeds":
+        del other[0]
     method = other if change == "few" else variants["method"].classes
     assert PairedClasses.of(other, method, "map@r", list(range(5))) is None
 

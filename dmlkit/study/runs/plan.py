@@ -17,7 +17,6 @@ from dmlkit.study.definition.methods import beyond_edge, with_values
 from dmlkit.study.protocol import fold_recipe
 from dmlkit.study.record import ProtocolName
 from dmlkit.study.runs.workers import Run
-from dmlkit.study.two_way import VariantClasses
 from dmlkit.study.verdicts import PairedFigures, Tuned, VariantResults, edges_of, end_text, is_decided
 from dmlkit.training.experiment import Experiment, assemble
 
@@ -92,15 +91,14 @@ class Plan:
             )
         return results
 
-    def _classes(self, variant: Variant, candidate: Candidate, seeds: Iterable[int]) -> VariantClasses | None:
-        """Return the figures of runs on each class; None if a run has none."""
+    def _classes(self, variant: Variant, candidate: Candidate, seeds: Iterable[int]) -> dict[int, ClassMetrics] | None:
+        """Return the figures of runs on each class by seed; None if a run has none."""
         if self.study.config.protocol != "official":
             return None  # its figures are of four models together
         paths = {seed: RunFolder(self.run(variant, candidate, seed).folder).test_classes_path for seed in seeds}
         if not all(path.exists() for path in paths.values()):
             return None
-        by_seed = {seed: ClassMetrics.read(path) for seed, path in paths.items()}
-        return VariantClasses.of(by_seed, self.study.config.reported())
+        return {seed: ClassMetrics.read(path) for seed, path in paths.items()}
 
     def as_tried(self) -> Study:
         """Return the study with the candidates that were compared, including added ones and without failed ones."""
