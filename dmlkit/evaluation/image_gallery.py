@@ -14,7 +14,7 @@ from dmlkit.gallery.incoming import Incoming
 from dmlkit.gallery.migrate import Migrated, migrate_gallery
 from dmlkit.identify.answers import Answers, Identified
 from dmlkit.identify.calibrated import Identification
-from dmlkit.identify.calibration import calibrate_gallery
+from dmlkit.identify.calibration import calibrate_by_value, calibrate_gallery
 from dmlkit.identify.identify import identify
 from dmlkit.identify.rule import LabelRule, Rule
 from dmlkit.identify.search import search
@@ -169,7 +169,12 @@ class ImageGallery:
         )
 
     def calibrate(
-        self, *, fpir: float | None = None, strangers: str | Path | None = None, near: float | None = None
+        self,
+        *,
+        fpir: float | None = None,
+        strangers: str | Path | None = None,
+        near: float | None = None,
+        by: str | None = None,
     ) -> Identification:
         """Find the probability at which `identify` gives a label, store it in the gallery, and return its error rates.
 
@@ -179,12 +184,15 @@ class ImageGallery:
             strangers: images whose labels are not in the gallery. Default: the validation images of its run.
             near: similarity at or above which images of one label count as near-duplicates, which are left out
                 together.
+            by: column of the gallery's table, e.g. ``side``: each of its values gets a threshold of its own too, which
+                `identify` uses.
 
         Raises:
             UserError: the gallery has too few labels or images for ``fpir``; the message names the smallest valid one.
         """
         others = None if strangers is None else Path(strangers)
-        return calibrate_gallery(self.path, fpir=fpir, strangers=others, near=near, model=self._model(self.run))
+        asked: dict[str, Any] = {"fpir": fpir, "strangers": others, "near": near, "model": self._model(self.run)}
+        return calibrate_gallery(self.path, **asked) if by is None else calibrate_by_value(self.path, by, **asked)[0]
 
     def _model(self, run: Path | None) -> ModelChoice:
         return ModelChoice(run, device=self.device)
