@@ -95,174 +95,117 @@ scaling (float{shape} images) => (float{shape} squares) {{
 }}"""
 
 
+class Lines:
+    """Lines of an ONNX program as text. Each call adds one, unless it is there, and returns the name of its result."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}  # by what is computed
+
+    def __call__(self, operator: str, *inputs: str, **attributes: object) -> str:
+        values = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+        text = f"{operator}{values and f'<{values}>'}({', '.join(inputs)})"
+        return self.names.setdefault(text, f"p_{len(self.names)}")
+
+    def constant(self, kind: str, *values: float) -> str:
+        """Return the name of a constant; ``kind`` is its type, e.g. ``int64``, or ``int64[2]`` for a vector."""
+        return self("Constant", value=f"{kind} {{{', '.join(map(str, values))}}}")
+
+    def __str__(self) -> str:
+        return "\n".join(f"    {name} = {text}" for text, name in self.names.items())
+
+
 def _program(size: int, resizing: Resizing) -> str:
     """Return the preparation as text of an ONNX program; columns first, as torch and Pillow do."""
+    p = Lines()
+    shape = p("Shape", "images")
+    height, width = (p("Gather", shape, p.constant("int64", place)) for place in (1, 2))
+    shorter = p("Min", height, width)
+    (top, bottom, *rows), (left, right, *columns) = (
+        _weights(p, length, shorter, size, resizing) for length in (height, width)
+    )
+    first, end = p("Concat", top, left, axis=0), p("Concat", bottom, right, axis=0)
+    cut = p("Slice", "images", first, end, p.constant("int64[2]", 1, 2))
+    planes, no_shift, shift = p("Transpose", cut, perm="[0, 3, 1, 2]"), p.constant("uint8", 0), p.constant("uint8", 128)
+    high, low = (p("Transpose", one, perm="[1, 0]") for one in columns[:2])
+    sums = p("MatMulInteger", planes, high, no_shift, shift), p("MatMulInteger", planes, low)
+    narrow = _rounded(p, *sums, columns[2])
+    sums = p("MatMulInteger", rows[0], narrow, shift), p("MatMulInteger", rows[1], narrow)
+    squares = _rounded(p, *sums, rows[2])
     return f"""<ir_version: 9, opset_import: ["" : {OPSET}]>
 preparation (uint8[batch, height, width, 3] images) => (uint8[batch, 3, {size}, {size}] squares) {{
-    p_shape = Shape(images)
-    p_zero = Constant<value = int64 {{0}}>()
-    p_zeros = Constant<value = int64[1] {{0}}>()
-    p_one = Constant<value = int64 {{1}}>()
-    p_ones = Constant<value = int64[1] {{1}}>()
-    p_two = Constant<value = int64 {{2}}>()
-    p_size = Constant<value = int64 {{{size}}}>()
-    p_sizes = Constant<value = int64[1] {{{size}}}>()
-    p_side = Constant<value = int64 {{{resizing.side}}}>()
-    p_none = Constant<value = double {{0.0}}>()
-    p_half = Constant<value = double {{0.5}}>()
-    p_minus_half = Constant<value = double {{-0.5}}>()
-    p_unit = Constant<value = double {{1.0}}>()
-    p_twice = Constant<value = double {{2.0}}>()
-    p_exponents = Constant<value = double[22] {{{", ".join(f"{n}.0" for n in range(1, 23))}}}>()
-    p_powers = Pow(p_twice, p_exponents)
-    p_black = Constant<value = int32 {{0}}>()
-    p_white = Constant<value = int32 {{255}}>()
-    p_byte = Constant<value = int32 {{256}}>()
-    p_limit = Constant<value = double {{32768.0}}>()
-    p_middle = Constant<value = int32 {{32768}}>()
-    p_no_shift = Constant<value = uint8 {{0}}>()
-    p_shift = Constant<value = uint8 {{128}}>()
-    p_height = Gather(p_shape, p_one)
-    p_width = Gather(p_shape, p_two)
-    p_shorter = Min(p_height, p_width)
-{_weights("rows", "p_height", resizing)}
-{_weights("columns", "p_width", resizing)}
-    p_first = Concat<axis = 0>(rows_begin, columns_begin)
-    p_end = Concat<axis = 0>(rows_end, columns_end)
-    p_axes = Constant<value = int64[2] {{1, 2}}>()
-    p_cut = Slice(images, p_first, p_end, p_axes)
-    p_planes = Transpose<perm = [0, 3, 1, 2]>(p_cut)
-    columns_high_t = Transpose<perm = [1, 0]>(columns_high)
-    columns_low_t = Transpose<perm = [1, 0]>(columns_low)
-    columns_high_sum = MatMulInteger(p_planes, columns_high_t, p_no_shift, p_shift)
-    columns_low_sum = MatMulInteger(p_planes, columns_low_t)
-{_rounded("columns", "p_narrow")}
-    rows_high_sum = MatMulInteger(rows_high, p_narrow, p_shift)
-    rows_low_sum = MatMulInteger(rows_low, p_narrow)
-{_rounded("rows", "squares")}
+{p}
+    squares = Identity({squares})
 }}"""
 
 
-def _weights(axis: str, length: str, resizing: Resizing) -> str:
-    """Return the lines that compute the weights (S, room) of one axis, of the pixels that the square depends on.
+BYTE, INTEGER, WHOLE, DOUBLE = 2, 6, 7, 11  # uint8, int32, int64 and float64 in ONNX
+
+
+def _weights(p: Lines, length: str, shorter: str, size: int, resizing: Resizing) -> tuple[str, str, str, str, str]:
+    """Compute the weights (S, room) of one axis, of the pixels that the square depends on.
 
     The weights of new pixel x are those of `resizing_matrix`, as integers w 2^p. p is the largest precision with which
     all fit into 16 bits, so that they and their sums equal torch's. They are split into bytes, w = 256 (high - 128)
     + low, because onnxruntime multiplies bytes exactly, and faster than floats.
+
+    Returns:
+        The first pixel and the end of these pixels; ``high`` and ``low``; and 2^p.
     """
-    cubic = resizing.interpolation == "bicubic"
-    resized = "Identity(p_side)"
+    zero, one, two = (p.constant("int64", value) for value in (0, 1, 2))
+    zeros, ones, sizes = (p.constant("int64[1]", value) for value in (0, 1, size))
+    none, half, unit, twice = (p.constant("double", value) for value in (0.0, 0.5, 1.0, 2.0))
+    is_cubic, resized = resizing.interpolation == "bicubic", p.constant("int64", resizing.side)
     if not resizing.square:
-        resized = f"Div({axis}_scaled, p_shorter)"
-    triangle = f"""\
-    {axis}_falling = Sub(p_unit, {axis}_distance)
-    {axis}_curve = Max({axis}_falling, p_none)"""
-    keys = f"""\
-    {axis}_a = Constant<value = double {{1.5}}>()
-    {axis}_b = Constant<value = double {{2.5}}>()
-    {axis}_c = Constant<value = double {{4.0}}>()
-    {axis}_square = Mul({axis}_distance, {axis}_distance)
-    {axis}_near_1 = Mul({axis}_a, {axis}_distance)
-    {axis}_near_2 = Sub({axis}_near_1, {axis}_b)
-    {axis}_near_3 = Mul({axis}_near_2, {axis}_square)
-    {axis}_near = Add({axis}_near_3, p_unit)
-    {axis}_far_1 = Mul(p_minus_half, {axis}_distance)
-    {axis}_far_2 = Add({axis}_far_1, {axis}_b)
-    {axis}_far_3 = Mul({axis}_far_2, {axis}_distance)
-    {axis}_far_4 = Sub({axis}_far_3, {axis}_c)
-    {axis}_far_5 = Mul({axis}_far_4, {axis}_distance)
-    {axis}_far_6 = Add({axis}_far_5, p_twice)
-    {axis}_is_near = Less({axis}_distance, p_unit)
-    {axis}_is_far = Less({axis}_distance, p_twice)
-    {axis}_far = Where({axis}_is_far, {axis}_far_6, p_none)
-    {axis}_curve = Where({axis}_is_near, {axis}_near, {axis}_far)"""
-    return f"""\
-    {axis}_scaled = Mul(p_side, {length})
-    {axis}_resized = {resized}
-    {axis}_free = Sub({axis}_resized, p_size)
-    {axis}_half_free = Div({axis}_free, p_two)
-    {axis}_odd = Mod({axis}_free, p_two)
-    {axis}_half_odd = Mod({axis}_half_free, p_two)
-    {axis}_up = Mul({axis}_odd, {axis}_half_odd)
-    {axis}_first = Add({axis}_half_free, {axis}_up)
-    {axis}_n = Cast<to = 11>({length})
-    {axis}_m = Cast<to = 11>({axis}_resized)
-    {axis}_scale = Div({axis}_n, {axis}_m)
-    {axis}_stretch = Max({axis}_scale, p_unit)
-    {axis}_shrink = Div(p_unit, {axis}_stretch)
-    {axis}_reach = Mul({axis}_stretch, {"p_twice" if cubic else "p_unit"})
-    {axis}_new = Range(p_zero, {axis}_resized, p_one)
-    {axis}_new_d = Cast<to = 11>({axis}_new)
-    {axis}_new_middle = Add({axis}_new_d, p_half)
-    {axis}_center_1 = Mul({axis}_new_middle, {axis}_scale)
-    {axis}_center = Unsqueeze({axis}_center_1, p_ones)
-    {axis}_start_1 = Sub({axis}_center, {axis}_reach)
-    {axis}_start_2 = Add({axis}_start_1, p_half)
-    {axis}_start_3 = Cast<to = 7>({axis}_start_2)
-    {axis}_start = Max({axis}_start_3, p_zero)
-    {axis}_reach_up = Ceil({axis}_reach)
-    {axis}_reach_i = Cast<to = 7>({axis}_reach_up)
-    {axis}_taps_1 = Mul({axis}_reach_i, p_two)
-    {axis}_taps_2 = Add({axis}_taps_1, p_one)
-    {axis}_taps = Range(p_zero, {axis}_taps_2, p_one)
-    {axis}_pixel = Add({axis}_start, {axis}_taps)
-    {axis}_pixel_d = Cast<to = 11>({axis}_pixel)
-    {axis}_offset_1 = Sub({axis}_pixel_d, {axis}_center)
-    {axis}_offset_2 = Add({axis}_offset_1, p_half)
-    {axis}_offset = Mul({axis}_offset_2, {axis}_shrink)
-    {axis}_distance = Abs({axis}_offset)
-{keys if cubic else triangle}
-    {axis}_inside = Less({axis}_pixel, {length})
-    {axis}_part = Where({axis}_inside, {axis}_curve, p_none)
-    {axis}_sum = ReduceSum({axis}_part, p_ones)
-    {axis}_weight = Div({axis}_part, {axis}_sum)
-    {axis}_largest = ReduceMax<keepdims = 0>({axis}_weight)
-    {axis}_sizes = Mul({axis}_largest, p_powers)
-    {axis}_sizes_up = Add({axis}_sizes, p_half)
-    {axis}_sizes_i = Floor({axis}_sizes_up)
-    {axis}_fits = Less({axis}_sizes_i, p_limit)
-    {axis}_fits_d = Cast<to = 11>({axis}_fits)
-    {axis}_precision = ReduceSum<keepdims = 0>({axis}_fits_d)
-    {axis}_power = Pow(p_twice, {axis}_precision)
-    {axis}_fixed_1 = Mul({axis}_weight, {axis}_power)
-    {axis}_negative = Less({axis}_weight, p_none)
-    {axis}_round = Where({axis}_negative, p_minus_half, p_half)
-    {axis}_fixed_2 = Add({axis}_fixed_1, {axis}_round)
-    {axis}_fixed = Cast<to = 6>({axis}_fixed_2)
-    {axis}_first_s = Unsqueeze({axis}_first, p_zeros)
-    {axis}_last_s = Add({axis}_first_s, p_sizes)
-    {axis}_kept = Slice({axis}_fixed, {axis}_first_s, {axis}_last_s, p_zeros)
-    {axis}_at = Slice({axis}_pixel, {axis}_first_s, {axis}_last_s, p_zeros)
-    {axis}_length_s = Unsqueeze({length}, p_zeros)
-    {axis}_begin_1 = ReduceMin<keepdims = 0>({axis}_at)
-    {axis}_begin = Unsqueeze({axis}_begin_1, p_zeros)
-    {axis}_end_1 = ReduceMax<keepdims = 0>({axis}_at)
-    {axis}_end_2 = Add({axis}_end_1, p_ones)
-    {axis}_end = Min({axis}_end_2, {axis}_length_s)
-    {axis}_room = Sub({axis}_end, {axis}_begin)
-    {axis}_shape = Concat<axis = 0>(p_sizes, {axis}_room)
-    {axis}_empty = ConstantOfShape<value = int32[1] {{0}}>({axis}_shape)
-    {axis}_last = Sub({axis}_room, p_ones)
-    {axis}_at_1 = Sub({axis}_at, {axis}_begin)
-    {axis}_at_2 = Min({axis}_at_1, {axis}_last)
-    {axis}_matrix = ScatterElements<axis = 1, reduction = "add">({axis}_empty, {axis}_at_2, {axis}_kept)
-    {axis}_positive = Add({axis}_matrix, p_middle)
-    {axis}_high_i = Div({axis}_positive, p_byte)
-    {axis}_low_i = Mod({axis}_positive, p_byte)
-    {axis}_high = Cast<to = 2>({axis}_high_i)
-    {axis}_low = Cast<to = 2>({axis}_low_i)"""
+        resized = p("Div", p("Mul", resized, length), shorter)
+    free = p("Sub", resized, p.constant("int64", size))
+    half_free = p("Div", free, two)
+    first = p("Add", half_free, p("Mul", p("Mod", free, two), p("Mod", half_free, two)))
+    scale = p("Div", p("Cast", length, to=DOUBLE), p("Cast", resized, to=DOUBLE))
+    stretch = p("Max", scale, unit)
+    reach = p("Mul", stretch, twice if is_cubic else unit)
+    new = p("Cast", p("Range", zero, resized, one), to=DOUBLE)
+    center = p("Unsqueeze", p("Mul", p("Add", new, half), scale), ones)
+    start = p("Max", p("Cast", p("Add", p("Sub", center, reach), half), to=WHOLE), zero)
+    most = p("Add", p("Mul", p("Cast", p("Ceil", reach), to=WHOLE), two), one)
+    pixel = p("Add", start, p("Range", zero, most, one))
+    offset = p("Add", p("Sub", p("Cast", pixel, to=DOUBLE), center), half)
+    distance = p("Abs", p("Mul", offset, p("Div", unit, stretch)))
+    curve = _keys(p, distance) if is_cubic else p("Max", p("Sub", unit, distance), none)
+    part = p("Where", p("Less", pixel, length), curve, none)
+    weight = p("Div", part, p("ReduceSum", part, ones))
+    powers = p("Pow", twice, p.constant("double[22]", *map(float, range(1, 23))))
+    largest = p("Floor", p("Add", p("Mul", p("ReduceMax", weight, keepdims=0), powers), half))
+    fits = p("Cast", p("Less", largest, p.constant("double", 32768.0)), to=DOUBLE)
+    power = p("Pow", twice, p("ReduceSum", fits, keepdims=0))
+    rounding = p("Where", p("Less", weight, none), p.constant("double", -0.5), half)
+    fixed = p("Cast", p("Add", p("Mul", weight, power), rounding), to=INTEGER)
+    begin = p("Unsqueeze", first, zeros)
+    kept, at = (p("Slice", every, begin, p("Add", begin, sizes), zeros) for every in (fixed, pixel))
+    begin = p("Unsqueeze", p("ReduceMin", at, keepdims=0), zeros)
+    end = p("Min", p("Add", p("ReduceMax", at, keepdims=0), ones), p("Unsqueeze", length, zeros))
+    room = p("Sub", end, begin)
+    empty = p("ConstantOfShape", p("Concat", sizes, room, axis=0), value="int32[1] {0}")
+    at = p("Min", p("Sub", at, begin), p("Sub", room, ones))
+    matrix = p("ScatterElements", empty, at, kept, axis=1, reduction='"add"')
+    positive, byte = p("Add", matrix, p.constant("int32", 32768)), p.constant("int32", 256)
+    high, low = (p("Cast", p(operator, positive, byte), to=BYTE) for operator in ("Div", "Mod"))
+    return begin, end, high, low, power
 
 
-def _rounded(axis: str, result: str) -> str:
-    """Return the lines that add the products of the bytes of the weights, and round to pixels 0..255."""
-    return f"""\
-    {axis}_shifted = Mul({axis}_high_sum, p_byte)
-    {axis}_both = Add({axis}_shifted, {axis}_low_sum)
-    {axis}_unit = Cast<to = 6>({axis}_power)
-    {axis}_two = Cast<to = 6>(p_two)
-    {axis}_half = Div({axis}_unit, {axis}_two)
-    {axis}_added = Add({axis}_both, {axis}_half)
-    {axis}_at_least = Max({axis}_added, p_black)
-    {axis}_divided = Div({axis}_at_least, {axis}_unit)
-    {axis}_bytes = Min({axis}_divided, p_white)
-    {result} = Cast<to = 2>({axis}_bytes)"""
+def _keys(p: Lines, distance: str) -> str:
+    """Compute the cubic curve of Keys with a = -0.5 at distances."""
+    two = p.constant("double", 2.0)
+    near = p("Sub", p("Mul", p.constant("double", 1.5), distance), p.constant("double", 2.5))
+    near = p("Add", p("Mul", near, p("Mul", distance, distance)), p.constant("double", 1.0))
+    far = p("Add", p("Mul", p.constant("double", -0.5), distance), p.constant("double", 2.5))
+    far = p("Add", p("Mul", p("Sub", p("Mul", far, distance), p.constant("double", 4.0)), distance), two)
+    far = p("Where", p("Less", distance, two), far, p.constant("double", 0.0))
+    return p("Where", p("Less", distance, p.constant("double", 1.0)), near, far)
+
+
+def _rounded(p: Lines, high: str, low: str, power: str) -> str:
+    """Add the products of the bytes of the weights, and round to pixels 0..255."""
+    both, unit = p("Add", p("Mul", high, p.constant("int32", 256)), low), p("Cast", power, to=INTEGER)
+    added = p("Add", both, p("Div", unit, p.constant("int32", 2)))
+    pixels = p("Div", p("Max", added, p.constant("int32", 0)), unit)
+    return p("Cast", p("Min", pixels, p.constant("int32", 255)), to=BYTE)
