@@ -150,8 +150,7 @@ def _answers_by_value(
     searched, without = dict[str | None, GalleryFolder](), Counter[str]()
     for value in sorted({value for own in values for value in own if value is not None}):
         rows = [row for row, cell in enumerate(cells) if cell == value]
-        part = gallery.limited(Where.of_value(column, value), rows)
-        if rows and Identification.of(part) is not None:
+        if rows and Identification.of(part := gallery.limited(Where.of_value(column, value), rows)) is not None:
             searched[value] = part
     places = dict[str | None, list[int]]()
     for place, own in enumerate(values):
