@@ -159,14 +159,15 @@ def calibrate(
     model, place = chosen.choose_with_place(source, bar=bars(console))
     if place is not None and asked is not None:
         raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
-    asked_of: dict[str, Any] = {**asdict(labels), "where": conditions, "place": place, "model": model}
+    own = {"fpir": labels.fpir, "strangers": labels.strangers, "near": labels.near}
+    asked_of: dict[str, Any] = {**own, "place": place, "model": model, "bar": bars(console)}
     by_value, values = None, dict[str, "Identification | UserError"]()
     if asked is not None and asked[1] is None:
-        found, values = calibrate_by_value(source, asked[0], **asked_of, bar=bars(console))
+        found, values = calibrate_by_value(source, asked[0], **asked_of)
     else:
         if asked is not None:
             column_table(*asked, GalleryFolder(source).run)
-        found = calibrate_gallery(source, **asked_of, bar=bars(console))
+        found = calibrate_gallery(source, **asked_of, where=conditions)
         by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
