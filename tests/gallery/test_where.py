@@ -160,7 +160,7 @@ def test_calibrating_by_value_is_calibrating_each_value_alone(sides: Path, dmlki
     assert found["column"] == "side" and list(found["values"]) == ["left", "right", "top"]
     for side in ("left", "right"):
         assert found["values"][side]["fits"] == alone[side]["fits"]
-    assert alone["left"]["fits"] != alone["right"]["fits"] and "got 0" in found["values"]["top"]
+    assert alone["left"]["fits"] != alone["right"]["fits"] and "each label has a single image" in found["values"]["top"]
     for options, expected in wanted.items():
         by = () if not options else ("--by", options.removeprefix("--by"))
         given = answers_of(dmlkit, sides, "sides.csv", *by)
@@ -176,7 +176,7 @@ def test_what_calibrating_by_value_and_identify_say(sides: Path, dmlkit: Cli):
     calibrate = ("calibrate", sides, "--device", "cpu")
     shown = " ".join(dmlkit(*calibrate, "--by", "side").out.split())
     assert "per side, among the images of the same side alone" in shown
-    assert "note: identify takes the threshold of all images for top; top: a calibration needs at least" in shown
+    assert "note: identify takes the threshold of all images for top; top: sides: each label has a single image" in shown
     told = " ".join(dmlkit("identify", sides, "sides.csv", "--device", "cpu").out.split())
     assert "each image is compared with the images of its own side alone, by their threshold; 2 with all images" in told
     assert "by the common one: no side (1), top (1)" in told
