@@ -231,7 +231,7 @@ def print_identification(found: "Identification", gallery: Path, console: Consol
 def print_thresholds(values: "dict[str, Identification | UserError]", column: str, console: Console) -> None:
     """Print the threshold of each value of a column with its rates, and which values have too few images for one."""
     rows = [["group", "images", "labels", "least probability", "FPIR, 95 % interval", "FNIR, 95 % interval"]]
-    failed = [(value, str(one)) for value, one in values.items() if isinstance(one, UserError)]
+    requested, failed = list[str](), [(value, str(one)) for value, one in values.items() if isinstance(one, UserError)]
     for value, one in values.items():
         if not isinstance(one, UserError):
             fit = one.fits[0]
@@ -240,8 +240,10 @@ def print_thresholds(values: "dict[str, Identification | UserError]", column: st
                 for rate in (fit.fpir, fit.fnir)
             )
             rows.append([value, f"{one.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
-    if len(rows) > 1:
+            requested.append(f"{value} {one.requested:g}")
+    if requested:
         print_table(rows, console, f"per {column}, among the images of the same {column} alone")
+        say_prose(console, f"requested FPIR: {some_of(requested)}")
     if failed:
         names, (first, reason) = some_of([value for value, _ in failed]), failed[0]
         say_prose(console, f"note: identify takes the threshold of all images for {names}; {first}: {reason}")

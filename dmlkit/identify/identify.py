@@ -164,10 +164,11 @@ def _answers_by_value(
         name: [one for part in near for one in getattr(part, name)] for name in ("queries", "pictures", "boxes")
     }
     tensors = {name: torch.cat([getattr(part, name) for part in near]) for name in ("similarities", "rows")}
-    note = f"each {parts[0].unit[0]} is compared with the images of its own {column} alone, by their threshold"
+    own, unit = f"{len(order) - without.total():,}", counted(len(order), *parts[0].unit)
+    note = f"{own} of {unit} compared with the images of their own {column} alone, by its threshold"
     if without:
         some = some_of([f"{value} ({count:,})" for value, count in sorted(without.items())])
-        note += f"; {without.total():,} with all images, by the common one: {some}"
+        note += f", the others with all images, by the common one: {some}"
     found = replace(
         parts[0],
         answers=[answer for part in parts for answer in part.answers],
