@@ -115,14 +115,12 @@ class Matches:
         ends = ((self.one, self.pairs.first), (self.other, self.pairs.second))
         boxes = ([points.boxes[row] for row in rows.tolist()] for points, rows in ends)
         columns = ("path", "label", "other_path", "other_label", "similarity")
-        write_boxed_table(path, columns, map(self.row, range(len(self.pairs.first))), *boxes)
-
-    def row(self, place: int) -> tuple[str, str, str, str, str]:
-        """Return a pair as a row of the table."""
-        one, other = int(self.pairs.first[place]), int(self.pairs.second[place])
         ours, theirs = self.one, self.other
-        similarity = f"{float(self.pairs.similarities[place]):.9g}"
-        return ours.paths[one], ours.labels[one] or "", theirs.paths[other], theirs.labels[other] or "", similarity
+        rows = (
+            (ours.paths[one], ours.labels[one] or "", theirs.paths[other], theirs.labels[other] or "", f"{alike:.9g}")
+            for one, other, alike in zip(*(column.tolist() for column in self.pairs), strict=True)
+        )
+        write_boxed_table(path, columns, rows, *boxes)
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per image of the first source with near-duplicates, the most similar first."""

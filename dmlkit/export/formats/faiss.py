@@ -26,6 +26,12 @@ QUERIES, NEAREST = 1000, 10  # images whose neighbors are compared with those of
 
 
 IndexType = Literal["IndexFlatIP", "IndexScalarQuantizer", "IndexBinaryFlat"]
+TYPES: dict[IndexPrecision, IndexType] = {
+    "fp32": "IndexFlatIP",
+    "fp16": "IndexScalarQuantizer",
+    "int8": "IndexScalarQuantizer",
+    "binary": "IndexBinaryFlat",
+}
 
 
 class FaissIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
@@ -59,17 +65,6 @@ class Faiss(Format, name="faiss", file_name="index.faiss"):
 
     precision: IndexPrecision = "fp32"
 
-    @property
-    def type(self) -> IndexType:
-        """FAISS's class of the index."""
-        match self.precision:
-            case "fp32":
-                return "IndexFlatIP"
-            case "binary":
-                return "IndexBinaryFlat"
-            case _:
-                return "IndexScalarQuantizer"
-
     def at(self, precision: IndexPrecision) -> Format:
         """Return the format with an index of a precision."""
         copied = Faiss()
@@ -97,7 +92,7 @@ class Faiss(Format, name="faiss", file_name="index.faiss"):
         if index is None:
             raise UserError(f"{folder.path}: there are no embeddings to index")
         _, items, manifest = self.files(output)
-        described = FaissIndex(**manifold.index_form(), type=self.type, dim=index.d)
+        described = FaissIndex(**manifold.index_form(), type=TYPES[self.precision], dim=index.d)
         fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None}
         with (
             writing(output, RuntimeError),
