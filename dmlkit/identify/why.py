@@ -259,10 +259,11 @@ def _last_map(
 @contextmanager
 def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> Generator[None]:
     """Give a module another map, as its input or as its output."""
-    if at_input:
-        handle = module.register_forward_pre_hook(lambda _, inputs: (maps, *inputs[1:]))
-    else:
-        handle = module.register_forward_hook(lambda *_: maps)
+
+    def others(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (maps, *inputs[1:])
+
+    handle = module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(lambda *_: maps)
     try:
         yield
     finally:

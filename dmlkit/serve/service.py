@@ -154,8 +154,9 @@ class Service:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
         self._max_pixels = min(self.embedder.trained.recipe.dataset.max_pixels, MOST_PIXELS)
         self.snapshot = Snapshot(opened, stamp)
-        calibrated = (gallery := gallery_of(opened)) and Identification.of(gallery)
-        if calibrated and calibrated.column:
+        gallery = gallery_of(opened)
+        calibrated = None if gallery is None else Identification.of(gallery)
+        if calibrated is not None and calibrated.column is not None:
             warn(f"{source}: a request has no {calibrated.column}, so identify takes the threshold of all images")
         self.embedder.embed([np.zeros((8, 8, 3), np.uint8)])  # the first one takes longer
         computed = self.embedder.trained.computation
