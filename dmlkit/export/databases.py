@@ -147,12 +147,7 @@ def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:
 
 
 def is_address(target: str) -> bool:
-    """Return whether a text is an address and not a path.
-
-    Example:
-        >>> is_address("postgresql://db/birds"), is_address("exports/birds")
-        (True, False)
-    """
+    """Return whether a text is an address and not a path."""
     return "://" in target
 
 

@@ -91,7 +91,8 @@ def calibrate_gallery(
     names = deciders[0][0]
     asked, others = None, [NO_STRANGERS] * len(seconds)
     if strangers is not None:
-        asked = open_queries(strangers, gallery, boxes=Boxes(where=where), model=model, bar=bar)
+        limits = None if where is None else Boxes(where=where)
+        asked = open_queries(strangers, gallery, boxes=limits, model=model, bar=bar)
     elif place is None and home is not None and home.recipe().dataset.validates:
         fabric = model.start()
         asked = split_points(home, load_same_model(gallery, model, fabric), fabric, "validation", bar)
