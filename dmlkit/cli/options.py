@@ -301,7 +301,7 @@ def by_option(prints: str, more: str = "") -> Any:
     return option(
         "[FILE:]COLUMN",
         f"{prints} per value of this column of a table, e.g. camera, worst first. FILE: another table with the columns "
-        "path and COLUMN. Default: the table that was embedded, or that of the run's dataset.{more}",
+        f"path and COLUMN. Default: the table that was embedded, or that of the run's dataset.{more}",
         check=check_by,
     )
 
