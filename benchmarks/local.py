@@ -32,19 +32,12 @@ from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model
+from dmlkit.nearest.matches import match_scores, mutual_nearest, verify_affine
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.in_memory import Embeddings, embed_images
-from dmlkit.vectors.local_features import (
-    centered,
-    keypoints_of,
-    maps_of,
-    match_scores,
-    mean_of,
-    mutual_nearest,
-    verify_affine,
-)
+from dmlkit.vectors.local_features import centered, keypoints_of, maps_of, mean_of
 from dmlkit.vectors.trained import TrainedModel
 
 RECIPE = Path(__file__).parent.parent / "recipes/start/frozen_lite0.yaml"

@@ -265,7 +265,7 @@ def measure(setting: Photos, fabric: Ranks, bar: Bar = no_bar) -> MeasuredModel:
     return MeasuredModel(setting.backbone, license_name, size, speed, intervals, evaluation)
 
 
-def some_photos(dataset: Dataset) -> Dataset:
+def some_photos(dataset: Dataset) -> PickedSamples:
     """Return at most `MOST_IMAGES` evenly spaced photos of at most `MOST_CLASSES` classes, two of each at least."""
     sizes = dataset.labels.bincount(minlength=len(dataset.class_names))
     able = (sizes > 1).nonzero()[:, 0]

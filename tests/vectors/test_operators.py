@@ -96,7 +96,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-HEAVY = "timm torchvision torch._dynamo lightning_fabric sklearn scipy.stats pandas openTSNE matplotlib onnxruntime"
+HEAVY = "timm torchvision torch._dynamo sklearn scipy.stats pandas openTSNE matplotlib onnxruntime"
 COMMAND = """
 import sys
 from dmlkit.cli.app import main
