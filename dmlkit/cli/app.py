@@ -24,7 +24,7 @@ from typer.main import get_group
 
 from dmlkit import __version__
 from dmlkit.cli.console import wrapped
-from dmlkit.cli.options import APPS, TRAIN, option
+from dmlkit.cli.options import APPS, option
 from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
 from dmlkit.files.escape import excerpt, printable
 
@@ -35,7 +35,7 @@ RETRY = 0.01  # seconds, after which the code that ignored an interrupt has retu
 MOST_LINES = 21  # per message: 20 problems, and the number of the others, see `raise_faults`
 MOST_CHARACTERS = 2000  # per line of a message
 PANELS = {
-    TRAIN: ("start", "data", "train", "eval", "compare", "calibrate", "final"),
+    "Train and measure": ("start", "data", "train", "eval", "compare", "calibrate", "final"),
     "Use": (
         *("embed", "search", "gallery", "identify", "verify", "review", "select", "serve", "duplicates", "cluster"),
         *("export", "align"),
@@ -73,8 +73,7 @@ class Loading(Mapping[str, Any]):
 @cache
 def group_in(module: str) -> TyperGroup:
     """Return the commands of a module."""
-    place = import_module(f"dmlkit.cli.{module}")
-    return get_group(APPS.get(place.__name__) or place.app)
+    return get_group(APPS[import_module(f"dmlkit.cli.{module}").__name__])
 
 
 class Commands(TyperGroup):

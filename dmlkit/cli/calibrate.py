@@ -4,27 +4,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, print_table, say, say_json, say_prose
 from dmlkit.cli.evaluation_report import print_values
 from dmlkit.cli.option_groups import PlacedModelOptions
 from dmlkit.cli.options import (
-    TRAIN,
     Checkpoint,
     Conditions,
     Json,
     MovedRun,
     SetDataset,
-    argument,
     by_option,
     column_of,
-    examples,
-    option,
+    command,
     second_option,
     where_of,
-    with_options,
 )
 from dmlkit.errors import UserError, some_of
 from dmlkit.files.escape import command_word
@@ -45,8 +40,6 @@ if TYPE_CHECKING:
     from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold
 
-app = typer.Typer()
-
 
 def require_calibratable(path: Path) -> None:
     """Check that a folder is a run or a gallery."""
@@ -60,26 +53,20 @@ class LabelOptions:
 
     fpir: Annotated[
         float | None,
-        option(
-            "RATE",
-            "Gallery: expected share of images of other labels, which are not in it, that get a label. Default: 0.01, "
-            "or the lowest that the number of these images allows.",
-        ),
+        "RATE",
+        "Gallery: expected share of images of other labels, which are not in it, that get a label. Default: 0.01, "
+        "or the lowest that the number of these images allows.",
     ] = None
     strangers: Annotated[
         Path | None,
-        option(
-            "IMAGES",
-            "Images whose labels are not in the gallery. Default: the validation images of its run.",
-            check=require_addable,
-        ),
+        "IMAGES",
+        "Images whose labels are not in the gallery. Default: the validation images of its run.",
+        require_addable,
     ] = None
     near: Annotated[
         float | None,
-        option(
-            "SIMILARITY",
-            "Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
-        ),
+        "SIMILARITY",
+        "Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
     ] = None
     where: Conditions = None
 
@@ -99,20 +86,15 @@ class CalibratedModelOptions(PlacedModelOptions):
     ] = None
 
 
-@app.command(
-    rich_help_panel=TRAIN,
-    epilog=examples("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01"),
-)
-@with_options
+@command("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01")
 def calibrate(
-    source: Annotated[Path, argument("SOURCE", "Run, or gallery.", check=require_calibratable)],
+    source: Annotated[Path, "SOURCE", "Run, or gallery.", require_calibratable],
+    /,
     far: Annotated[
         float | None,
-        option(
-            "RATE",
-            "Run: false accept rate, the share of different-class pairs that may count as same. Default: 0.001, "
-            "or the lowest that the number of pairs allows.",
-        ),
+        "RATE",
+        "Run: false accept rate, the share of different-class pairs that may count as same. Default: 0.001, "
+        "or the lowest that the number of pairs allows.",
     ] = None,
     *,
     labels: LabelOptions,
@@ -230,7 +212,7 @@ def print_identification(found: "Identification", gallery: Path, console: Consol
 
 def print_thresholds(values: "dict[str, Identification | UserError]", column: str, console: Console) -> None:
     """Print the threshold of each value of a column with its rates, and which values have too few images for one."""
-    rows = [["group", "images", "labels", "least probability", "FPIR, 95 % interval", "FNIR, 95 % interval"]]
+    rows = [[column, "images", "labels", "least probability", "FPIR, 95 % interval", "FNIR, 95 % interval"]]
     requested, failed = list[str](), [(value, str(one)) for value, one in values.items() if isinstance(one, UserError)]
     for value, one in values.items():
         if not isinstance(one, UserError):

@@ -29,7 +29,6 @@ from dmlkit.files.source import (
 if TYPE_CHECKING:
     from dmlkit.files.where import Where
 
-TRAIN = "Train and measure"
 SplitName = Literal["train", "validation", "test", "all"]
 NAMES = {
     "k": ["-k"],

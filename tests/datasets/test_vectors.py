@@ -134,7 +134,7 @@ def lists(last: list[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "told"),
+    ("content", "options", "message"),
     [
         (changed(17, 3, np.nan), {}, r"bad.npy: row 17 \(counted from 0\) contains nan or inf"),
         (changed(3, 0, 1e300), {}, r"bad.npy: row 3 \(counted from 0\) contains nan or inf"),  # in float32
@@ -166,7 +166,7 @@ def lists(last: list[Any]) -> dict[str, Any]:
     ],
     ids=range(19),
 )
-def test_what_is_no_vector_is_told_in_one_line(content, options, told, recipe, monkeypatch):
+def test_what_is_no_vector_is_told_in_one_line(content, options, message, recipe, monkeypatch):
     monkeypatch.chdir(recipe.parent)
     np.save("few.npy", CODES[:9])
     np.save("one.npy", 0 * CODES)
@@ -176,13 +176,13 @@ def test_what_is_no_vector_is_told_in_one_line(content, options, told, recipe, m
     else:
         np.save("bad.npy", content, allow_pickle=True)
     given = {"embeddings": "bad.npy", "labels": "y.npy"} | options
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         VectorsConfig(**{key: value for key, value in given.items() if value}).build("train")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("transform.size=32", "transform: got plain, but dataset vectors has vectors"),
         ("transform={name: plain}", "transform: got plain, but dataset vectors has vectors"),
@@ -194,8 +194,8 @@ def test_what_is_no_vector_is_told_in_one_line(content, options, told, recipe, m
         ("optimizer.lr_multipliers.backbone=0.5", "identity needs optimizer.lr_multipliers.backbone 1.0, got 0.5"),
     ],
 )
-def test_a_recipe_whose_parts_do_not_meet_is_refused_when_it_is_read(override: str, told: str, recipe: Path):
-    with pytest.raises(UserError, match=told):
+def test_a_recipe_whose_parts_do_not_meet_is_refused_when_it_is_read(override: str, message: str, recipe: Path):
+    with pytest.raises(UserError, match=message):
         read_recipe(recipe, [override])
 
 
@@ -227,9 +227,9 @@ def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: 
         ("embed", run, tmp_path / "photos"): "is a folder, but the model takes vectors",
         ("eval", run, tmp_path): "this is a folder of images, but the run takes vectors",
     }
-    for command, told in refused.items():
+    for command, message in refused.items():
         result = dmlkit(*command)
-        assert result.code == 2 and told in result.err and result.err.count("\n") == 1, result.err
+        assert result.code == 2 and message in result.err and result.err.count("\n") == 1, result.err
 
 
 @pytest.mark.parametrize("file_format", ["onnx", "torch-export", "safetensors"])

@@ -259,12 +259,12 @@ def test_a_failed_export_leaves_what_was_there(kind: Any, tmp_path: Path, target
     broken[4] = 0
     flat = {**EUCLIDEAN, "similarity": "cosine"}  # where 0 is a point
     faulty = EmbeddingFolder(embeddings_at(tmp_path / "faulty", broken, manifold=flat))
-    told = r"row 4 \(photos/4\.jpg\): its vector is zero, which has no cosine"
-    with pytest.raises(UserError, match=told):
+    message = r"row 4 \(photos/4\.jpg\): its vector is zero, which has no cosine"
+    with pytest.raises(UserError, match=message):
         export_to_store(faulty, kind, store, None)
     assert tables_in(kind, store) == []
     export_to_store(EmbeddingFolder(embeddings_at(tmp_path / "good")), kind, store, None)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         export_to_store(faulty, kind, store, None, overwrite=True)
     assert len(stored_in(kind, store).rows) == 5 and len(tables_in(kind, store)) == 1
     with pytest.raises(UserError, match="there are no embeddings to export"):
@@ -326,10 +326,10 @@ def test_a_kill_leaves_the_table_that_was_there(kind: Any, tmp_path: Path, targe
         assert len(stored_in(kind, store).rows) == 5 and len(tables_in(kind, store)) == 1
 
 
-def refused(result: Result, *told: str) -> None:
+def refused(result: Result, *parts: str) -> None:
     assert result.code == 2, result.out
     (line,) = result.err.strip().splitlines()
-    assert line.startswith("error: ") and all(part in line for part in told), line
+    assert line.startswith("error: ") and all(part in line for part in parts), line
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
@@ -402,16 +402,16 @@ def test_postgres_takes_any_name_and_keeps_no_password(postgres: str, target: Ca
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(
-    ("dim", "told"), [(2000, "vector_cosine_ops"), (2001, "halfvec_cosine_ops"), (4001, "no index")]
+    ("dim", "index"), [(2000, "vector_cosine_ops"), (2001, "halfvec_cosine_ops"), (4001, "no index")]
 )
-def test_postgres_indexes_wide_vectors_by_their_halves(dim: int, told: str, target: Callable[[str], str], tmp_path):
+def test_postgres_indexes_wide_vectors_by_their_halves(dim: int, index: str, target: Callable[[str], str], tmp_path):
     address = target("pgvector")
     points = np.eye(3, dim, dtype=np.float32)
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points, dim=dim, features=dim))
     _, notes = export_to_store(folder, "pgvector", address, None)
     with psycopg.connect(address) as connection:
         indexes = [one for (one,) in connection.execute("SELECT indexdef FROM pg_indexes") if "hnsw" in one]
-    assert told in notes[0] and [told in one for one in indexes] == ([] if told == "no index" else [True])
+    assert index in notes[0] and [index in one for one in indexes] == ([] if index == "no index" else [True])
 
 
 def test_a_full_disk_is_told_and_hinders_no_second_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

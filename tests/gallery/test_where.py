@@ -179,11 +179,13 @@ def test_what_calibrating_by_value_and_identify_say(sides: Path, dmlkit: Cli):
     assert (
         "note: identify takes the threshold of all images for top; top: sides: each label has a single image" in shown
     )
-    told = " ".join(dmlkit("identify", sides, "sides.csv", "--device", "cpu").out.split())
-    assert "30 of 32 images compared with the images of their own side alone, by its threshold, the others with" in told
-    assert "with all images, by the common one: no side (1), top (1)" in told
-    told = " ".join(dmlkit("identify", sides, "photos", "--device", "cpu").out.split())
-    assert "the thresholds per side do not apply: photos is no table with this column" in told
+    screen = " ".join(dmlkit("identify", sides, "sides.csv", "--device", "cpu").out.split())
+    assert (
+        "30 of 32 images compared with the images of their own side alone, by its threshold, the others with" in screen
+    )
+    assert "with all images, by the common one: no side (1), top (1)" in screen
+    screen = " ".join(dmlkit("identify", sides, "photos", "--device", "cpu").out.split())
+    assert "the thresholds per side do not apply: photos is no table with this column" in screen
     assert not any(
         "per side" in dmlkit("identify", sides, "photos", *words, "--device", "cpu").out
         for words in (("--threshold", 0.5), ("--where", "side=left"))
