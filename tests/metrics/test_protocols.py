@@ -1,4 +1,4 @@
-"""Several labels per item, and single-shot galleries, against loops."""
+"""Several labels per item, junk of the query's own camera, and single-shot galleries, against loops."""
 
 from itertools import product
 
@@ -73,6 +73,47 @@ def test_what_is_wrong_with_a_matrix_is_named(matrix, gallery, metrics, said):
     points = torch.eye(2)
     with pytest.raises(ValueError, match=said):
         retrieval_metrics(points, matrix, None if gallery is None else points, gallery, metrics=metrics)
+
+
+RANKS = (1, 5, 10)
+
+
+def market(scores: np.ndarray, people: list[np.ndarray], cameras: list[np.ndarray]) -> tuple[dict[str, float], int]:
+    """Compute CMC and mAP as torchreid and fast-reid define them for Market-1501, and count the queries left out.
+
+    Items of the query's person and camera are discarded; a query without any other item of its person is not scored.
+    """
+    found, precisions = {k: list[bool]() for k in RANKS}, list[float]()
+    for row, person, camera in zip(scores, people[0], cameras[0], strict=True):
+        nearest_first = sorted(range(len(row)), key=lambda item: -row[item])
+        kept = [item for item in nearest_first if (people[1][item], cameras[1][item]) != (person, camera)]
+        places = [place for place, item in enumerate(kept, 1) if people[1][item] == person]
+        if places:
+            precisions.append(sum(count / place for count, place in enumerate(places, 1)) / len(places))
+            for k in RANKS:
+                found[k].append(places[0] <= k)
+    values = {f"cmc@{k}": float(np.mean(hits)) for k, hits in found.items()}
+    return {**values, "map": float(np.mean(precisions))}, len(scores) - len(precisions)
+
+
+def test_200_problems_with_junk_by_the_rule_of_market():
+    """Some queries have junk alone, some cameras see one person, and the gallery has people who are never queried."""
+    junk_alone = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        sizes, dim = random.integers(5, 60, 2) * (1, 3), int(random.integers(2, 33))
+        people = [random.integers(0, high, size) for high, size in zip((12, 15), sizes, strict=True)]
+        cameras = [random.integers(0, random.integers(2, 7), size) for size in sizes]
+        points = [random.normal(size=(size, dim)) for size in sizes]
+        x, y = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in points)
+        expected, left_out = market(x @ y.T, people, cameras)
+        groups = [person * 10 + camera for person, camera in zip(people, cameras, strict=True)]
+        sides = [Labeled(side, *of_side) for side, *of_side in zip((x, y), people, groups, strict=True)]
+        scores = score_retrieval(*sides, metrics=list(expected))
+        assert scores.values == pytest.approx(expected, abs=1e-9), seed
+        assert scores.left_out == left_out, seed
+        junk_alone += left_out
+    assert junk_alone > 200
 
 
 METRICS = ["cmc@1:cuhk03", "cmc@2:cuhk03", "cmc@3:cuhk03", "map"]
