@@ -24,8 +24,9 @@ class Requirement:
     Args:
         key: dotted key of the other component, e.g. ``"manifold.name"``, or a fact of its class, e.g.
             ``"backbone.has_class_token"``; an error then names the members that have it.
-        allowed: the values that are compatible with this component.
-        reason: a clause that completes "..., because <reason>".
+        allowed: the values that are compatible with this component. If there are none, ``key`` is an option of this
+            component itself, whose value does not fit another of its options.
+        reason: a clause that completes "..., because <reason>", or the error if no value is allowed.
     """
 
     key: str

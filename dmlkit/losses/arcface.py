@@ -49,7 +49,8 @@ class ArcFace(MarginSoftmax, name="arcface"):
     """K, centers per class, of which the nearest one counts; 3 in the paper of sub-center ArcFace."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return (Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is an angle"),)
+        yield Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is an angle")
+        yield from super().requirements()
 
     def __post_init__(self) -> None:
         per_class = self.centers_per_class if self.centers_per_class > 1 else None  # else (C, d), as in other losses

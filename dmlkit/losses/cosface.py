@@ -38,9 +38,8 @@ class CosFace(MarginSoftmax, name="cosface"):
     """s, inverse temperature."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return (
-            Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is a difference of cosines"),
-        )
+        yield Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is a difference of cosines")
+        yield from super().requirements()
 
     def __post_init__(self) -> None:
         super().__post_init__()

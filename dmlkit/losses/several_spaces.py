@@ -99,8 +99,7 @@ class Matryoshka(SeveralLosses, name="matryoshka"):
             reason = "the first of loss.dims is the full width, since coordinates after it would not be trained"
             yield Requirement("embedding_dim", self.dims[:1], reason)
         if self.weights is not None and len(self.weights) != len(self.dims or ()):
-            reason = f"loss.weights has one number for each of loss.dims, which has {len(self.dims or ())}"
-            yield Requirement("loss.weights", (None,), reason)
+            yield Requirement("weights", (), f"expected one for each of dims {self.dims}, got {self.weights}")
 
     def __post_init__(self) -> None:
         width = self.manifold.dim

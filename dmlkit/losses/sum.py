@@ -46,21 +46,19 @@ class Sum(SeveralLosses, name="sum"):
     it; null is ``after`` for all."""
 
     def requirements(self) -> Iterable[Requirement]:
-        if self.weights is not None and len(self.weights) != len(self.losses):
-            reason = f"loss.weights has one number for each of {len(self.losses)} losses"
-            yield Requirement("loss.weights", (None,), reason)
-        if self.on is not None and len(self.on) != len(self.losses):
-            yield Requirement("loss.on", (None,), f"loss.on has one word for each of {len(self.losses)} losses")
+        for key, given in {"weights": self.weights, "on": self.on}.items():
+            if given is not None and len(given) != len(self.losses):
+                reason = f"expected one for each of {len(self.losses)} losses, got {len(given)}"
+                yield Requirement(key, (), reason)
         if "before" in (self.on or ()):
             yield Requirement("head.has_neck", (True,), "loss.on has before, which is before the neck")
 
     def __post_init__(self) -> None:
-        count = len(self.losses)
-        self.weights = self.weights or (1.0,) * count
-        self.on = self.on or ("after",) * count
-        for key, given in {"weights": self.weights, "on": self.on}.items():
-            if len(given) != count:
-                raise ValueError(f"Sum: {key}: expected one for each of {count} losses, got {given}")
+        for fault in self.requirements():
+            if not fault.allowed:
+                raise ValueError(f"Sum: {fault.key}: {fault.reason}")
+        self.weights = self.weights or (1.0,) * len(self.losses)
+        self.on = self.on or ("after",) * len(self.losses)
         names = [config.name for config in self.losses]
         before = [names[:place].count(name) for place, name in enumerate(names)]
         self.names = [f"{name}_{count + 1}" if count else name for name, count in zip(names, before, strict=True)]

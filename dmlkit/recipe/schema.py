@@ -237,6 +237,9 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             if is_trained and (component is self.backbone or isinstance(component, RegularizerConfig)):
                 continue
             for requirement in component.requirements():
+                if not requirement.allowed:
+                    yield (*key, requirement.key), requirement.reason
+                    continue
                 *place, fact = requirement.key.split(".")
                 owner = self._owner(tuple(place), fact, key)
                 needed, choices, value = requirement.key, requirement.allowed, getattr(owner, fact, None)

@@ -103,7 +103,7 @@ def test_a_run_stopped_within_an_epoch_writes_the_same_terms(whole: Path, tmp_pa
     [
         (
             "{name: sum, losses: [{name: triplet}, {name: circle}], weights: [1]}",
-            "loss: sum needs loss.weights null, got (1.0,), because loss.weights has one number for each of 2 losses",
+            "r.yaml:2: loss.weights: expected one for each of 2 losses, got 1",
         ),
         (
             "{name: sum, losses: [{name: norm_softmax}, {name: triplet}]}",
