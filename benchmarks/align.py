@@ -37,8 +37,8 @@ def tuned(photos: str, folder: Path, seed: int) -> tuple[torch.Tensor, list[str 
     recipe, run = read_recipe(RECIPE, changes), RunFolder(folder / f"seed-{seed}")
     with torch.enable_grad():
         train(recipe, run.path, device="cpu")
-    fabric, images = start_ranks("cpu"), recipe.dataset.build("test")
-    found = split_embeddings(run, load_model(run, fabric), fabric, images, "test")
+    ranks, images = start_ranks("cpu"), recipe.dataset.build("test")
+    found = split_embeddings(run, load_model(run, ranks), ranks, images, "test")
     return found.points, images.label_names(found.labels)
 
 

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 from report import write_report
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.evaluation.calibration import calibrate_pairs, rates_at
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
@@ -48,9 +48,9 @@ def photo_features(photos: str) -> tuple[torch.Tensor, torch.Tensor]:
     settings = read_recipe(recipe, [f"dataset.root={photos}"])
     dataset, model = settings.dataset.build("all"), build_model(settings).eval()
     with tempfile.TemporaryDirectory() as folder:
-        fabric, bar = start_fabric("cpu"), Silent().images
-        job = feature_job(dataset, frozen_part(settings, model, fabric.device), split="all")
-        found = job.compute(Path(folder), fabric, bar)
+        ranks, bar = start_ranks("cpu"), Silent().images
+        job = feature_job(dataset, frozen_part(settings, model, ranks.device), split="all")
+        found = job.compute(Path(folder), ranks, bar)
         return torch.stack([found.sample(row) for row in range(len(found))]), dataset.labels
 
 

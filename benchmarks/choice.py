@@ -42,10 +42,10 @@ def embed(photos: str, name: str) -> tuple[Embeddings, Dataset]:
         "transform": {"name": "pretrained", "size": int(size)},
         "loss": {"name": "proxy_anchor"},
     }
-    recipe, fabric = parse_recipe(json.dumps(settings), "recipe"), start_ranks("cpu")
-    trained, run = pretrained_model(recipe, None, fabric), RunFolder(Path(f"timm:{model}"))
+    recipe, ranks = parse_recipe(json.dumps(settings), "recipe"), start_ranks("cpu")
+    trained, run = pretrained_model(recipe, None, ranks), RunFolder(Path(f"timm:{model}"))
     dataset = recipe.dataset.build("train")
-    return split_embeddings(run, trained, fabric, dataset, "train"), dataset
+    return split_embeddings(run, trained, ranks, dataset, "train"), dataset
 
 
 def values(embeddings: Embeddings, rows: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from report import write_report
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.launch import Ranks, start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
@@ -68,11 +68,11 @@ def some_of(photos: Path, folder: Path) -> int:
 @torch.inference_mode()
 def bare_loop(run: Path, photos: Path, output: Path) -> None:
     """Read the model, start the loader, and keep what the model makes of its batches."""
-    fabric = start_fabric("cpu")
-    trained = load_model(RunFolder(run), fabric)
+    ranks = start_ranks("cpu")
+    trained = load_model(RunFolder(run), ranks)
     dataset = dataset_of(photos, "test", trained.recipe)
     job = FillJob(dataset, image_keys(dataset), output, stored_model(trained), missing=np.arange(len(dataset)))
-    embedder = PartEmbedder(job, trained, fabric, workers=None)
+    embedder = PartEmbedder(job, trained, ranks, workers=None)
     embedder.batches.numbers = job.numbers()
     torch.cat([trained.model(batch.inputs) for batch in embedder.loaders[0][2]])
 
@@ -139,7 +139,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = some_of(Path(given), folder / "photos")
-        train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), folder / "run", device=start_fabric("cpu"))
+        train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), folder / "run", device=start_ranks("cpu"))
         outputs = iter(folder / f"embeddings-{number}" for number in range(ROUNDS + 1))
         loops: dict[str, Callable[[], object]] = {
             "bare loop of the model": lambda: bare_loop(folder / "run", folder / "photos", folder / "bare"),

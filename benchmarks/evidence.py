@@ -93,9 +93,9 @@ def write_images(folder: Path, labels: range, images: int, planted: set[int], ga
 
 def figures(run: Path, folder: Path, planted: set[int]) -> list[str]:
     """Return the cells of a row on the images of a folder."""
-    fabric = start_ranks("cpu")
-    trained, dataset = load_model(RunFolder(run), fabric), images_at(folder)
-    found = embed_files(trained, fabric, dataset, str(folder))
+    ranks = start_ranks("cpu")
+    trained, dataset = load_model(RunFolder(run), ranks), images_at(folder)
+    found = embed_files(trained, ranks, dataset, str(folder))
     configs, points = metric_configs(["map@r"]), found.points
     own, chance = (
         score_dataset(found._replace(points=one), dataset, trained.manifold, configs)

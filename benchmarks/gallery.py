@@ -25,7 +25,7 @@ from report import write_report
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.gallery.change import add_images, create_gallery
 from dmlkit.gallery.commit import changing, commit, new_rows
 from dmlkit.gallery.folder import GalleryFolder
@@ -70,14 +70,14 @@ def blocks(count: int, dim: int, seed: int = 0) -> Iterator[Tensor]:
 def trained_run(folder: Path, dim: int) -> Path:
     run = folder / f"run-{dim}"
     if not run.exists():
-        train(parse_recipe(RECIPE.format(dim=dim), "benchmarks/gallery.py"), run, device=start_fabric("cpu"))
+        train(parse_recipe(RECIPE.format(dim=dim), "benchmarks/gallery.py"), run, device=start_ranks("cpu"))
     return run
 
 
 def embeddings_on_disk(folder: Path, count: int, dim: int) -> EmbeddingFolder:
     path = folder / f"embeddings-{count}-{dim}"
     path.mkdir()
-    trained = load_model(RunFolder(trained_run(folder, dim)), start_fabric("cpu"))
+    trained = load_model(RunFolder(trained_run(folder, dim)), start_ranks("cpu"))
     manifest = Manifest(**dict(describe(trained)), source="clusters", count=count, skipped=())
     points = np.lib.format.open_memmap(path / "embeddings.npy", "w+", np.dtype("<f4"), (count, dim))
     for start, block in zip(range(0, count, BLOCK), blocks(count, dim), strict=True):
@@ -247,7 +247,7 @@ def all_rows(folder: Path, share: float) -> Iterator[Rows]:
 
 
 if __name__ == "__main__":
-    start_fabric("cpu")
+    start_ranks("cpu")
     share = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     with tempfile.TemporaryDirectory() as place:
         rows: Rows = []

@@ -35,7 +35,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import dmlkit
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.loading.batches import TrainingBatches, make_loader
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.metrics import retrieval_metrics
@@ -153,7 +153,7 @@ def training_rows(tiny: bool) -> list[Row]:
 
 def trained(settings: Recipe) -> list[EpochRow]:
     with tempfile.TemporaryDirectory() as folder:
-        train(settings, folder + "/run", device=start_fabric(DEVICE, settings.training.precision))
+        train(settings, folder + "/run", device=start_ranks(DEVICE, settings.training.precision))
         return RunFolder(Path(folder) / "run").read_metrics()
 
 
@@ -234,7 +234,7 @@ def embed_rows(tiny: bool) -> list[Row]:
         settings = recipe(backbone, "fp32", tiny)
         settings = settings.model_copy(update={"training": settings.training.model_copy(update={"epochs": 1})})
         with tempfile.TemporaryDirectory() as folder:
-            train(settings, folder + "/run", device=start_fabric(DEVICE))
+            train(settings, folder + "/run", device=start_ranks(DEVICE))
             embedder = dmlkit.load(folder + "/run", device=DEVICE)
             pixels = np.random.default_rng(0).integers(0, 256, (32 if tiny else 8192, 128, 128, 3), dtype=np.uint8)
             model, batch = embedder.trained.model, 64

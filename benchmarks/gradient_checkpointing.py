@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dmlkit.backbones import ResNet50, SmallCNN, Timm, ViT
 from dmlkit.backbones.base import Backbone
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.training.gradient_checkpointing import recompute_blocks, recompute_chunks
 from dmlkit.training.summary import forget_peak_memory, peak_memory
 
@@ -60,7 +60,7 @@ class Passes:
 
 def start(name: str, way: str) -> float:
     """Build the backbone; megabytes that autograd holds for its backward pass."""
-    start_fabric(DEVICE.type)
+    start_ranks(DEVICE.type)
     built = BACKBONES[name]()
     WAYS[way](built)
     Passes.backbone = built.to(DEVICE).to(memory_format=torch.channels_last).train()

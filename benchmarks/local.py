@@ -70,9 +70,9 @@ def verified_patches(patches: torch.Tensor) -> Scores:
     return lambda queries, items: torch.stack([score(*pair) for pair in zip(queries, items, strict=True)]).double()
 
 
-def scores_of(trained: TrainedModel, fabric: Ranks, images: Dataset, found: Embeddings) -> dict[str, Scores]:
+def scores_of(trained: TrainedModel, ranks: Ranks, images: Dataset, found: Embeddings) -> dict[str, Scores]:
     """Return the local scores by name."""
-    maps, keypoints = maps_of(trained, fabric, images, found.indices), keypoints_of(images, found.indices)
+    maps, keypoints = maps_of(trained, ranks, images, found.indices), keypoints_of(images, found.indices)
     patches = centered(maps, mean_of(maps))
     return {
         "patches": match_scores("local", patches.__getitem__),
@@ -84,14 +84,14 @@ def scores_of(trained: TrainedModel, fabric: Ranks, images: Dataset, found: Embe
 @torch.no_grad()
 def main(photos: str) -> None:
     """Choose the weights on validation classes, and measure on test classes."""
-    fabric, (recipe, space, trained) = start_ranks("cpu"), untrained(photos)
+    ranks, (recipe, space, trained) = start_ranks("cpu"), untrained(photos)
     chosen: dict[str, tuple[float, list[str]]] = {}
     rows: list[list[str]] = []
     for split in ("validation", "test"):
         images = recipe.dataset.build(split)
-        found = embed_images(trained, fabric, images, split)
+        found = embed_images(trained, ranks, images, split)
         plain = score_retrieval(Labeled(found.points, found.labels), manifold=space, metrics=METRICS)
-        for name, scores in scores_of(trained, fabric, images, found).items():
+        for name, scores in scores_of(trained, ranks, images, found).items():
             rescorer = Rescorer(scores, 0.0, CANDIDATES)
             if split == "validation":
                 weights, share, alone, together = weigh_scores(found, space, rescorer)

@@ -55,7 +55,7 @@ def main(run: Path) -> None:
     kept = [generator.permutation(np.flatnonzero(labels == code))[: ENROLLED + ASKED] for code in np.unique(labels)]
     paths, names = [str(path) for path in images.paths], [images.class_names[code] for code in labels]
     on_cpu = ModelChoice(device="cpu")
-    fusion = choose_second(run, Path(KIND), fabric=start_ranks("cpu"))
+    fusion = choose_second(run, Path(KIND), ranks=start_ranks("cpu"))
     found: dict[tuple[str, bool], list[np.ndarray]] = {(name, both): [] for name in NAMES for both in (False, True)}
     classes: dict[str, list[np.ndarray]] = {"asked": [], "strangers": []}
     for division in range(DIVISIONS):

@@ -26,7 +26,7 @@ from pyarrow import parquet
 from report import write_report
 from torch.nn.functional import normalize
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.evaluation.mistakes import NEIGHBORS, planted_precision
 from dmlkit.gallery.sources import open_points
 from dmlkit.nearest.near_pairs import neighbors_of
@@ -73,7 +73,7 @@ def many(folder: Path, count: int, dim: int, *, copies: bool = False) -> Path:
     points.flush()
     names, paths = [f"class {label}" for label in labels.tolist()], [f"{row}.jpg" for row in range(count)]
     parquet.write_table(pa.table({"id": range(count), "path": paths, "label": names}), folder / "items.parquet")
-    trained = load_model(RunFolder(trained_run(folder.parent, dim)), start_fabric("cpu"))
+    trained = load_model(RunFolder(trained_run(folder.parent, dim)), start_ranks("cpu"))
     manifest = Manifest(**dict(describe(trained)), source="clusters", count=count, skipped=())
     manifest.write(folder / "manifest.json")
     return folder

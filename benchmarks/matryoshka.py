@@ -54,8 +54,8 @@ def test_embeddings(recipe: str, common: list[str], folder: Path, changes: tuple
     """Train a recipe, and return the embeddings of its test images."""
     read = read_recipe(RECIPES / recipe, [*common, *changes])
     train(read, folder, device="cpu")
-    run, fabric = RunFolder(folder), start_ranks("cpu")
-    return split_embeddings(run, load_model(run, fabric), fabric, read.dataset.build("test"), "test")
+    run, ranks = RunFolder(folder), start_ranks("cpu")
+    return split_embeddings(run, load_model(run, ranks), ranks, read.dataset.build("test"), "test")
 
 
 def scores(found: Embeddings, dims: int | None, precision: Precision) -> dict[str, float]:

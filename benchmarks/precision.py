@@ -92,12 +92,12 @@ def score(trained: TrainedModel, points: Tensor, labels: Tensor) -> float:
 def main(path: str) -> None:
     """Measure all rows and write the report."""
     logging.disable(logging.WARNING)
-    run, fabric = RunFolder(Path(path)), start_ranks("cpu")
-    trained = load_model(run, fabric)
+    run, ranks = RunFolder(Path(path)), start_ranks("cpu")
+    trained = load_model(run, ranks)
     inputs = training_inputs(trained.recipe, "the benchmark")
     exact: list[float] = []
     for split in SPLITS:
-        found = split_embeddings(run, trained, fabric, trained.recipe.dataset.build(split), split)
+        found = split_embeddings(run, trained, ranks, trained.recipe.dataset.build(split), split)
         exact.append(score(trained, found.points, found.labels))
         print(split, len(found.points), exact[-1], flush=True)
     with torch.no_grad():

@@ -55,7 +55,7 @@ def scored(points: torch.Tensor, labels: torch.Tensor, manifold: Manifold, reran
 
 
 def changed(
-    fabric: Ranks, trained: TrainedModel, own: Embeddings, choosing: Embeddings
+    ranks: Ranks, trained: TrainedModel, own: Embeddings, choosing: Embeddings
 ) -> Iterator[tuple[str, str, Scores]]:
     """Give the name, the pixels and the scores of each second ranking of test images."""
     for grid in GRIDS:
@@ -68,22 +68,22 @@ def changed(
         yield text, "1", scored(own.points, own.labels, trained.manifold, best)
     images = trained.recipe.dataset.build("test")
     for copies in get_args(Copies):
-        means = embed_with_copies(fabric, trained, images, own, copies)
+        means = embed_with_copies(ranks, trained, images, own, copies)
         yield copies, PIXELS[copies], scored(means.points, own.labels, trained.manifold)
 
 
 def measure(name: str, trained: TrainedModel, most: int | None) -> list[list[str]]:
     """Return the rows of a dataset, with at most so many images of each class."""
-    fabric = start_ranks("cpu")
+    ranks = start_ranks("cpu")
     embedded: list[Embeddings] = []
     for split in ("test", "validation"):
         images = trained.recipe.dataset.build(split)
         rows = None if most is None else drawn(images.labels, most).sort().values.tolist()
-        embedded.append(embed_dataset(fabric, trained.model, images, trained.recipe.transform, indices=rows, workers=0))
+        embedded.append(embed_dataset(ranks, trained.model, images, trained.recipe.transform, indices=rows, workers=0))
     own, choosing = embedded
     alone = scored(own.points, own.labels, trained.manifold)
     found: list[list[str]] = []
-    for what, pixels, scores in changed(fabric, trained, own, choosing):
+    for what, pixels, scores in changed(ranks, trained, own, choosing):
         changes = paired_differences(alone.per_query, scores.per_query, own.labels[alone.queries])
         for metric, change in changes.items():
             values = f"{alone.values[metric]:.4f}", f"{scores.values[metric]:.4f}"

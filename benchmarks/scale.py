@@ -30,7 +30,7 @@ from losses import draw, step, take_turns
 from report import write_report
 from torch.nn.functional import normalize
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.losses import NormSoftmax, ProxyAnchor
 from dmlkit.losses.base import Loss
 from dmlkit.manifolds import Sphere
@@ -65,15 +65,15 @@ def recipe() -> Recipe:
 
 def bare_epochs(images: torch.Tensor) -> list[float]:
     """Images/s of epochs without loss, loader or checks."""
-    fabric = start_fabric(DEVICE, PRECISION)
-    model = fabric.distribute(build_model(recipe()))
+    ranks = start_ranks(DEVICE, PRECISION)
+    model = ranks.distribute(build_model(recipe()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     speeds: list[float] = []
     for _ in range(EPOCHS):
         started = time.perf_counter()
         for batch in images.split(BATCH):
             optimizer.zero_grad()
-            fabric.backward(fabric.compute(model, batch.to(fabric.device, non_blocking=True)).sum())
+            ranks.backward(ranks.compute(model, batch.to(ranks.device, non_blocking=True)).sum())
             optimizer.step()
         synchronize()
         speeds.append(len(images) / (time.perf_counter() - started))
@@ -83,7 +83,7 @@ def bare_epochs(images: torch.Tensor) -> list[float]:
 def dmlkit_epochs() -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        train(recipe(), run, device=start_fabric(DEVICE, PRECISION))
+        train(recipe(), run, device=start_ranks(DEVICE, PRECISION))
         return [json.loads(line)["images_per_second"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -198,7 +198,7 @@ def measured(key: str) -> float:
 
 
 if __name__ == "__main__":
-    start_fabric(DEVICE)  # as every command does, which on a CPU keeps freed memory
+    start_ranks(DEVICE)  # as every command does, which on a CPU keeps freed memory
     write_report(
         "scale", __doc__, ["what", "who", "median", "ratio"], [*class_rows(), *model_rows(), *evaluation_rows()]
     )

@@ -27,7 +27,7 @@ from PIL import Image
 from report import write_report
 
 import dmlkit
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.files.image_file import image_files
 from dmlkit.gallery.change import create_gallery
 from dmlkit.gallery.files import OF_PRECISION, VectorPrecision
@@ -206,7 +206,7 @@ def main() -> None:
         some_of(Path(given), folder / "photos")
         photos = [Path(path) for path in image_files(folder / "photos")]
         run, gallery = folder / "run", folder / "gallery"
-        train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), run, device=start_fabric("cpu"))
+        train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), run, device=start_ranks("cpu"))
         create_gallery(run, folder / "photos", gallery, model=ModelChoice(device="cpu"))
         with server(gallery, 8910) as (client, process):
             if minutes:

@@ -38,9 +38,9 @@ def trained(photos: str, folder: Path, name: str, *changes: str) -> Embeddings:
     recipe = read_recipe(RECIPE, [*common, f"backbone.tuning.cache={folder / 'features'}", *changes])
     run = RunFolder(folder / name)
     train(recipe, run.path, device="cpu")
-    fabric, model = start_ranks("cpu"), load_model(run, start_ranks("cpu"))
-    split_embeddings(run, model, fabric, recipe.dataset.build("train"), "train")
-    return split_embeddings(run, model, fabric, recipe.dataset.build("test"), "test")
+    ranks, model = start_ranks("cpu"), load_model(run, start_ranks("cpu"))
+    split_embeddings(run, model, ranks, recipe.dataset.build("train"), "train")
+    return split_embeddings(run, model, ranks, recipe.dataset.build("test"), "test")
 
 
 def scores(found: Embeddings, among: Embeddings | None = None) -> dict[str, float]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from report import write_report
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.losses import ProxyAnchor
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
@@ -59,7 +59,7 @@ class BareLoop:
 def dmlkit_epochs() -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        train(recipe(), run, device=start_fabric("cpu"))
+        train(recipe(), run, device=start_ranks("cpu"))
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return [row["images_per_second"] for row in rows]
 

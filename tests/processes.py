@@ -130,10 +130,10 @@ def at_step(step: int, act: Callable[[StopRequest], object]) -> None:
     """From here on this process does something at the ``step``-th step of its trainings; an epoch's end counts too."""
     steps, is_known = count(1), StopRequest.is_known  # asked at each
 
-    def asked(self: StopRequest, fabric: Any) -> bool:
+    def asked(self: StopRequest, ranks: Any) -> bool:
         if next(steps) == step:
             act(self)
-        return is_known(self, fabric)
+        return is_known(self, ranks)
 
     StopRequest.is_known = asked
 
@@ -188,7 +188,7 @@ def start(*words: object, environment: Mapping[str, str] | None = None) -> Forke
     return Forked(command_line, *map(str, words), environment=environment)
 
 
-def start_ranks(ranks: int, function: Callable[..., object], *arguments: object) -> list[str]:
+def run_on_ranks(ranks: int, function: Callable[..., object], *arguments: object) -> list[str]:
     """Run a function on several ranks, as torchrun does; they meet at a store of this process.
 
     Returns:

@@ -264,15 +264,15 @@ def _calibrate_run(
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run, plot_reliability
     from dmlkit.run_folder.folder import RunFolder
 
-    fabric = start_ranks(device)
-    console = Console(stderr=json, quiet=not fabric.is_global_zero)
+    ranks = start_ranks(device)
+    console = Console(stderr=json, quiet=not ranks.is_global_zero)
     if column is not None:
         column_table(*column, run)
     asked: dict[str, Any] = {"far": far, "checkpoint": checkpoint, "overrides": overrides, "where": where}
-    found = calibrate_run(run, **asked, fabric=fabric, bar=bars(console))
-    if not fabric.is_global_zero:
+    found = calibrate_run(run, **asked, ranks=ranks, bar=bars(console))
+    if not ranks.is_global_zero:
         return
-    by_value = None if column is None else pair_rates_by_value(run, found, *column, fabric=fabric, bar=bars(console))
+    by_value = None if column is None else pair_rates_by_value(run, found, *column, ranks=ranks, bar=bars(console))
     reliability, written = found.probability.reliability, str(RunFolder(run).threshold_path)
     if reliability is not None:
         place = RunFolder(run).plots / "reliability.png"

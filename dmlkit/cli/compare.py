@@ -42,9 +42,9 @@ def compare(
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of
 
-    fabric = start_ranks(device)
-    results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, fabric=fabric)
-    if not fabric.is_global_zero:
+    ranks = start_ranks(device)
+    results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, ranks=ranks)
+    if not ranks.is_global_zero:
         return
     console = Console(stderr=json)
     lines = lines_of(results, differences, None if json else room_for_names(results, console.width))

@@ -145,12 +145,12 @@ def evaluate(
 
     from dmlkit.distributed.launch import start_ranks
 
-    fabric = start_ranks(device or "auto")
-    shown.console.quiet = not fabric.is_global_zero
+    ranks = start_ranks(device or "auto")
+    shown.console.quiet = not ranks.is_global_zero
     if kind == "backbone":
-        tell_backbone(source, fabric, shown)
+        tell_backbone(source, ranks, shown)
     else:
-        tell_run(source, fabric, shown, checkpoint, second)
+        tell_run(source, ranks, shown, checkpoint, second)
 
 
 def evaluated_kind(source: Path, checkpoint: str | None) -> Kind:

@@ -161,12 +161,12 @@ def print_values(found: "ByColumn | None", console: Console, metrics: "Sequence[
         say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")
 
 
-def tell_backbone(source: Path, fabric: "Ranks", shown: Shown) -> None:
+def tell_backbone(source: Path, ranks: "Ranks", shown: Shown) -> None:
     """Evaluate the backbone from which the training of a recipe starts."""
     from dmlkit.training.pretrained import describe_backbone, evaluate_recipe
 
-    report, evaluation, recipe = evaluate_recipe(source, fabric, shown.scope, bars(shown.console))
-    if fabric.is_global_zero:
+    report, evaluation, recipe = evaluate_recipe(source, ranks, shown.scope, bars(shown.console))
+    if ranks.is_global_zero:
         title = f"{report.split} split of {recipe.dataset.title}, {describe_backbone(recipe)}"
         shown.tell(report, evaluation, title=title)
 
@@ -190,7 +190,7 @@ def tell_points(source: Path, other: Path | None, shown: Shown, labels: dict[Pat
 
 
 def tell_run(
-    source: Path, fabric: "Ranks", shown: Shown, checkpoint: "CheckpointName | None", second: Path | None
+    source: Path, ranks: "Ranks", shown: Shown, checkpoint: "CheckpointName | None", second: Path | None
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.evaluation.augmented import WORDS
@@ -205,18 +205,18 @@ def tell_run(
         scope = replace(scope, copies=copies)
     elif second is not None:
         check_scope(source, scope)
-        fusion = choose_second(source, second, checkpoint=checkpoint, fabric=fabric, bar=progress)
+        fusion = choose_second(source, second, checkpoint=checkpoint, ranks=ranks, bar=progress)
         scope = replace(scope, fusion=fusion.weight if isinstance(fusion, LocalFusion) else fusion)
     elif not (scope.rerank or scope.images or scope.overrides or checkpoint == "pretrained"):
         scope = _with_techniques(scope, source)
     shown = replace(shown, scope=scope)
-    run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, bar=progress)
-    if not fabric.is_global_zero:
+    run = evaluate_scope(source, ranks, scope, checkpoint=checkpoint, bar=progress)
+    if not ranks.is_global_zero:
         return
     if shown.evidence is not None:
         from dmlkit.look.evidence import run_evidence
 
-        found = run_evidence(source, run, shown.evidence, fabric=fabric, bar=progress)
+        found = run_evidence(source, run, shown.evidence, ranks=ranks, bar=progress)
         run = replace(run, report=run.report.model_copy(update={"evidence": found}))
     title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
     shown.tell(run.report, run.evaluation, title=title)

@@ -73,8 +73,8 @@ class KeptModelOptions:
             from dmlkit.distributed.launch import start_ranks
             from dmlkit.evaluation.second import choose_second
 
-            fabric = start_ranks(self.device)
-            fusion = choose_second(run, self.second, checkpoint=self.checkpoint, fabric=fabric, bar=bar)
+            ranks = start_ranks(self.device)
+            fusion = choose_second(run, self.second, checkpoint=self.checkpoint, ranks=ranks, bar=bar)
         return ModelChoice(checkpoint=self.checkpoint, fusion=fusion, device=self.device)
 
 

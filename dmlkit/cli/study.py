@@ -51,7 +51,7 @@ def study(
     check_folder(output, "a study", STUDY_MARK, "runs")  # runs that train wrote
 
     from dmlkit.cli.study_progress import RunsProgress
-    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.launch import start_ranks
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.recipe.plugin import plugin_files
     from dmlkit.study.definition.file import read_study
@@ -64,11 +64,11 @@ def study(
     if dry_run:
         describe(read, output, console)
         return
-    fabric = start_fabric(device, read.variants[0].candidates[0].recipe.training.precision)
-    if workers > 1 and fabric.world_size > 1:
+    ranks = start_ranks(device, read.variants[0].candidates[0].recipe.training.precision)
+    if workers > 1 and ranks.world_size > 1:
         why = "does not work under torchrun, whose ranks train one run together"
         raise UserError(f"--workers {workers} {why}; start dmlkit without torchrun")
-    console.quiet = not fabric.is_global_zero
+    console.quiet = not ranks.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
     here = Path.cwd()  # as it was typed, not where this folder is on this machine
     plugins = [file.relative_to(here) if file.is_relative_to(here) else file for file in plugin_files()]
@@ -78,7 +78,7 @@ def study(
     is_cut_off = False
     try:
         with progress:
-            results = run_study(read, output, fabric, progress, command, workers=workers, budget=seconds)
+            results = run_study(read, output, ranks, progress, command, workers=workers, budget=seconds)
     except BudgetUsedError as stopped:
         results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:
@@ -86,7 +86,7 @@ def study(
         where = f"{stopped} ({progress.names()})" if progress.training else f"{stopped}"
         say(console, f"{where}; {done}; rerun the same command to resume")
         raise typer.Exit(STOPPED) from None
-    if results and fabric.is_global_zero:
+    if results and ranks.is_global_zero:
         print_results(results, output, console)
     if is_cut_off:
         if not results:

@@ -126,14 +126,14 @@ def has_held_out(review: Path, recipe: "Recipe", console: Console) -> bool:
 
 def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool) -> None:
     """Compare a run with the model of the review's gallery, if answers are held out, and print whether it pays."""
-    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.launch import start_ranks
     from dmlkit.review.retraining import compare_on_answers
     from dmlkit.run_folder.folder import RunFolder
 
-    fabric = start_fabric(device)
-    console = Console(quiet=not fabric.is_global_zero)
+    ranks = start_ranks(device)
+    console = Console(quiet=not ranks.is_global_zero)
     if is_compared:
-        found = compare_on_answers(review, RunFolder(run), fabric, bar=bars(console))
+        found = compare_on_answers(review, RunFolder(run), ranks, bar=bars(console))
         say_prose(console, found.line(str(run)))
     table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
     say(console, f"next: dmlkit gallery create {command_word(run)} {table} -o GALLERY")
@@ -151,16 +151,16 @@ def train_and_print(
 ) -> None:
     """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from dmlkit.cli.progress import training_progress
-    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.launch import start_ranks
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.training.train import train as train_recipe
 
-    fabric = start_fabric(device, recipe.training.precision)
-    console = Console(quiet=not fabric.is_global_zero)
+    ranks = start_ranks(device, recipe.training.precision)
+    console = Console(quiet=not ranks.is_global_zero)
     try:
         with training_progress(console, recipe, output if resume else None) as progress:
             summary = train_recipe(
-                recipe, output, device=fabric, progress=progress, resume=resume, overwrite=overwrite, basis=basis
+                recipe, output, device=ranks, progress=progress, resume=resume, overwrite=overwrite, basis=basis
             )
     except TrainingStoppedError as stopped:
         how = "--resume instead of --overwrite" if overwrite else "--resume"
@@ -237,12 +237,12 @@ def limits_of(recipe: "Recipe") -> str:
 def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, console: Console, *, resume: bool) -> None:
     """Print the resolved recipe, and the sizes of data, model, loss and stored features (``--dry-run``)."""
     from dmlkit.backbones.weights import license_words
-    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.launch import start_ranks
     from dmlkit.recipe.file import dump_recipe
     from dmlkit.training.data import check_disk, feature_jobs, keeps_features
     from dmlkit.training.experiment import assemble
 
-    fabric, experiment = start_fabric(device, recipe.training.precision), assemble(recipe)
+    ranks, experiment = start_ranks(device, recipe.training.precision), assemble(recipe)
     validation = experiment.validation
     together = f"each of {recipe.training.accumulate} " if recipe.training.accumulate > 1 else ""
     sizes = {
@@ -255,7 +255,7 @@ def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, console: C
     }
     if name := recipe.backbone.license():
         sizes["weights"] = license_words(name)
-    if needed := check_disk(recipe, feature_jobs(experiment, fabric), run, resume=resume):
+    if needed := check_disk(recipe, feature_jobs(experiment, ranks), run, resume=resume):
         until = "" if keeps_features(recipe) else " until training ends"
         sizes["on disk"] = f"{needed / 1e6:,.3g} MB of stored features{until}"
     for line in dump_recipe(recipe).splitlines():

@@ -69,12 +69,10 @@ def verify(
     from dmlkit.evaluation.verification import verify as verify_pairs
 
     wanted = read_pairs(compared, root)
-    fabric = start_ranks(device)
-    console = Console(stderr=json, quiet=not fabric.is_global_zero)
-    found = verify_pairs(
-        run, wanted, prior=prior, checkpoint=checkpoint, second=second, fabric=fabric, bar=bars(console)
-    )
-    if not fabric.is_global_zero:
+    ranks = start_ranks(device)
+    console = Console(stderr=json, quiet=not ranks.is_global_zero)
+    found = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, second=second, ranks=ranks, bar=bars(console))
+    if not ranks.is_global_zero:
         return
     if output is not None:
         found.save(output)

@@ -32,9 +32,9 @@ def why(
     from dmlkit.identify.why import explain
     from dmlkit.plots.why import plot_explanation
 
-    fabric = start_ranks(device)
-    found, images = explain(run, a, b, checkpoint=checkpoint, fabric=fabric)
-    if not fabric.is_global_zero:
+    ranks = start_ranks(device)
+    found, images = explain(run, a, b, checkpoint=checkpoint, ranks=ranks)
+    if not ranks.is_global_zero:
         return
     console = Console(stderr=json)
     if output is not None:

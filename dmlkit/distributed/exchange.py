@@ -16,9 +16,9 @@ class GatherRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, fabric: Ranks, counts: list[int]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
         """Gather the rows; they are padded to the largest count, because all ranks must send equally many."""
-        start, longest = sum(counts[: fabric.global_rank]), max(counts)
+        start, longest = sum(counts[: ranks.global_rank]), max(counts)
         ctx.own, ctx.ranks = slice(start, start + len(rows)), len(counts)
         sent = torch.cat([rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])])
         gathered = rows.new_empty(len(counts) * longest, *rows.shape[1:])
@@ -33,28 +33,28 @@ class GatherRows(torch.autograd.Function):
         return gradients[0][ctx.own] * ctx.ranks, None, None
 
 
-def gather_rows(fabric: Ranks, rows: Tensor, counts: list[int] | None = None) -> Tensor:
+def gather_rows(ranks: Ranks, rows: Tensor, counts: list[int] | None = None) -> Tensor:
     """Gather the rows of all ranks with gradient; with one rank, return the rows.
 
     Args:
         counts: B of each rank; None if B is equal on all ranks.
     """
     apply: Any = GatherRows.apply  # untyped in torch
-    return rows if fabric.world_size == 1 else apply(rows, fabric, counts or [len(rows)] * fabric.world_size)
+    return rows if ranks.world_size == 1 else apply(rows, ranks, counts or [len(rows)] * ranks.world_size)
 
 
-def gather_counts(fabric: Ranks, count: int, *, differ: bool) -> list[int]:
+def gather_counts(ranks: Ranks, count: int, *, differ: bool) -> list[int]:
     """Return the count of each rank; ranks communicate only if counts may differ, since that synchronizes a GPU."""
-    if fabric.world_size == 1 or not differ:
-        return [count] * fabric.world_size
-    return gather_rows(fabric, torch.tensor([count], device=fabric.device)).tolist()
+    if ranks.world_size == 1 or not differ:
+        return [count] * ranks.world_size
+    return gather_rows(ranks, torch.tensor([count], device=ranks.device)).tolist()
 
 
-def gather_lists(fabric: Ranks, items: list[str]) -> list[str]:
+def gather_lists(ranks: Ranks, items: list[str]) -> list[str]:
     """Gather the items of all ranks, in rank order."""
-    if fabric.world_size == 1:
+    if ranks.world_size == 1:
         return items
-    of_ranks: list[Any] = [None] * fabric.world_size
+    of_ranks: list[Any] = [None] * ranks.world_size
     torch.distributed.all_gather_object(of_ranks, items)
     return [item for own in of_ranks for item in own]
 

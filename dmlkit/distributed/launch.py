@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Timer
 from typing import Any, TypeVar
@@ -117,29 +117,23 @@ class Ranks:
             self.scaler.update()
 
 
-def start_ranks(device: str = "auto") -> Ranks:
-    """Claim a device for everything but training and, under torchrun, join the other ranks.
+def start_ranks(device: str = "auto", precision: str = "") -> Ranks:
+    """Claim a device and, under torchrun, join the other ranks.
 
     Args:
-        device: see `start_fabric`; a single process may add ``+bf16``, ``+onnxruntime`` or ``+fastest``, which choose
-            what computes embeddings, see `dmlkit.vectors.computation`. Default: torch in float32.
+        device: ``auto`` (CUDA, else Apple's GPU, else CPU), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``. A single process
+            that does not train may add ``+bf16``, ``+onnxruntime`` or ``+fastest``, which choose what computes
+            embeddings, see `dmlkit.vectors.computation`. Default: torch in float32.
+        precision: for a training, one of `PRECISIONS`.
     """
-    given, (device, *engine) = device, device.split("+")
-    if len(engine) > 1 or not {*engine} <= {*ENGINES}:
-        choices = ", ".join(f"{device}+{name}" for name in ENGINES)
-        raise UserError(f"--device {given}: expected {choices} or {device}")
-    if engine and count_ranks()[0] > 1:
-        raise UserError(f"--device {given}: +{engine[0]} applies to one process, not to torchrun's; use {device}")
-    return replace(start_fabric(device), engine=engine[0] if engine else "")
-
-
-def start_fabric(device: str = "auto", precision: str = "fp32") -> Ranks:
-    """Claim a device for a training and, under torchrun, join the other ranks.
-
-    Args:
-        device: ``auto`` (CUDA, else Apple's GPU, else CPU), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
-        precision: one of `PRECISIONS`.
-    """
+    given, engine = device, ""
+    if not precision:
+        device, _, engine = device.partition("+")
+        if engine not in ENGINES and device != given:
+            choices = ", ".join(f"{device}+{name}" for name in ENGINES)
+            raise UserError(f"--device {given}: expected {choices} or {device}")
+        if engine and count_ranks()[0] > 1:
+            raise UserError(f"--device {given}: +{engine} applies to one process, not to torchrun's; use {device}")
     kind, index = _claim(device, precision)
     may_restart = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
@@ -160,7 +154,7 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Ranks:
         join(ranks, local_ranks, place)
     scaler = torch.amp.GradScaler(kind) if precision == "fp16" else None
     rank = int(os.environ["RANK"]) if ranks > 1 else 0
-    return Ranks(place, world_size=ranks, global_rank=rank, precision=PRECISIONS[precision], scaler=scaler)
+    return Ranks(place, engine, ranks, rank, PRECISIONS[precision or "fp32"], scaler)
 
 
 def join(ranks: int, local_ranks: int, device: torch.device) -> None:
@@ -182,7 +176,7 @@ def join(ranks: int, local_ranks: int, device: torch.device) -> None:
     atexit.register(leave)
 
 
-def _claim(device: str, precision: str = "fp32") -> tuple[str, int | None]:
+def _claim(device: str, precision: str) -> tuple[str, int | None]:
     """Return the kind and number of a device, see `resolve_device`, and let a processor keep freed memory."""
     kind, index = resolve_device(device)
     if kind == "cpu":

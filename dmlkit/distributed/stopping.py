@@ -29,13 +29,13 @@ class StopRequest:
             raise KeyboardInterrupt
         self.came = True
 
-    def is_known(self, fabric: Ranks) -> bool:
+    def is_known(self, ranks: Ranks) -> bool:
         """Return whether to stop, with the same answer on all ranks."""
         is_due = self.came or monotonic() >= self.deadline
-        if fabric.world_size == 1:
+        if ranks.world_size == 1:
             return is_due
         # all ranks must stop at the same step
-        return fabric.sum(torch.tensor(float(is_due), device=fabric.device)).item() > 0
+        return ranks.sum(torch.tensor(float(is_due), device=ranks.device)).item() > 0
 
 
 @contextmanager

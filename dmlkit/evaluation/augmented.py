@@ -40,7 +40,7 @@ def check_copies(dataset: Dataset, recipe: Recipe, copies: Copies | None) -> Non
 
 @torch.no_grad()  # the curvature of a manifold may be learned
 def embed_with_copies(
-    fabric: Ranks, trained: TrainedModel, dataset: Dataset, own: Embeddings, copies: Copies, bar: Bar = no_bar
+    ranks: Ranks, trained: TrainedModel, dataset: Dataset, own: Embeddings, copies: Copies, bar: Bar = no_bar
 ) -> Embeddings:
     """Embed changed copies of each image as well, and return the means.
 
@@ -52,7 +52,7 @@ def embed_with_copies(
         own: embeddings of those that could be read.
     """
     model, recipe = trained.model, trained.recipe
-    manifold, device, transform = model.manifold, fabric.device, recipe.transform
+    manifold, device, transform = model.manifold, ranks.device, recipe.transform
     if copies == "flip":
         changed = [(MirroredImages(dataset, own.indices, own.labels), transform)]
     else:
@@ -61,7 +61,7 @@ def embed_with_copies(
     total = manifold.to_features(own.points.to(device))
     for images, transform in changed:
         with bar(EMBEDDING, len(images)) as advance:
-            embedded = embed_dataset(fabric, model, images, transform, workers=recipe.training.workers, advance=advance)
+            embedded = embed_dataset(ranks, model, images, transform, workers=recipe.training.workers, advance=advance)
         if embedded.faults:
             raise UserError(f"--with {copies}: an image can no longer be read: {embedded.faults[0]}")
         total = total + manifold.to_features(embedded.points.to(device))

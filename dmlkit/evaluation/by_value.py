@@ -246,7 +246,7 @@ def points_table(column: str, table: Path | None, points: PointSet) -> Path | No
 
 @torch.no_grad()  # the curvature of a manifold may be learned
 def pair_rates_by_value(
-    path: Path, threshold: Threshold, column: str, table: Path | None, *, fabric: Ranks, bar: Bar = no_bar
+    path: Path, threshold: Threshold, column: str, table: Path | None, *, ranks: Ranks, bar: Bar = no_bar
 ) -> ByColumn:
     """Measure FAR and FRR of a run's threshold per value of a column, over the pairs of test images.
 
@@ -255,7 +255,7 @@ def pair_rates_by_value(
     """
     run = RunFolder(path)
     own_table = column_table(column, table, path)
-    points = split_points(run, load_model(run, fabric, threshold.checkpoint), fabric, "test", bar)
+    points = split_points(run, load_model(run, ranks, threshold.checkpoint), ranks, "test", bar)
     codes = points.class_codes()[1]
     rates = rates_of_images(points, codes, threshold.threshold)
     rows = (codes.bincount()[codes] > 1).nonzero()[:, 0]

@@ -55,7 +55,7 @@ def calibrate_run(
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
     where: Where | None = None,
-    fabric: Ranks | None = None,
+    ranks: Ranks | None = None,
     bar: Bar = no_bar,
 ) -> Threshold:
     """Choose the similarity threshold of a run, and fit the probability of pairs; write both into the run.
@@ -71,14 +71,14 @@ def calibrate_run(
     """
     if far is not None and not 0 < far < 1:
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
-    run, fabric = RunFolder(path), fabric or start_ranks("auto")
-    trained = load_model(run, fabric, checkpoint, overrides=overrides).limited(where)
+    run, ranks = RunFolder(path), ranks or start_ranks("auto")
+    trained = load_model(run, ranks, checkpoint, overrides=overrides).limited(where)
     check_writable(run.threshold_path.parent)
-    threshold = threshold_on(points_of_split(run, trained, "validation", fabric, bar), run, trained, far)
-    test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
+    threshold = threshold_on(points_of_split(run, trained, "validation", ranks, bar), run, trained, far)
+    test = Pairing.of(points_of_split(run, trained, "test", ranks, bar))
     rates, text = rates_at(test, threshold.threshold), where and where.text
     threshold = threshold.model_copy(update={"test": rates, "where": text})
-    if fabric.is_global_zero:
+    if ranks.is_global_zero:
         threshold.write(run.threshold_path)
     return threshold
 
@@ -117,12 +117,12 @@ def threshold_of_pairs(
     )
 
 
-def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric: Ranks, bar: Bar) -> Points:
+def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, ranks: Ranks, bar: Bar) -> Points:
     """Return the points and labels of a split, see `split_embeddings`."""
     config = trained.recipe.dataset
     config.require_one_label(str(run.path))
     config.require_unseen(str(run.path))
-    found = split_embeddings(run, trained, fabric, config.build(split), split, bar=bar)
+    found = split_embeddings(run, trained, ranks, config.build(split), split, bar=bar)
     refuse_faults(found.faults, config.on_bad_image)
     labels = found.labels.unique(return_inverse=True)[1]
     device = trained.device

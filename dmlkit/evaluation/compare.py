@@ -49,7 +49,7 @@ def compare_runs(
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
     by: Unit = "classes",
-    fabric: Ranks,
+    ranks: Ranks,
 ) -> tuple[list[Result], list[dict[str, Comparison]]]:
     """Evaluate runs on their test classes, and compare each run with the first.
 
@@ -73,7 +73,7 @@ def compare_runs(
     for path in paths:
         require_run(path)
     evaluated = [
-        evaluate_scope(path, fabric, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths
+        evaluate_scope(path, ranks, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths
     ]
     results = [result_of(path, run, by) for path, run in zip(paths, evaluated, strict=True)]
     first, *others = results

@@ -151,7 +151,7 @@ PLAIN = SecondScoring()  # no other way
 
 
 def evaluate(
-    fabric: Ranks,
+    ranks: Ranks,
     model: EmbeddingModel,
     dataset: Dataset,
     recipe: Recipe,
@@ -162,13 +162,13 @@ def evaluate(
     """Embed a split and score it with the recipe's metrics."""
     workers = recipe.training.workers
     with bar(EMBEDDING, len(dataset)) as advance:
-        embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
+        embeddings = embed_dataset(ranks, model, dataset, recipe.transform, workers=workers, advance=advance)
     trained = TrainedModel.of(recipe, model)
-    return score_split(fabric, trained, embeddings, dataset, split=split, bar=bar)
+    return score_split(ranks, trained, embeddings, dataset, split=split, bar=bar)
 
 
 def score_split(
-    fabric: Ranks,
+    ranks: Ranks,
     trained: TrainedModel,
     embeddings: Embeddings,
     dataset: Dataset,
@@ -183,13 +183,13 @@ def score_split(
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
     try:
         times = 1 if second == PLAIN else 2
-        with bar("ranking", times * -(-len(embeddings.labels) // fabric.world_size)) as advance:
+        with bar("ranking", times * -(-len(embeddings.labels) // ranks.world_size)) as advance:
             return score_dataset(
                 embeddings,
                 dataset,
                 trained.manifold,
                 recipe.metrics,
-                fabric=fabric,
+                ranks=ranks,
                 advance=advance,
                 second=second,
             )
@@ -203,7 +203,7 @@ def score_dataset(
     manifold: Manifold,
     metrics: Sequence[MetricConfig],
     *,
-    fabric: Ranks | None = None,
+    ranks: Ranks | None = None,
     advance: Advance = lambda _: None,
     second: SecondScoring = PLAIN,
 ) -> Evaluation:
@@ -212,10 +212,10 @@ def score_dataset(
     Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
 
     Args:
-        fabric: the device, and the ranks, which share the queries. Default: one process on the CPU.
+        ranks: the device, and the ranks, which share the queries. Default: one process on the CPU.
     """
-    device = fabric.device if fabric else None
-    group = torch.distributed.group.WORLD if fabric and fabric.world_size > 1 else None
+    device = ranks.device if ranks else None
+    group = torch.distributed.group.WORLD if ranks and ranks.world_size > 1 else None
     labels, ids = embeddings.labels, embeddings.indices
     check_levels(metrics, dataset)
     query = searched = torch.ones(len(labels), dtype=torch.bool)

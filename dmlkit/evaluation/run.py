@@ -120,7 +120,7 @@ def evaluate_run(
 
 def evaluate_scope(
     path: Path,
-    fabric: Ranks,
+    ranks: Ranks,
     scope: Scope = OWN_TEST,
     *,
     checkpoint: CheckpointName | None = None,
@@ -137,7 +137,7 @@ def evaluate_scope(
     """
     run = RunFolder(path)
     recipe, split = _recipe_of(run, scope), scope.evaluated_split
-    trained = load_model(run, fabric, checkpoint)
+    trained = load_model(run, ranks, checkpoint)
     weights = trained.fingerprint
     question = Question.of(recipe, weights, trained.checkpoint, split)
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)
@@ -156,21 +156,21 @@ def evaluate_scope(
 
     def embedded(trained: TrainedModel) -> Embeddings:
         if scope.images is None:
-            return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
-        return embed_files(trained, fabric, dataset, f"the {split} split", bar)
+            return split_embeddings(run, trained, ranks, dataset, split, bar=bar)
+        return embed_files(trained, ranks, dataset, f"the {split} split", bar)
 
     embeddings, second = embedded(trained), SecondScoring(scope.rerank)
     if scope.copies is not None:
-        means = embed_with_copies(fabric, trained, dataset, embeddings, scope.copies, bar)
+        means = embed_with_copies(ranks, trained, dataset, embeddings, scope.copies, bar)
         second = replace(second, points=Points(means.points, means.labels, trained.manifold))
     if scope.fusion is not None:
-        second = replace(second, **_with_fusion(scope.fusion, trained, fabric, dataset, embedded, embeddings, bar))
-    evaluation = score_split(fabric, trained, embeddings, dataset, split=split, bar=bar, second=second)
-    evaluation = _with_ranges(evaluation, run, trained if scope.images is None else own_model, fabric, bar)
+        second = replace(second, **_with_fusion(scope.fusion, trained, ranks, dataset, embedded, embeddings, bar))
+    evaluation = score_split(ranks, trained, embeddings, dataset, split=split, bar=bar, second=second)
+    evaluation = _with_ranges(evaluation, run, trained if scope.images is None else own_model, ranks, bar)
     report = Report.of(evaluation, str(path), split, epoch=trained.epoch, question=question)
     notes = random_notes(recipe) if trained.checkpoint == "pretrained" else _seen_notes(run, dataset)
     report = report.model_copy(update={"notes": (*report.notes, *notes)})
-    if fabric.is_global_zero:
+    if ranks.is_global_zero:
         baseline = run.evaluations / f"{split}-pretrained.json"
         known = Report.read(baseline).files if Report.is_at(baseline) else None
         report = report.with_files(dataset, "" if trained.checkpoint == "pretrained" else known)
@@ -203,14 +203,14 @@ def _seen_notes(run: RunFolder, dataset: Dataset) -> list[str]:
     return [f"{some} {TRAINED_ON}"] if seen else []
 
 
-def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, fabric: Ranks, bar: Bar) -> Evaluation:
+def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, ranks: Ranks, bar: Bar) -> Evaluation:
     """Take the ranges of integers from the training split, which is embedded when a stored form needs them."""
     if not evaluation.rescoring:
         return evaluation
 
     def ranges() -> Tensor:
         images = model.recipe.dataset.build("train")
-        return split_embeddings(run, model, fabric, images, "train", bar=bar).points
+        return split_embeddings(run, model, ranks, images, "train", bar=bar).points
 
     rescoring = replace(evaluation.rescoring, ranges=ranges, ranges_of="the training split")
     return replace(evaluation, rescoring=rescoring)
@@ -219,7 +219,7 @@ def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, fa
 def _with_fusion(
     fusion: Fusion,
     trained: TrainedModel,
-    fabric: Ranks,
+    ranks: Ranks,
     dataset: Dataset,
     embedded: Callable[[TrainedModel], Embeddings],
     embeddings: Embeddings,
@@ -230,9 +230,9 @@ def _with_fusion(
         sightings = sightings_of(trained, dataset, embeddings.indices.tolist())
         return {"rescorer": Rescorer(evidence_of(sightings, fusion.range), fusion.share)}
     if fusion.run in (LOCAL, SIFT):
-        features, _ = local_features(fusion.run, trained, fabric, dataset, embeddings, bar)
+        features, _ = local_features(fusion.run, trained, ranks, dataset, embeddings, bar)
         return {"rescorer": by_features(features, fusion)}
-    both = fuse(trained, fusion, fabric)
+    both = fuse(trained, fusion, ranks)
     second = embedded(both)
     if len(second.points) < len(embeddings.points):
         raise UserError(f"--with: an image can no longer be read: {second.faults[0]}")

@@ -150,7 +150,7 @@ def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: T
 
 
 def choose_second(
-    run: Path, other: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks, bar: Bar = no_bar
+    run: Path, other: Path, *, checkpoint: CheckpointName | None = None, ranks: Ranks, bar: Bar = no_bar
 ) -> Fusion:
     """Choose the weight of the similarity that ``--with`` adds, on the validation classes of a run.
 
@@ -158,12 +158,12 @@ def choose_second(
         other: a second run, or one of `PARTNERS`.
     """
     folder = RunFolder(run)
-    trained = load_model(folder, fabric, checkpoint)
+    trained = load_model(folder, ranks, checkpoint)
     if other == Path(PLACE):
-        return choose_place(folder, trained, fabric, bar)
+        return choose_place(folder, trained, ranks, bar)
     if other in PARTNERS:
-        return choose_local(folder, trained, other.name, fabric, bar).fusion
-    return choose_fusion(folder, trained, other, fabric, bar)
+        return choose_local(folder, trained, other.name, ranks, bar).fusion
+    return choose_fusion(folder, trained, other, ranks, bar)
 
 
 def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Bar = no_bar) -> Fusion | None:
@@ -177,8 +177,8 @@ def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Ba
     kind = kind_of(source)
     check_options(source, kind, {"--with": other})
     if kind == "run":
-        fabric, folder = start_ranks(device), RunFolder(source)
-        return choose_fusion(folder, load_model(folder, fabric), other, fabric, bar)
+        ranks, folder = start_ranks(device), RunFolder(source)
+        return choose_fusion(folder, load_model(folder, ranks), other, ranks, bar)
     stored = read_gallery_manifest(source).fusion
     if stored is None:
         raise UserError(
@@ -189,7 +189,7 @@ def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Ba
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned
-def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, fabric: Ranks, bar: Bar = no_bar) -> Fusion:
+def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, ranks: Ranks, bar: Bar = no_bar) -> Fusion:
     """Choose the weights of the similarities of two runs on their validation classes.
 
     Two weights are fitted to pairs of images; the one with the higher map@r of classes that did not fit it is taken:
@@ -201,7 +201,7 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, fabric: Ra
     """
     require_run(other)
     folders = run, RunFolder(other)
-    models = trained, load_model(folders[1], fabric)
+    models = trained, load_model(folders[1], ranks)
     check_fusible(*models, other)
     trained.recipe.dataset.require_one_label(f"--with {other}")
     dataset, theirs = (model.recipe.dataset.build("validation") for model in models)
@@ -213,7 +213,7 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, fabric: Ra
             "needs classes that are new to both: train two runs with the same dataset"
         )
     found = [
-        split_embeddings(folder, model, fabric, dataset, "validation", bar=bar)
+        split_embeddings(folder, model, ranks, dataset, "validation", bar=bar)
         for folder, model in zip(folders, models, strict=True)
     ]
     kept = [torch.isin(one.indices, two.indices) for one, two in (found, found[::-1])]
@@ -244,7 +244,7 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the typical distance and time of two 
 LEAST_KM = 1e-3
 
 
-def choose_place(run: RunFolder, trained: TrainedModel, fabric: Ranks, bar: Bar = no_bar) -> PlaceFusion:
+def choose_place(run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar = no_bar) -> PlaceFusion:
     """Choose home range, decay and weight of the evidence of place and time on validation classes.
 
     Range and decay are those of a grid around the typical distance and time of two images of one class with which a
@@ -254,7 +254,7 @@ def choose_place(run: RunFolder, trained: TrainedModel, fabric: Ranks, bar: Bar 
     trained.recipe.dataset.require_one_label("--with place")
     dataset = trained.recipe.dataset.build("validation")
     sightings_of(trained, dataset, range(len(dataset)))  # before anything is embedded
-    found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
+    found = split_embeddings(run, trained, ranks, dataset, "validation", bar=bar)
     sightings = sightings_of(trained, dataset, found.indices.tolist())
     with torch.no_grad():
         span, choice = weigh_place(found, deepcopy(trained.manifold).cpu(), sightings)
@@ -279,8 +279,8 @@ def place_in(
     home = run or gallery.run
     if home is None:
         raise UserError(f"{gallery.source}: the run that made it is unknown or has moved; name the run with --run RUN")
-    fabric, folder = start_ranks(device.partition("+")[0]), RunFolder(home)
-    return choose_place(folder, load_model(folder, fabric, gallery.manifest.model.checkpoint), fabric, bar)
+    ranks, folder = start_ranks(device.partition("+")[0]), RunFolder(home)
+    return choose_place(folder, load_model(folder, ranks, gallery.manifest.model.checkpoint), ranks, bar)
 
 
 def weigh_place(found: Embeddings, manifold: Manifold, sightings: Sightings) -> tuple[Range, WeightChoice]:
@@ -361,7 +361,7 @@ class LocalChoice(NamedTuple):
     features: Tensor  # (N, P, C) float16, their local features
 
 
-def choose_local(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks, bar: Bar = no_bar) -> LocalChoice:
+def choose_local(run: RunFolder, trained: TrainedModel, kind: str, ranks: Ranks, bar: Bar = no_bar) -> LocalChoice:
     """Choose the weight of local scores on the validation classes of a run, as `choose_fusion` does.
 
     The pairs are those of each validation image and its nearest candidates.
@@ -373,8 +373,8 @@ def choose_local(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks
     if kind == LOCAL:
         require_torch(trained)
     dataset = trained.recipe.dataset.build("validation")
-    found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
-    features, mean = local_features(kind, trained, fabric, dataset, found, bar)
+    found = split_embeddings(run, trained, ranks, dataset, "validation", bar=bar)
+    features, mean = local_features(kind, trained, ranks, dataset, found, bar)
     with bar("matching images", len(found.points)) as advance, torch.no_grad():
         scores = match_scores(kind, features.__getitem__, advance)
         choice = weigh_scores(found, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
@@ -422,12 +422,12 @@ def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
 
 
 def local_features(
-    kind: str, trained: TrainedModel, fabric: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
+    kind: str, trained: TrainedModel, ranks: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
 ) -> tuple[Tensor, Tensor]:
     """Return local features (N, P, C) of images, and the mean (C,) of all patches; none of keypoints."""
     if kind == SIFT:
-        require_one_process(SIFT, fabric)
+        require_one_process(SIFT, ranks)
         return keypoints_of(dataset, found.indices, bar).packed, torch.empty(0)
-    maps = maps_of(trained, fabric, dataset, found.indices, bar)
+    maps = maps_of(trained, ranks, dataset, found.indices, bar)
     mean = mean_of(maps)
     return centered(maps, mean), mean

@@ -207,7 +207,7 @@ def verify(
     prior: float = 0.5,
     checkpoint: CheckpointName | None = None,
     second: Path | None = None,
-    fabric: Ranks | None = None,
+    ranks: Ranks | None = None,
     bar: Bar = no_bar,
 ) -> Verification:
     """Decide for pairs of images, by the model and threshold of a run, whether they are of the same class.
@@ -222,8 +222,8 @@ def verify(
     """
     if not 0 < prior < 1:
         raise UserError(f"--prior {prior:g}: expected a share between 0 and 1, e.g. 0.5")
-    run, fabric = RunFolder(path), fabric or start_ranks("auto")
-    trained = load_model(run, fabric, checkpoint)
+    run, ranks = RunFolder(path), ranks or start_ranks("auto")
+    trained = load_model(run, ranks, checkpoint)
     weights = trained.fingerprint
     threshold = threshold_of(run, weights)
     calibrate = f"dmlkit calibrate {command_word(path)}"
@@ -242,21 +242,21 @@ def verify(
         )
     fusion, local = None, None
     if second is not None and second in PARTNERS:
-        kept = local_threshold(run, trained, second.name, threshold.far, fabric, bar)
+        kept = local_threshold(run, trained, second.name, threshold.far, ranks, bar)
         local, threshold, fusion = kept.fusion, kept.threshold, kept.fusion.weight
         trained = with_local(trained, local, str(path))
     elif second is not None:
-        fusion = choose_fusion(run, trained, second, fabric, bar)
-        trained = fuse(trained, fusion, fabric)
-        validation = points_of_split(run, trained, "validation", fabric, bar)
+        fusion = choose_fusion(run, trained, second, ranks, bar)
+        trained = fuse(trained, fusion, ranks)
+        validation = points_of_split(run, trained, "validation", ranks, bar)
         threshold = threshold_on(validation, run, trained, threshold.far)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
-    embeddings, space = embed_files(trained, fabric, ImageList(images), "pairs", bar), trained.manifold.cpu()
+    embeddings, space = embed_files(trained, ranks, ImageList(images), "pairs", bar), trained.manifold.cpu()
 
     def similarities(first: Tensor, second: Tensor) -> Tensor:
         return space.paired_similarity(embeddings.points[first].double(), embeddings.points[second].double())
 
-    scores = similarities if local is None else matched_pairs(images, embeddings, trained, local, fabric, bar)
+    scores = similarities if local is None else matched_pairs(images, embeddings, trained, local, ranks, bar)
     judged = judge(pairs, images, embeddings, scores, threshold, prior)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {embeddings.faults[0]}")
@@ -331,7 +331,7 @@ class LocalThreshold(Document, frozen=True, strict=True):
 
 
 def local_threshold(
-    run: RunFolder, trained: TrainedModel, kind: str, far: float, fabric: Ranks, bar: Bar = no_bar
+    run: RunFolder, trained: TrainedModel, kind: str, far: float, ranks: Ranks, bar: Bar = no_bar
 ) -> LocalThreshold:
     """Return the weight of matches and the threshold of both similarities: those that the run keeps, or new ones.
 
@@ -346,7 +346,7 @@ def local_threshold(
         kept = LocalThreshold.read(place)
         if (kept.images, kept.points, kept.threshold.far) == (*own, far):
             return kept
-    choice = choose_local(run, trained, kind, fabric, bar)
+    choice = choose_local(run, trained, kind, ranks, bar)
     threshold = _chosen_threshold(choice, run, trained, far, bar)
     found = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=own[0], points=own[1])
     try:
@@ -383,12 +383,12 @@ def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel
 
 
 def matched_pairs(
-    images: Sequence[str], found: Embeddings, trained: TrainedModel, local: LocalFusion, fabric: Ranks, bar: Bar
+    images: Sequence[str], found: Embeddings, trained: TrainedModel, local: LocalFusion, ranks: Ranks, bar: Bar
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of rows (P,) of image files, which returns the similarities with matches of these pairs."""
     features, space = found.local, deepcopy(trained.manifold).cpu()
     if features is None:
-        features = features_of(local, trained, fabric, ImageList(list(images)), found.indices, bar)
+        features = features_of(local, trained, ranks, ImageList(list(images)), found.indices, bar)
     rescorer = by_features(features, local)
 
     def scores(first: Tensor, second: Tensor) -> Tensor:

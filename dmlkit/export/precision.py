@@ -65,7 +65,7 @@ class Lowered:
         return ["its embeddings are those of another model: do not compare them with embeddings of the run"]
 
 
-def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabric: Ranks) -> Lowered:
+def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, ranks: Ranks) -> Lowered:
     """Return the model of a run in a lower precision, compared with torch in float32 on its training images.
 
     Args:
@@ -94,14 +94,14 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
     agreement = compare(trained.model, model, inputs)
     agreement = agreement.model_copy(update={"engine": "onnxruntime", "precision": precision})
     lowered = as_computed(trained, model, agreement)
-    scores = _validation_scores(run, trained, lowered, fabric)
+    scores = _validation_scores(run, trained, lowered, ranks)
     figures = scores or f"{METRIC} is unknown, because the run has no validation images"
     share = len(content) / whole.ByteSize()
     return Lowered(graph, lowered, scores, f"{precision}: {agreement}; {figures}; {share:.2f} of the size of fp32")
 
 
 def _validation_scores(
-    run: RunFolder, trained: TrainedModel, lowered: TrainedModel, fabric: Ranks
+    run: RunFolder, trained: TrainedModel, lowered: TrainedModel, ranks: Ranks
 ) -> ValidationScores | None:
     """Return the metric of both models on validation images; None if there are none."""
     try:
@@ -110,9 +110,9 @@ def _validation_scores(
         return None
     source = f"the validation split of {run.path}"
     whole = trained.run is not None
-    exact = split_embeddings(run, trained, fabric, images, "validation") if whole else None
-    values = [_metric(trained, exact or embed_images(trained, fabric, images, source))]
-    values.append(_metric(trained, embed_images(lowered, fabric, images, source)))
+    exact = split_embeddings(run, trained, ranks, images, "validation") if whole else None
+    values = [_metric(trained, exact or embed_images(trained, ranks, images, source))]
+    values.append(_metric(trained, embed_images(lowered, ranks, images, source)))
     return ValidationScores(images=len(images), fp32=values[0], lowered=values[1])
 
 

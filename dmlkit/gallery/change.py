@@ -78,14 +78,14 @@ def add_images(
     listed, left_out = images_of(images, label, boxes, run) if isinstance(images, Path) else (images, ())
     incoming = Incoming.of(listed, left_out)
     incoming.drop(gallery.table)
-    fabric = model.start()
+    ranks = model.start()
     if trained is None:
-        trained = load_same_model(gallery, model, fabric)
+        trained = load_same_model(gallery, model, ranks)
     else:  # loaded before a migration, perhaps
         check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
     trained = with_local(trained, gallery.manifest.local, str(path))
     warn_of_other_model(describe(trained), gallery)
-    store = incoming.embed(path, trained, fabric, bar, {Path(part).name for part in gallery.parts})
+    store = incoming.embed(path, trained, ranks, bar, {Path(part).name for part in gallery.parts})
     with changing(path) as manifest:
         if manifest.current != gallery.manifest.current:
             raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
@@ -253,10 +253,10 @@ def create_gallery(
     check_threshold(settings.threshold)
     listed, left_out = ([], ()) if images is None else images_of(images, label, boxes, run)
     incoming = Incoming.of(listed, left_out)
-    fabric = model.start()
+    ranks = model.start()
     if model.checkpoint is None:
         RunFolder(run).warn_of_loss()
-    trained = model.load(RunFolder(run), fabric)
+    trained = model.load(RunFolder(run), ranks)
     manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
     with sole_writer(output, what="the creation of a gallery"):
         check_folder(output, "an interrupted gallery", CREATING_MARK)
@@ -266,7 +266,7 @@ def create_gallery(
         for name in (VERSIONS, THUMBNAILS):  # of a creation that was stopped
             shutil.rmtree(output / name, ignore_errors=True)
         (output / VECTORS).mkdir(exist_ok=True)
-        store, rows = incoming.embed(output, trained, fabric, bar), schema().empty_table()
+        store, rows = incoming.embed(output, trained, ranks, bar), schema().empty_table()
         with writing(output / MANIFEST):
             if incoming.new:
                 manifest, rows = added(output, manifest, incoming, store)

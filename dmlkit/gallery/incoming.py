@@ -77,7 +77,7 @@ class Incoming:
                 self.repeated.append(f"{image.path}: is in the gallery already{_other_label(image, label)}")
 
     def embed(
-        self, gallery: Path, trained: TrainedModel, fabric: Ranks, bar: Bar, used: Container[str] = ()
+        self, gallery: Path, trained: TrainedModel, ranks: Ranks, bar: Bar, used: Container[str] = ()
     ) -> VectorStore:
         """Embed the new images into the gallery's store, and return it; those that cannot be read are dropped.
 
@@ -86,7 +86,7 @@ class Incoming:
         Args:
             used: parts that need not be opened, since they have none of the images.
         """
-        filled = fill_gallery(gallery, self.new, trained, fabric, bar, used=used)
+        filled = fill_gallery(gallery, self.new, trained, ranks, bar, used=used)
         self.resumed = filled.known
         self.skipped += filled.faults
         for name, row in zip([*self.new], filled.rows.tolist(), strict=True):
@@ -100,7 +100,7 @@ def fill_gallery(
     gallery: Path,
     images: Mapping[str, LabelledImage],
     trained: TrainedModel,
-    fabric: Ranks,
+    ranks: Ranks,
     bar: Bar,
     *,
     needs_all: str = "",
@@ -124,7 +124,7 @@ def fill_gallery(
             for part in new.split(PART_IMAGES) if len(new) else ():
                 write_part(store.path, keys[known.indices[part].numpy()], known.points[part])
     wanted = FillJob(listed, keys, home, model, exact=False, skip_bad_images=not needs_all, way_on=needs_all)
-    filled = fill(wanted, trained, fabric, bar=bar, **options)
+    filled = fill(wanted, trained, ranks, bar=bar, **options)
     return filled._replace(known=len(images) - int(missing.sum()))
 
 

@@ -68,19 +68,19 @@ def migrate_gallery(
     if images is not None and not images.is_dir():
         raise UserError(f"{images}: no such folder; expected the folder that has the images of {path} now")
     require_gallery(path)
-    fabric = model.start()
-    trained = model.load(RunFolder(run), fabric)
+    ranks = model.start()
+    trained = model.load(RunFolder(run), ranks)
     place = path / VECTORS / stored_model(trained).key / "migration"
     with sole_writer(place, what="a migration of this gallery", patience=inf):
         gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
         if _has_model(gallery, trained):
             return Migrated(len(gallery), gallery.version, gallery.version, 0, is_new=False)
         located = _located(gallery, images, {}, bar)
-        resumed = fill_gallery(path, located, trained, fabric, bar, needs_all=WAY_ON).known
+        resumed = fill_gallery(path, located, trained, ranks, bar, needs_all=WAY_ON).known
         with changing(path) as manifest:
             gallery = GalleryFolder(path)
             located = _located(gallery, images, located, bar)
-            filled = fill_gallery(path, located, trained, fabric, bar, needs_all=WAY_ON)  # those added meanwhile
+            filled = fill_gallery(path, located, trained, ranks, bar, needs_all=WAY_ON)  # those added meanwhile
             paths = [image.path for image in located.values()]
             described, name = gallery_model(trained, run), uuid4().hex[:12]
             check_vectors(filled.store, filled.rows, described.build_manifold(), paths)

@@ -64,9 +64,9 @@ def open_points(
     found: PointSet
     match kind:
         case "run":
-            fabric, folder = model.start(), RunFolder(source)
-            trained = model.load(folder, fabric, overrides=overrides).limited(where)
-            return split_points(folder, trained, fabric, split or trained.recipe.dataset.default_split, bar)
+            ranks, folder = model.start(), RunFolder(source)
+            trained = model.load(folder, ranks, overrides=overrides).limited(where)
+            return split_points(folder, trained, ranks, split or trained.recipe.dataset.default_split, bar)
         case "embeddings":
             found = EmbeddingFolder(source)
             found = found if where is None else _limited(found, {"id": found.items["id"]}, where)
@@ -125,12 +125,12 @@ def open_queries(
         raise UserError("got an empty list of images; expected at least one")
     elif boxes is not None and boxes.are_given:
         raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
-    fabric = model.start()
-    trained = load_same_model(searched, model, fabric)
+    ranks = model.start()
+    trained = load_same_model(searched, model, ranks)
     gallery = gallery_of(searched)
     if local and gallery is not None:
         trained = with_local(trained, gallery.manifest.local, searched.source)
-    return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
+    return embedded_points(trained, ranks, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
 
 
 def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Boxes | None) -> Dataset:
@@ -146,16 +146,16 @@ def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Box
 
 
 def embedded_points(
-    trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar
+    trained: TrainedModel, ranks: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar
 ) -> PointsInMemory:
     """Embed the images of a dataset that can be read."""
-    return _with_images(embed_files(trained, fabric, dataset, source, bar), trained, dataset, source)
+    return _with_images(embed_files(trained, ranks, dataset, source, bar), trained, dataset, source)
 
 
 def split_points(
     run: RunFolder,
     trained: TrainedModel,
-    fabric: Ranks,
+    ranks: Ranks,
     split: Split,
     bar: Bar = no_bar,
     *,
@@ -164,7 +164,7 @@ def split_points(
     """Return the points of the images of a run's split that can be read, see `split_embeddings` and `embed_split`."""
     config = trained.recipe.dataset
     dataset = config.searched(split) if with_gallery else config.build(split)
-    found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
+    found = split_embeddings(run, trained, ranks, dataset, split, bar=bar)
     return _with_images(found, trained, dataset, f"{split} split of {run.path}", run.path)
 
 

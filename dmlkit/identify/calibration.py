@@ -94,8 +94,8 @@ def calibrate_gallery(
         limits = None if where is None else Boxes(where=where)
         asked = open_queries(strangers, gallery, boxes=limits, model=model, bar=bar)
     elif place is None and home is not None and home.recipe().dataset.validates:
-        fabric = model.start()
-        asked = split_points(home, load_same_model(gallery, model, fabric), fabric, "validation", bar)
+        ranks = model.start()
+        asked = split_points(home, load_same_model(gallery, model, ranks), ranks, "validation", bar)
     if asked is not None:
         rows, classes = drawn_strangers(asked, names, MOST if matches is None else MOST_MATCHED)
         alone = Strangers(asked.points_at(rows), classes)

@@ -176,9 +176,9 @@ def check_leaks(
         findings: findings to extend; a pair is an error, or a note for a published benchmark.
         is_published: whether the images are a published benchmark, whose splits are fixed.
     """
-    fabric = start_ranks(device)
-    trained = load_model(RunFolder(run), fabric)
-    images = embedded_points(trained, fabric, listing.everything(), str(listing.source or listing.root), bar)
+    ranks = start_ranks(device)
+    trained = load_model(RunFolder(run), ranks)
+    images = embedded_points(trained, ranks, listing.everything(), str(listing.source or listing.root), bar)
     check_reachable(images.manifold, threshold)
     assert images.images is not None
     splits = torch.from_numpy(listing.splits[images.images.rows.numpy()])

@@ -67,7 +67,7 @@ class Explanation(Document, frozen=True):
 
 
 def explain(
-    path: Path, a: Path, b: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks | None = None
+    path: Path, a: Path, b: Path, *, checkpoint: CheckpointName | None = None, ranks: Ranks | None = None
 ) -> tuple[Explanation, Tensor]:
     """Explain by their patches how similar two images are to the model of a run.
 
@@ -77,8 +77,8 @@ def explain(
     Returns:
         The explanation, and the images as the model sees them, (2, 3, S, S) uint8, resized and cropped.
     """
-    run, fabric = RunFolder(path), fabric or start_ranks("auto")
-    trained = load_model(run, fabric, checkpoint)
+    run, ranks = RunFolder(path), ranks or start_ranks("auto")
+    trained = load_model(run, ranks, checkpoint)
     if not trained.samples.has_pixels:
         raise UserError(f"{path}: this model takes {trained.samples.describe()}; expected a model of images")
     return explain_images(trained, ImageList([str(a), str(b)]), run)

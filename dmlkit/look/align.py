@@ -65,15 +65,15 @@ def align(
             f"{older}: is {NAMES[kind]}; expected a folder of embeddings or a gallery, with paths of images"
         )
     output = aligned_place(run, output)
-    fabric, folder = start_ranks(device), RunFolder(run)
-    trained, older_points = load_model(folder, fabric, checkpoint), open_points(older)
+    ranks, folder = start_ranks(device), RunFolder(run)
+    trained, older_points = load_model(folder, ranks, checkpoint), open_points(older)
     check_place(output, [images, trained.recipe.dataset.data_root], is_run=True)
     manifest = older_points.manifest
     assert manifest is not None  # of embeddings and galleries
     check_can_be_mapped(trained, run, manifest, older)
     dataset, rows = shared_images(dataset_of(images, "test", trained.recipe), older_points)
     check_enough(len(dataset), trained, f"{images}: has {len(dataset)} images of {older}")
-    embedded = embed_files(trained, fabric, dataset, str(images), bar)
+    embedded = embed_files(trained, ranks, dataset, str(images), bar)
     dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
     check_enough(len(dataset), trained, f"{images}: {len(dataset)} images of {older} can be read")
     labels = [item.label for item in older_points.items_at(rows)]

@@ -135,10 +135,10 @@ def measure_curvature(
     return Measured(hyperbolicity(space, points, sample=SAMPLE, draws=DRAWS), len(points), what)
 
 
-def _backbone_features(run: RunFolder, split: Split, fabric: Ranks, overrides: Sequence[str]) -> Tensor:
+def _backbone_features(run: RunFolder, split: Split, ranks: Ranks, overrides: Sequence[str]) -> Tensor:
     """Return the features (N, F) of the images of a split before the head, see `split_embeddings`."""
-    trained = load_model(run, fabric, overrides=overrides)
+    trained = load_model(run, ranks, overrides=overrides)
     features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
     recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
     before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
-    return split_embeddings(run, before, fabric, recipe.dataset.build(split), split).points
+    return split_embeddings(run, before, ranks, recipe.dataset.build(split), split).points

@@ -39,18 +39,18 @@ BATCH = 64
 FOR_COLOR = 256  # images whose mean color is painted: one color for all, since one each would tell images apart
 
 
-def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, bar: Bar = no_bar) -> Evidence:
+def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, ranks: Ranks, bar: Bar = no_bar) -> Evidence:
     """Measure the evidence of a run, evaluated on its own dataset, for its last metric with a value per query."""
-    if fabric.world_size > 1:
-        raise UserError(f"--evidence {regions}: runs in one process, got {fabric.world_size}; start it without ranks")
+    if ranks.world_size > 1:
+        raise UserError(f"--evidence {regions}: runs in one process, got {ranks.world_size}; start it without ranks")
     if not run.per_query:
         raise UserError("--evidence: none of the metrics has a value per query; add one with --metric, e.g. map@r")
     folder = RunFolder(path)
-    trained = load_model(folder, fabric, run.checkpoint)
+    trained = load_model(folder, ranks, run.checkpoint)
     split = cast(Split, run.report.split)
     trained.recipe.dataset.require_one_label(f"--evidence {regions}")
     dataset = trained.recipe.dataset.searched(split)
-    embeddings = split_embeddings(folder, trained, fabric, dataset, split, bar=bar)
+    embeddings = split_embeddings(folder, trained, ranks, dataset, split, bar=bar)
     return evidence_of(trained, dataset, embeddings, list(run.per_query)[-1], regions, bar=bar)
 
 

@@ -59,8 +59,8 @@ def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, bar: 
     embeddings = Embeddings(embedded.points, embedded.labels, rows, [])
     try:
         with bar("ranking", len(rows)) as advance:
-            space, fabric = embedded.trained.manifold, embedded.fabric
-            scores = score_dataset(embeddings, dataset, space, [MapAtRConfig()], fabric=fabric, advance=advance).scores
+            space, ranks = embedded.trained.manifold, embedded.ranks
+            scores = score_dataset(embeddings, dataset, space, [MapAtRConfig()], ranks=ranks, advance=advance).scores
     except ValueError as error:
         raise UserError(f"cannot search in the {embedded.split} split: {error}") from error
     scored = torch.arange(len(rows)) if dataset.query is None else dataset.query[rows].nonzero()[:, 0]

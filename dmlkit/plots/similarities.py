@@ -126,10 +126,10 @@ def plot_histogram(
 
 def pretrained_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
     """Return the points of the split by the checkpoint ``pretrained``."""
-    recipe, dataset, fabric = embedded.trained.recipe, embedded.dataset, embedded.fabric
+    recipe, dataset, ranks = embedded.trained.recipe, embedded.dataset, embedded.ranks
     with files_of_run(embedded.run):
-        before = pretrained_model(recipe, dataset.num_features, fabric)
-    embeddings = split_embeddings(embedded.run, before, fabric, dataset, embedded.split, bar=bar)
+        before = pretrained_model(recipe, dataset.num_features, ranks)
+    embeddings = split_embeddings(embedded.run, before, ranks, dataset, embedded.split, bar=bar)
     return Points(embeddings.points, embeddings.labels, before.manifold.cpu())
 
 

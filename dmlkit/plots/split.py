@@ -67,7 +67,7 @@ def class_proxies(proxies: Tensor, manifold: Manifold, class_names: tuple[str, .
 class EmbeddedSplit:
     """Images of a split, their points and labels."""
 
-    fabric: Ranks
+    ranks: Ranks
     run: RunFolder
     trained: TrainedModel
     dataset: Dataset  # all images of the split, in its own order
@@ -140,11 +140,11 @@ def embed_split(
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
         with_gallery: whether test images of known classes come with their gallery, see `DatasetConfig.searched`.
     """
-    fabric, run = start_ranks(device), RunFolder(path)
-    trained = load_model(run, fabric, checkpoint, overrides=overrides)
+    ranks, run = start_ranks(device), RunFolder(path)
+    trained = load_model(run, ranks, checkpoint, overrides=overrides)
     trained.recipe.dataset.require_one_label(str(path))
-    found = split_points(run, trained, fabric, split, bar, with_gallery=with_gallery)
+    found = split_points(run, trained, ranks, split, bar, with_gallery=with_gallery)
     refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
     assert found.images is not None
     _, dataset, rows, _ = found.images
-    return EmbeddedSplit(fabric, run, trained, dataset, split, found.points, dataset.labels[rows], rows, found.manifold)
+    return EmbeddedSplit(ranks, run, trained, dataset, split, found.points, dataset.labels[rows], rows, found.manifold)

@@ -156,14 +156,14 @@ def held_out_answers(review: ReviewFolder, images: Dataset) -> list[int]:
     return [row for row in checked if not any(seen[one] for one in review.alike(row))]
 
 
-def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar = no_bar) -> ReviewFigures:
+def compare_on_answers(folder: Path, run: RunFolder, ranks: Ranks, *, bar: Bar = no_bar) -> ReviewFigures:
     """Compare a run with the model of a review's gallery, on checked images that the run was not trained on.
 
     Both models label each of these images as the nearest image of the run's training table, by their own embeddings.
     The difference is paired, with an interval over labels, see `paired_comparison`. Neither the model nor its number
     of epochs was chosen by these images. The figures are also written into the run.
     """
-    review, trained = ReviewFolder(folder), load_model(run, fabric)
+    review, trained = ReviewFolder(folder), load_model(run, ranks)
     dataset = trained.recipe.dataset
     if not isinstance(dataset, TableConfig):
         raise UserError(f"{run.path}: was not trained on a table; expected a run of dmlkit train --review")
@@ -176,8 +176,8 @@ def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar 
     asked = [review.review.proposals[row].path for row in rows]
     searched = open_searched(Path(review.review.gallery), OWN_MODEL, bar)
     right: list[torch.Tensor] = []
-    for model in (load_same_model(searched, OWN_MODEL, fabric), trained):
-        embedder = Embedder(model, fabric)
+    for model in (load_same_model(searched, OWN_MODEL, ranks), trained):
+        embedder = Embedder(model, ranks)
         known, queries = (torch.from_numpy(embedder.embed(list(paths))) for paths in (images.paths, asked))
         nearest = Gallery(model.manifold, known).search(queries, 1).indices[:, 0].tolist()
         hits = [labels[row] == label for row, label in zip(nearest, correct, strict=True)]

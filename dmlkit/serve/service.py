@@ -144,10 +144,10 @@ class Service:
     def _open(self) -> None:
         source, model = self.source, self.chosen
         stamp, opened = self._stamp(), self._points()
-        fabric = model.start()
-        self.at_once = MOST_ON_CPU if fabric.device.type == "cpu" else MOST_AT_ONCE
+        ranks = model.start()
+        self.at_once = MOST_ON_CPU if ranks.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
-        self.embedder = Embedder(load_same_model(opened, model, fabric), fabric)
+        self.embedder = Embedder(load_same_model(opened, model, ranks), ranks)
         warn_of_other_model(describe(self.embedder.trained), opened)
         samples = self.embedder.trained.samples
         if not samples.has_pixels:
@@ -160,7 +160,7 @@ class Service:
             warn(f"{source}: a request has no {calibrated.column}, so identify takes the threshold of all images")
         self.embedder.embed([np.zeros((8, 8, 3), np.uint8)])  # the first one takes longer
         computed = self.embedder.trained.computation
-        is_divided = fabric.device.type == "cpu" and (computed is None or computed.engine == "torch")
+        is_divided = ranks.device.type == "cpu" and (computed is None or computed.engine == "torch")
         self._parts = torch.get_num_threads() if is_divided else 1
         self._pool = ThreadPoolExecutor(self._parts, "part", torch.set_num_threads, (1,))
 

@@ -43,7 +43,7 @@ class RealityCheckFigures(Document, frozen=True):
         return {f"{kind} {name}": value for kind, metrics in self.plain().items() for name, value in metrics.items()}
 
 
-def run_once(name: ProtocolName, recipe: Recipe, folder: Path, fabric: Ranks, progress: StartModel) -> Metrics:
+def run_once(name: ProtocolName, recipe: Recipe, folder: Path, ranks: Ranks, progress: StartModel) -> Metrics:
     """Train a recipe under a protocol, with its own seed. Complete trainings are kept, and interrupted ones resumed.
 
     ``official``: the recipe unchanged. The figures are those of the best checkpoint on validation classes.
@@ -58,16 +58,16 @@ def run_once(name: ProtocolName, recipe: Recipe, folder: Path, fabric: Ranks, pr
         folder: folder of the run, or of ``fold-F/`` of each model.
     """
     if name == "official":
-        return _trained(recipe, folder, fabric, progress)
+        return _trained(recipe, folder, ranks, progress)
     folds = [folder / f"fold-{fold}" for fold in range(FOLDS)]
-    tests = [_trained(fold_recipe(recipe, fold), path, fabric, progress) for fold, path in enumerate(folds)]
+    tests = [_trained(fold_recipe(recipe, fold), path, ranks, progress) for fold, path in enumerate(folds)]
     target = folder / "result.json"
     if target.exists():
         return RealityCheckFigures.read(target).flat()
     separated = {name: sum(test[name] for test in tests) / FOLDS for name in tests[0]}
-    figures = RealityCheckFigures(separated=separated, concatenated=_concatenated(folds, fabric))
-    fabric.barrier()
-    if fabric.is_global_zero:
+    figures = RealityCheckFigures(separated=separated, concatenated=_concatenated(folds, ranks))
+    ranks.barrier()
+    if ranks.is_global_zero:
         figures.write(target)
     return figures.flat()
 
@@ -89,7 +89,7 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
     )
 
 
-def _trained(recipe: Recipe, folder: Path, fabric: Ranks, progress: StartModel) -> Metrics:
+def _trained(recipe: Recipe, folder: Path, ranks: Ranks, progress: StartModel) -> Metrics:
     """Return the test metrics of a run, which is trained or resumed if it is not complete."""
     if "test" not in recipe.dataset.own_splits:
         text = "got all, which leaves no test classes; studies need official or reality_check"
@@ -99,24 +99,24 @@ def _trained(recipe: Recipe, folder: Path, fabric: Ranks, progress: StartModel) 
         run.check_same_recipe(recipe)
         summary = Summary.read(run.summary_path) if run.summary_path.exists() else None
     if summary is None:
-        fabric.barrier()
-        summary = train(recipe, folder, device=fabric, progress=progress(str(folder), recipe), resume=True)
+        ranks.barrier()
+        summary = train(recipe, folder, device=ranks, progress=progress(str(folder), recipe), resume=True)
     assert summary.chosen.test is not None, "recipes without test classes are refused above"
     return summary.chosen.test
 
 
-def _concatenated(folds: Sequence[Path], fabric: Ranks) -> dict[str, float]:
+def _concatenated(folds: Sequence[Path], ranks: Ranks) -> dict[str, float]:
     points: list[Tensor] = []
     labels: list[Tensor] = []
     for path in folds:
-        trained = load_model(RunFolder(path), fabric, "best")
+        trained = load_model(RunFolder(path), ranks, "best")
         recipe = trained.recipe
         images = recipe.dataset.build("test")
-        embeddings = embed_dataset(fabric, trained.model, images, recipe.transform, workers=recipe.training.workers)
+        embeddings = embed_dataset(ranks, trained.model, images, recipe.transform, workers=recipe.training.workers)
         refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
         points.append(embeddings.points)
         labels.append(embeddings.labels)
-    return retrieval_metrics(concatenate(points).to(fabric.device), labels[0], metrics=METRICS)
+    return retrieval_metrics(concatenate(points).to(ranks.device), labels[0], metrics=METRICS)
 
 
 def concatenate(points: Sequence[Tensor]) -> Tensor:

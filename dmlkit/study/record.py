@@ -173,7 +173,7 @@ def _changed(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 @contextmanager
-def open_study(record: Mapping[str, Any], folder: Path, fabric: "Ranks", command: str) -> Generator[None]:
+def open_study(record: Mapping[str, Any], folder: Path, ranks: "Ranks", command: str) -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
 
     A study that is continued may have more seeds, more values to tune and another wording of its claim.
@@ -203,9 +203,9 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Ranks", command
             )
     else:
         check_folder(folder, "a study", "runs")
-    fabric.barrier()  # all ranks have checked before the first one writes
-    with sole_writer(folder, what="a study") if fabric.is_global_zero else nullcontext():
-        if fabric.is_global_zero:
+    ranks.barrier()  # all ranks have checked before the first one writes
+    with sole_writer(folder, what="a study") if ranks.is_global_zero else nullcontext():
+        if ranks.is_global_zero:
             started.write(path)
-        fabric.barrier()
+        ranks.barrier()
         yield

@@ -92,22 +92,22 @@ class State:
         self.skipped += [fault for fault in faults if fault not in self.skipped]
 
 
-def save_best(experiment: Experiment, writer: CheckpointWriter, fabric: Ranks, state: State) -> None:
+def save_best(experiment: Experiment, writer: CheckpointWriter, ranks: Ranks, state: State) -> None:
     """Write the best checkpoint: the weights of the model and of its loss."""
     weights = _weights(experiment)
-    if fabric.is_global_zero:
+    if ranks.is_global_zero:
         writer.write("best", {**weights, "epoch": state.epoch})
 
 
-def save(experiment: Experiment, writer: CheckpointWriter, fabric: Ranks, state: State) -> None:
+def save(experiment: Experiment, writer: CheckpointWriter, ranks: Ranks, state: State) -> None:
     """Write the last checkpoint. It has everything that the rest of the run depends on, for any number of ranks."""
     weights, optimizer = _weights(experiment), _optimizer_state(experiment)
     latest = experiment.average.model_weights if experiment.average else {}
-    state.skipped = list(dict.fromkeys(gather_lists(fabric, state.skipped)))
-    if fabric.is_global_zero:
+    state.skipped = list(dict.fromkeys(gather_lists(ranks, state.skipped)))
+    if ranks.is_global_zero:
         random = {"cpu": torch.get_rng_state()}
-        if fabric.device.type == "cuda":
-            random["cuda"] = torch.cuda.get_rng_state(fabric.device)
+        if ranks.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(ranks.device)
         writer.write(
             "last",
             {
@@ -115,15 +115,15 @@ def save(experiment: Experiment, writer: CheckpointWriter, fabric: Ranks, state:
                 LATEST: {name: weight.detach() for name, weight in latest.items()},
                 **asdict(state),
                 "optimizer": optimizer,
-                "precision": {} if fabric.scaler is None else fabric.scaler.state_dict(),
+                "precision": {} if ranks.scaler is None else ranks.scaler.state_dict(),
                 "random": random,
                 "sampler": experiment.sampler.state(),
             },
         )
-    fabric.barrier()
+    ranks.barrier()
 
 
-def restore(experiment: Experiment, run: RunFolder, fabric: Ranks) -> State:
+def restore(experiment: Experiment, run: RunFolder, ranks: Ranks) -> State:
     """Load the last checkpoint into the experiment. A run that has no checkpoint yet starts from the beginning."""
     path, rows = run.checkpoint_path("last"), run.read_metrics()
     if not path.exists():
@@ -142,14 +142,14 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Ranks) -> State:
             "restore the file, or retrain with --overwrite"
         )
     try:
-        return _load_into(experiment, saved, path, fabric)
+        return _load_into(experiment, saved, path, ranks)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:  # each part of torch raises another kind
         raise UserError(
             f"{path}: does not fit this run ({first_line(error)}); restore the file, or retrain with --overwrite"
         ) from error
 
 
-def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, fabric: Ranks) -> State:
+def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, ranks: Ranks) -> State:
     """Load a checkpoint into the experiment."""
     for sharded in experiment.objective.sharded_parameters():
         whole = saved["objective"][sharded.name]
@@ -163,12 +163,12 @@ def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, fabric
     if experiment.average:
         experiment.average.restore(saved["model"], saved[LATEST])
     experiment.optimizer.load_state_dict(saved["optimizer"])
-    if fabric.scaler is not None:
-        fabric.scaler.load_state_dict(saved["precision"])
+    if ranks.scaler is not None:
+        ranks.scaler.load_state_dict(saved["precision"])
     experiment.sampler.restore(saved["sampler"])
     torch.set_rng_state(saved["random"]["cpu"])
-    if fabric.device.type == "cuda" and "cuda" in saved["random"]:
-        torch.cuda.set_rng_state(saved["random"]["cuda"], fabric.device)
+    if ranks.device.type == "cuda" and "cuda" in saved["random"]:
+        torch.cuda.set_rng_state(saved["random"]["cuda"], ranks.device)
     return State(**{name: saved[name] for name in State.__dataclass_fields__})
 
 

@@ -47,14 +47,14 @@ class TrainingData(NamedTuple):
 Jobs = Mapping[Split, FeatureJob]
 
 
-def feature_jobs(experiment: Experiment, fabric: Ranks, resumed: RunFolder | None = None) -> Jobs:
+def feature_jobs(experiment: Experiment, ranks: Ranks, resumed: RunFolder | None = None) -> Jobs:
     """Return what the frozen layers of an experiment compute once for each split; nothing if it trains live."""
     recipe = experiment.recipe
     if recipe.backbone.tuning.stored() is None or (resumed is not None and _is_finished(recipe, resumed)):
         return {}
     named: list[tuple[Split, Dataset | None]]
     named = [("train", experiment.train), ("validation", experiment.validation), ("test", experiment.test)]
-    trained = frozen_part(recipe, experiment.model, fabric.device)
+    trained = frozen_part(recipe, experiment.model, ranks.device)
     return {split: feature_job(dataset, trained, split=split) for split, dataset in named if dataset is not None}
 
 
@@ -84,9 +84,9 @@ def keeps_features(recipe: Recipe) -> bool:
     return not isinstance(tuning, LastBlocksConfig) or tuning.cache is not None
 
 
-def remove_maps(recipe: Recipe, run: RunFolder, fabric: Ranks) -> None:
+def remove_maps(recipe: Recipe, run: RunFolder, ranks: Ranks) -> None:
     """Remove the stored maps of a finished training, unless runs may share them."""
-    if fabric.is_global_zero and not keeps_features(recipe):
+    if ranks.is_global_zero and not keeps_features(recipe):
         shutil.rmtree(run.features, ignore_errors=True)
 
 
@@ -97,23 +97,21 @@ def _is_finished(recipe: Recipe, run: RunFolder) -> bool:
     return Summary.read(run.summary_path).last.epoch == recipe.training.trained_epochs
 
 
-def training_data(
-    experiment: Experiment, jobs: Jobs, run: RunFolder, fabric: Ranks, progress: Progress
-) -> TrainingData:
+def training_data(experiment: Experiment, jobs: Jobs, run: RunFolder, ranks: Ranks, progress: Progress) -> TrainingData:
     """Return the inputs of a training. Features of frozen layers are computed first, unless they are stored."""
     recipe, stored = experiment.recipe, experiment.recipe.backbone.tuning.stored()
     if stored is None or not jobs:
         inputs = inputs_of(experiment.train, recipe.transform, training=True)
         return TrainingData(experiment.model, inputs, experiment.validation, experiment.test)
     folder = features_folder(run, stored)
-    found = {split: job.compute(folder, fabric, progress.images) for split, job in jobs.items()}
+    found = {split: job.compute(folder, ranks, progress.images) for split, job in jobs.items()}
     part = trained_part(recipe, experiment.model)
     if recipe.training.gradient_cache:
         recompute_chunks(part, recipe.training.gradient_cache)
     return TrainingData(part, DrawnViews(found["train"]), found.get("validation"), found.get("test"))
 
 
-def teach(experiment: Experiment, fabric: Ranks, progress: Progress) -> None:
+def teach(experiment: Experiment, ranks: Ranks, progress: Progress) -> None:
     """Let the runs that regularizers name embed the training images, without augmentation.
 
     The splits that such a run has stored already are read, see `known_points`.
@@ -122,12 +120,12 @@ def teach(experiment: Experiment, fabric: Ranks, progress: Progress) -> None:
     for number, config in enumerate(experiment.recipe.regularizers):
         if (path := config.source_run()) is None:
             continue
-        teacher = load_model(RunFolder(Path(path)), fabric)
+        teacher = load_model(RunFolder(Path(path)), ranks)
         with experiment.recipe.errors_at("regularizers", number):
             teacher.model.check_takes(images)
             if config.keeps_space:
                 check_same_space(describe(teacher).manifold, experiment, path)
-            embedded = embed_files(teacher, fabric, images, f"the train split, by {path}", progress.images)
+            embedded = embed_files(teacher, ranks, images, f"the train split, by {path}", progress.images)
             points = torch.zeros(len(images), embedded.points.shape[1])
             points[embedded.indices] = embedded.points
             term: Any = experiment.objective.regularizers[number]

@@ -15,7 +15,7 @@ from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.distributed.launch import Ranks, resolve_device, start_fabric
+from dmlkit.distributed.launch import Ranks, resolve_device, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import collate, default_workers
 from dmlkit.loading.inputs import inputs_of
@@ -61,29 +61,29 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     Args:
         at_hand: whether the pretrained weights are on this machine; if not, the weights are random here.
     """
-    fabric = start_fabric(device, recipe.training.precision)
+    ranks = start_ranks(device, recipe.training.precision)
     train = recipe.dataset.build("train")
     held_out: list[Split] = [split for split in recipe.dataset.own_splits if split != "train"]
     sizes = {split: len(recipe.dataset.searched(split)) for split in held_out}
     with torch.random.fork_rng(devices=[]):
-        model = build_model(recipe if at_hand else without_pretrained_weights(recipe)).to(fabric.device)
+        model = build_model(recipe if at_hand else without_pretrained_weights(recipe)).to(ranks.device)
         pixels, reading = _read(train, recipe)
     tuning, epochs = recipe.backbone.tuning, recipe.training.trained_epochs
     workers = default_workers() if recipe.training.workers is None else max(1, recipe.training.workers)
-    stored, part, inputs, storing = tuning.stored(), model, pixels.to(fabric.device), 0.0
+    stored, part, inputs, storing = tuning.stored(), model, pixels.to(ranks.device), 0.0
     if stored is not None:
-        frozen, part = frozen_part(recipe, model, fabric.device).model, trained_part(recipe, model).to(fabric.device)
+        frozen, part = frozen_part(recipe, model, ranks.device).model, trained_part(recipe, model).to(ranks.device)
         images = len(train) * max(1, stored.views) + sum(sizes.values())
-        storing = images * _per_image(_computing(frozen, inputs, fabric, backward=False), reading, workers, fabric)
+        storing = images * _per_image(_computing(frozen, inputs, ranks, backward=False), reading, workers, ranks)
         with torch.no_grad():
             inputs = frozen(inputs)
         reading = 0.0  # of stored features
         if isinstance(tuning, NoTuningConfig):
             return Estimate(storing + epochs * EPOCH, images / storing, storing=storing)
     is_trained = not isinstance(tuning, NoTuningConfig)
-    per_image = _per_image(_computing(part.eval(), inputs, fabric, backward=False), reading, workers, fabric)
-    trained = _per_image(_computing(part.train(), inputs, fabric, backward=is_trained), reading, workers, fabric)
-    with fabric.autocast():
+    per_image = _per_image(_computing(part.eval(), inputs, ranks, backward=False), reading, workers, ranks)
+    trained = _per_image(_computing(part.train(), inputs, ranks, backward=is_trained), reading, workers, ranks)
+    with ranks.autocast():
         kept = kept_bytes(part, inputs) if is_trained else 0.0
     # every split is embedded before the first step, validation after each epoch, and test after the last
     evaluated = (epochs + 1) * sizes.get("validation", 0) + 2 * sizes.get("test", 0)
@@ -125,10 +125,10 @@ def free_memory(device: torch.device) -> float:
     return free
 
 
-def time_model(model: EmbeddingModel, dataset: Dataset, recipe: Recipe, fabric: Ranks) -> float:
+def time_model(model: EmbeddingModel, dataset: Dataset, recipe: Recipe, ranks: Ranks) -> float:
     """Return how many images per second are read and embedded here."""
     pixels, reading = _read(dataset, recipe)
-    return 1 / _per_image(_computing(model, pixels, fabric, backward=False), reading, default_workers(), fabric)
+    return 1 / _per_image(_computing(model, pixels, ranks, backward=False), reading, default_workers(), ranks)
 
 
 class TrainingPlan(NamedTuple):
@@ -187,24 +187,24 @@ def _read(dataset: Dataset, recipe: Recipe) -> tuple[Tensor, float]:
     return batch.inputs.repeat(ceil(TIMED / len(batch.inputs)), 1, 1, 1)[:TIMED], seconds
 
 
-def _computing(model: EmbeddingModel, pixels: Tensor, fabric: Ranks, *, backward: bool) -> float:
+def _computing(model: EmbeddingModel, pixels: Tensor, ranks: Ranks, *, backward: bool) -> float:
     """Return the seconds per image of the model on the device."""
-    pixels = pixels.to(fabric.device)
+    pixels = pixels.to(ranks.device)
 
     def step() -> None:
-        with fabric.autocast(), torch.set_grad_enabled(backward):
+        with ranks.autocast(), torch.set_grad_enabled(backward):
             loss = model(pixels).float().square().mean()
         if backward:
             loss.backward()
-        if fabric.device.type == "cuda":
-            torch.cuda.synchronize(fabric.device)
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
 
     return min(repeat(step, number=1, repeat=3)) / len(pixels)  # the first one is slower
 
 
-def _per_image(computing: float, reading: float, workers: int, fabric: Ranks) -> float:
+def _per_image(computing: float, reading: float, workers: int, ranks: Ranks) -> float:
     """Return the seconds per image if ``workers`` processes read while the device computes, on shared processors."""
-    if fabric.device.type != "cpu":
+    if ranks.device.type != "cpu":
         return max(computing, reading / workers)
     cores = count_cores()
     busy = computing * min(torch.get_num_threads(), cores) + reading

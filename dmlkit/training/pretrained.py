@@ -36,7 +36,7 @@ _answered: dict[str, Path] = {}  # reports of this process's runs by the key of 
 
 
 def score_pretrained(
-    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Ranks, progress: Progress
+    experiment: Experiment, data: TrainingData, run: RunFolder, ranks: Ranks, progress: Progress
 ) -> dict[Split, Figures]:
     """Score the pretrained backbone before training on validation and test classes.
 
@@ -53,24 +53,24 @@ def score_pretrained(
         question = Question.of(recipe, without_head(recipe, experiment.model).fingerprint, "pretrained", split)
         started = run.checkpoint_path("last").exists()
         images = dataset.dataset if isinstance(dataset, CachedFeatures) else dataset
-        is_first = fabric.is_global_zero
+        is_first = ranks.is_global_zero
         stored = stored_figures(path, question, images, started=started) if is_first else None
         if is_first and stored is None:
             stored = _copied(_answered.get(question.key()), path, question, images)
-        stored = fabric.broadcast(stored)
+        stored = ranks.broadcast(stored)
         if stored is None:
             with progress.images(f"pretrained, {split}", len(dataset)) as advance, torch.random.fork_rng(devices=[]):
 
                 def bar(what: str, total: int, advance: Any = advance) -> Any:
                     return nullcontext(advance) if what == EMBEDDING else no_bar(what, total)
 
-                alone = without_head(recipe, data.model.to(fabric.device))
+                alone = without_head(recipe, data.model.to(ranks.device))
                 if isinstance(dataset, CachedFeatures) or recipe.backbone.name != "timm":
-                    evaluation = evaluate(fabric, alone.model, dataset, recipe, split=split, bar=bar)
+                    evaluation = evaluate(ranks, alone.model, dataset, recipe, split=split, bar=bar)
                 else:  # ``dmlkit start`` has points of the same photos
                     alone = replace(alone, run=RunFolder(Path(f"{MODEL}{recipe.backbone.model_dump()['model']}")))
-                    embeddings = embed_files(alone, fabric, dataset, f"the {split} split", bar)
-                    evaluation = score_split(fabric, alone, embeddings, dataset, split=split, bar=bar)
+                    embeddings = embed_files(alone, ranks, dataset, f"the {split} split", bar)
+                    evaluation = score_split(ranks, alone, embeddings, dataset, split=split, bar=bar)
             report = Report.of(evaluation, str(run.path), split, epoch=0, question=question)
             if is_first:
                 report = report.with_files(images, known="")  # the contents too: other commands compare them
@@ -133,7 +133,7 @@ def describe_backbone(recipe: Recipe) -> str:
 
 
 def evaluate_recipe(
-    path: Path, fabric: Ranks, scope: Scope = OWN_TEST, bar: Bar = no_bar
+    path: Path, ranks: Ranks, scope: Scope = OWN_TEST, bar: Bar = no_bar
 ) -> tuple[Report, Evaluation, Recipe]:
     """Score the checkpoint ``pretrained`` of a recipe, from which its training would start.
 
@@ -143,10 +143,10 @@ def evaluate_recipe(
     recipe, split = with_scope(read_recipe(path, scope.overrides), scope), scope.evaluated_split
     with recipe.errors_at("dataset") if scope.images is None else nullcontext():
         dataset = recipe.dataset.searched(split)
-    trained = pretrained_model(recipe, dataset.num_features, fabric)
+    trained = pretrained_model(recipe, dataset.num_features, ranks)
     try_model(recipe, trained.model, dataset)
     question = Question.of(recipe, trained.fingerprint, "pretrained", split)
-    evaluation = evaluate(fabric, trained.model, dataset, recipe, split=split, bar=bar)
+    evaluation = evaluate(ranks, trained.model, dataset, recipe, split=split, bar=bar)
     report = Report.of(evaluation, str(path), split, epoch=0, question=question)
     report = report.model_copy(update={"notes": (*report.notes, *random_notes(recipe))})
     return report, evaluation, recipe

@@ -186,9 +186,9 @@ the session and nothing else."""
 
 
 @contextmanager
-def mirror_to_loggers(progress: Progress, recipe: Recipe, run: RunFolder, fabric: Ranks) -> Generator[Progress]:
+def mirror_to_loggers(progress: Progress, recipe: Recipe, run: RunFolder, ranks: Ranks) -> Generator[Progress]:
     """Mirror the metrics of a training to the recipe's loggers while the block runs."""
-    if not recipe.training.loggers or not fabric.is_global_zero:
+    if not recipe.training.loggers or not ranks.is_global_zero:
         yield progress
         return
     mirrored = MirroredProgress(progress, recipe, run)

@@ -14,7 +14,7 @@ from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained, is_at_hand,
 from dmlkit.backbones.weights import FREE, UNKNOWN
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import Dataset, PickedSamples
-from dmlkit.distributed.launch import Ranks, resolve_device, start_fabric
+from dmlkit.distributed.launch import Ranks, resolve_device, start_ranks
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.evaluation.evaluate import Evaluation, score_split
 from dmlkit.files.source import MODEL
@@ -104,7 +104,7 @@ def start(
         columns: columns of a table by what they are, e.g. ``{"label": "species"}``.
         root: folder that the paths of a table are relative to.
         budget: seconds that training may take. Default: 600, with a GPU 1800.
-        device: see `start_fabric`.
+        device: see `start_ranks`.
         download: measure models too whose weights must be downloaded first.
         license_only: leave out models whose license does not allow every use.
 
@@ -188,14 +188,14 @@ def with_larger_images(
     Returns:
         What was measured of the model at other sizes, and the plan.
     """
-    found, fabric = list[MeasuredModel](), start_fabric(device)
+    found, ranks = list[MeasuredModel](), start_ranks(device, "fp32")
     for size in SIZES if takes_any_size(chosen.backbone) and plan.setting.tuning != "none" else ():
         if size <= chosen.size or plan.estimate.seconds * (size / chosen.size) ** 2 > budget:
             continue
         larger = plan_training(replace(plan.setting, size=size, chunk=None), budget, device)
         if (larger.setting.tuning, larger.setting.epochs) != (plan.setting.tuning, plan.setting.epochs):
             break
-        found.append(measure(larger.setting, fabric, bar))
+        found.append(measure(larger.setting, ranks, bar))
         if not found[-1].is_better_than(chosen):
             break
         chosen, plan = found[-1], larger
@@ -225,7 +225,7 @@ def measure_all(
     setting: Photos, device: str, *, download: bool, license_only: Literal["free"] | None, bar: Bar = no_bar
 ) -> tuple[tuple[MeasuredModel, ...], list[str]]:
     """Measure the models whose weights are at hand, or all; also return why some were not measured."""
-    faults, left_out, measured, fabric = list[str](), list[str](), list[MeasuredModel](), start_fabric(device)
+    faults, left_out, measured, ranks = list[str](), list[str](), list[MeasuredModel](), start_ranks(device, "fp32")
     for backbone in CHOICES:
         if not (download or is_at_hand(backbone)):
             continue
@@ -233,7 +233,7 @@ def measure_all(
         try:
             license_name = parse_recipe(starting_recipe(one), "recipe").backbone.license() or UNKNOWN
             if license_only is None or license_name in FREE:
-                measured.append(measure(one, fabric, bar))
+                measured.append(measure(one, ranks, bar))
             else:
                 left_out.append(f"{backbone.title} ({license_name})")
         except UserError as error:
@@ -244,7 +244,7 @@ def measure_all(
     return by_speed(measured), faults
 
 
-def measure(setting: Photos, fabric: Ranks, bar: Bar = no_bar) -> MeasuredModel:
+def measure(setting: Photos, ranks: Ranks, bar: Bar = no_bar) -> MeasuredModel:
     """Measure the pooled features of a pretrained model on photos of the training classes.
 
     The points are kept with those of the model, where the baseline of a training finds them.
@@ -253,12 +253,12 @@ def measure(setting: Photos, fabric: Ranks, bar: Bar = no_bar) -> MeasuredModel:
     skipping = recipe.dataset.model_copy(update={"on_bad_image": "skip"})
     recipe = recipe.model_copy(update={"dataset": skipping})
     run = RunFolder(Path(f"{MODEL}{setting.backbone.model}"))
-    trained = replace(pretrained_model(recipe, None, fabric), run=run)
+    trained = replace(pretrained_model(recipe, None, ranks), run=run)
     whole = skipping.model_copy(update={"validation_fraction": 0.0}).build("train")
     photos = some_photos(whole)
-    speed = time_model(trained.model, whole, recipe, fabric)
-    embeddings = split_embeddings(run, trained, fabric, photos, "train", bar=bar)
-    evaluation = score_split(fabric, trained, embeddings, photos, split="train", bar=bar)
+    speed = time_model(trained.model, whole, recipe, ranks)
+    embeddings = split_embeddings(run, trained, ranks, photos, "train", bar=bar)
+    evaluation = score_split(ranks, trained, embeddings, photos, split="train", bar=bar)
     intervals = bootstrap_intervals(evaluation.scores.per_query, evaluation.labels)
     license_name = recipe.backbone.license() or UNKNOWN
     size = 0 if recipe.transform is None else recipe.transform.size

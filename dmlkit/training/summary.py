@@ -51,7 +51,7 @@ def summarize(
     experiment: Experiment,
     data: TrainingData,
     run: RunFolder,
-    fabric: Ranks,
+    ranks: Ranks,
     state: State,
     pretrained: Mapping[Split, Figures],
 ) -> Summary:
@@ -62,7 +62,7 @@ def summarize(
     rows = run.read_metrics()
     if experiment.average:
         experiment.average.put_in_place()
-    tuned = evaluate_test(experiment, data, fabric, state)
+    tuned = evaluate_test(experiment, data, ranks, state)
     last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned and tuned.scores.values)
     best, final = None, {}
     if state.best is not None and state.best["epoch"] == state.epoch:
@@ -70,10 +70,10 @@ def summarize(
     elif state.best is not None:
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
         take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))
-        tuned = evaluate_test(experiment, data, fabric, state)
+        tuned = evaluate_test(experiment, data, ranks, state)
         tested = tuned and tuned.scores.values
         best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=tested)
-    techniques = choose_techniques(experiment, fabric)
+    techniques = choose_techniques(experiment, ranks)
     if final:
         experiment.model.load_state_dict(final)
     summary = Summary(
@@ -82,7 +82,7 @@ def summarize(
         selected_by=experiment.recipe.training.select_by if best else None,
         seconds=round(state.seconds, 1),
         images_per_second=rows[-1].images_per_second,
-        skipped_images=tuple(sorted(set(gather_lists(fabric, state.skipped)))),
+        skipped_images=tuple(sorted(set(gather_lists(ranks, state.skipped)))),
         pretrained=compare_with_pretrained(pretrained, tuned) if tuned else None,
         seconds_per_epoch=seconds_per_epoch(rows),
         peak_memory_bytes=max(
@@ -91,7 +91,7 @@ def summarize(
         basis=run.basis(),
         techniques=techniques,
     )
-    if fabric.is_global_zero:
+    if ranks.is_global_zero:
         with atomic_write(run.curves_path) as partial:
             plot_curves(rows, partial, pretrained=summary.pretrained.validation if summary.pretrained else None)
         if tuned and tuned.scores.per_query:
@@ -100,16 +100,16 @@ def summarize(
     return summary
 
 
-def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Ranks, state: State) -> Evaluation | None:
+def evaluate_test(experiment: Experiment, data: TrainingData, ranks: Ranks, state: State) -> Evaluation | None:
     """Evaluate the current weights on the test classes; None if there are none."""
     if data.test is None:
         return None
-    evaluation = evaluate(fabric, data.model, data.test, experiment.recipe, split="test")
+    evaluation = evaluate(ranks, data.model, data.test, experiment.recipe, split="test")
     state.note_skipped(evaluation.faults)
     return evaluation
 
 
-def choose_techniques(experiment: Experiment, fabric: Ranks) -> ChosenTechniques | None:
+def choose_techniques(experiment: Experiment, ranks: Ranks) -> ChosenTechniques | None:
     """Score the techniques of a recipe's ``evaluation`` on validation classes, and the best of them on test classes.
 
     They are scored alone and together, with the current weights; without validation classes, all of them are taken.
@@ -122,18 +122,18 @@ def choose_techniques(experiment: Experiment, fabric: Ranks) -> ChosenTechniques
     figures: Metrics | None = None
     if experiment.validation is not None:
         pairs = list(product(dict.fromkeys((None, tta)), dict.fromkeys((None, rerank))))
-        scored = _with_techniques(trained, fabric, experiment.validation, "validation", pairs)
+        scored = _with_techniques(trained, ranks, experiment.validation, "validation", pairs)
         figures = {technique_name(*pair): metrics[metric] for pair, metrics in zip(pairs, scored, strict=True)}
         tta, rerank = max(pairs, key=lambda pair: figures[technique_name(*pair)])  # the first of several: the fewest
     test = None
     if experiment.test is not None:
-        (test,) = _with_techniques(trained, fabric, experiment.test, "test", [(tta, rerank)])
+        (test,) = _with_techniques(trained, ranks, experiment.test, "test", [(tta, rerank)])
     return ChosenTechniques(tta=tta, rerank=rerank, validation=figures, test=test)
 
 
 def _with_techniques(
     trained: TrainedModel,
-    fabric: Ranks,
+    ranks: Ranks,
     dataset: Dataset,
     split: Split,
     pairs: Sequence[tuple[Copies | None, str | None]],
@@ -141,13 +141,13 @@ def _with_techniques(
     """Return the metrics with each pair of techniques; with any, those that rank."""
     recipe = trained.recipe
     copies: Copies | None = next((tta for tta, _ in pairs if tta), None)
-    own = embed_dataset(fabric, trained.model, dataset, recipe.transform, workers=recipe.training.workers)
-    means = embed_with_copies(fabric, trained, dataset, own, copies) if copies else own
+    own = embed_dataset(ranks, trained.model, dataset, recipe.transform, workers=recipe.training.workers)
+    means = embed_with_copies(ranks, trained, dataset, own, copies) if copies else own
     metrics: list[Metrics] = []
     for tta, rerank in pairs:
         points = Points(means.points, means.labels, trained.manifold) if tta else None
         second = SecondScoring(parse_rerank(rerank) if rerank else None, points)
-        evaluation = score_split(fabric, trained, own, dataset, split=split, second=second)
+        evaluation = score_split(ranks, trained, own, dataset, split=split, second=second)
         metrics.append((evaluation.alternative or evaluation.scores).values)
     return metrics
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from dmlkit.distributed.exchange import gather_counts, gather_rows
-from dmlkit.distributed.launch import Ranks, start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.evaluation.evaluate import evaluate
@@ -63,7 +63,7 @@ def train(
         recipe: a recipe, or its YAML file, or the name of a recipe that comes with dmlkit.
         folder: the run folder; see `RunFolder`.
         overrides: changes of a file, each ``key.subkey=value``.
-        device: a device, see `start_fabric`, or what that has returned.
+        device: a device, see `start_ranks`, or what that has returned.
         progress: receives steps and epochs.
         resume: continue the run in ``folder`` from its last checkpoint, or start it if it has none yet.
         overwrite: replace the run in ``folder`` and everything that was made with its weights.
@@ -77,13 +77,13 @@ def train(
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; use only one of them")
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
-    fabric = start_fabric(device, recipe.training.precision) if isinstance(device, str) else device
+    ranks = start_ranks(device, recipe.training.precision) if isinstance(device, str) else device
     run = RunFolder(Path(folder))
     check_places(recipe, run.path)
-    held = run.lock_for_training() if fabric.is_global_zero else nullcontext()
-    with held, mirror_to_loggers(progress or Silent(), recipe, run, fabric) as progress:
+    held = run.lock_for_training() if ranks.is_global_zero else nullcontext()
+    with held, mirror_to_loggers(progress or Silent(), recipe, run, ranks) as progress:
         try:
-            return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite, basis=basis)
+            return _train(recipe, run, ranks, progress, resume=resume, overwrite=overwrite, basis=basis)
         except Exception as error:
             if named := plugin_error(error):
                 raise named from error
@@ -93,49 +93,49 @@ def train(
 def _train(
     recipe: Recipe,
     run: RunFolder,
-    fabric: Ranks,
+    ranks: Ranks,
     progress: Progress,
     *,
     resume: bool,
     overwrite: bool,
     basis: Basis | None,
 ) -> Summary:
-    fabric.barrier()  # the first rank has locked the folder
+    ranks.barrier()  # the first rank has locked the folder
     resume = resume and run.holds_run()
-    fabric.barrier()  # all ranks have checked before the first one creates the run
+    ranks.barrier()  # all ranks have checked before the first one creates the run
     if resume:
         run.check_same_recipe(recipe)
     dataset = recipe.dataset.of_run(run.classes() if resume else None)
     recipe = recipe.model_copy(update={"dataset": dataset})
     origin = run if resume else RunFolder(Path(basis.run)) if basis else None
     with files_of_run(origin) if origin else nullcontext():
-        experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
+        experiment = assemble(recipe, ranks.global_rank, ranks.world_size)
     classes = classes_of(experiment)
     if resume and run.classes_path.exists():
         run.check_same_classes(classes)
-    if experiment.sampler.batch_size % fabric.world_size:
-        text = f"a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
+    if experiment.sampler.batch_size % ranks.world_size:
+        text = f"a batch of {experiment.sampler.batch_size} images cannot be divided by {ranks.world_size} ranks"
         raise UserError(recipe.fault(("sampler",), text))
-    jobs = feature_jobs(experiment, fabric, run if resume else None)
-    if fabric.is_global_zero:
+    jobs = feature_jobs(experiment, ranks, run if resume else None)
+    if ranks.is_global_zero:
         check_disk(recipe, jobs, run, resume=resume)
         run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis)
-    if fabric.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
+    if ranks.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
         classes.write(run.classes_path)
-    fabric.barrier()
+    ranks.barrier()
     try:
-        data = training_data(experiment, jobs, run, fabric, progress)
-        teach(experiment, fabric, progress)
-        pretrained = score_pretrained(experiment, data, run, fabric, progress)
-        state = fit(experiment, data, run, fabric, progress, resume)
-        summary = summarize(experiment, data, run, fabric, state, pretrained)
-        remove_maps(recipe, run, fabric)
+        data = training_data(experiment, jobs, run, ranks, progress)
+        teach(experiment, ranks, progress)
+        pretrained = score_pretrained(experiment, data, run, ranks, progress)
+        state = fit(experiment, data, run, ranks, progress, resume)
+        summary = summarize(experiment, data, run, ranks, state, pretrained)
+        remove_maps(recipe, run, ranks)
         return summary
     except (RuntimeError, MemoryError) as error:
         if memory := out_of_memory(error):
             text = f"not enough memory for batches of {experiment.sampler.batch_size} images ({memory}); {LESS_MEMORY}"
             raise UserError(recipe.fault(("sampler",), text)) from error
-        ended = _what_ended(error, fabric)
+        ended = _what_ended(error, ranks)
         if not ended:
             raise
         if run.is_being_replaced():
@@ -155,36 +155,36 @@ def classes_of(experiment: Experiment) -> RunClasses:
     )
 
 
-def _what_ended(error: Exception, fabric: Ranks) -> str:
+def _what_ended(error: Exception, ranks: Ranks) -> str:
     """Return which other process of a training was ended, another rank or a reader; an empty text for other errors."""
     is_lost = isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
-    return f"another rank ended ({error})" if is_lost and fabric.world_size > 1 else killed_reader(error)
+    return f"another rank ended ({error})" if is_lost and ranks.world_size > 1 else killed_reader(error)
 
 
 def fit(
-    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Ranks, progress: Progress, resume: bool
+    experiment: Experiment, data: TrainingData, run: RunFolder, ranks: Ranks, progress: Progress, resume: bool
 ) -> State:
     """Run the training loop. On return the last checkpoint has the final weights."""
     recipe, settings = experiment.recipe, experiment.recipe.training
-    _move_model(experiment, fabric)
-    objective = experiment.objective.to(fabric.device)
+    _move_model(experiment, ranks)
+    objective = experiment.objective.to(ranks.device)
     base_rates = [group["lr"] for group in experiment.optimizer.param_groups]
-    batches = TrainingBatches(experiment.sampler, recipe.seed, rank=fabric.global_rank, ranks=fabric.world_size)
-    on_gpu = fabric.device.type == "cuda"
+    batches = TrainingBatches(experiment.sampler, recipe.seed, rank=ranks.global_rank, ranks=ranks.world_size)
+    on_gpu = ranks.device.type == "cuda"
     loader = TimedBatches(make_loader(data.training, batches, workers=settings.workers, pin_memory=on_gpu))
     may_skip = recipe.dataset.on_bad_image == "skip"
-    check_every = 1 if fabric.device.type == "cpu" else CHECK_EVERY
+    check_every = 1 if ranks.device.type == "cpu" else CHECK_EVERY
 
-    state = _first_state(experiment, run, fabric, resume)
+    state = _first_state(experiment, run, ranks, resume)
     data.model.train()
     model: Any = None
-    forget_peak_memory(fabric.device)
+    forget_peak_memory(ranks.device)
     with stop_signals() as stop_requested, CheckpointWriter(run, in_background=on_gpu) as writer:
         while state.epoch < settings.trained_epochs:
             started = time.perf_counter()
             if experiment.model.backbone.set_epoch(state.epoch) or model is None:
                 # data-parallel training waits for the gradients of all parameters that were trainable at its setup
-                model = fabric.distribute(data.model)
+                model = ranks.distribute(data.model)
             batches.epoch, batches.start = state.epoch, state.step * settings.accumulate
             objective.loss.set_epoch(state.epoch)
             experiment.sampler.set_epoch(state.epoch, experiment.model.manifold)
@@ -194,16 +194,16 @@ def fit(
             for number, batch in enumerate(loader, batches.start + 1):
                 refuse_faults(batch.faults, recipe.dataset.on_bad_image)
                 state.note_skipped(batch.faults)
-                counts = gather_counts(fabric, len(batch.labels), differ=may_skip)
+                counts = gather_counts(ranks, len(batch.labels), differ=may_skip)
                 is_last = number % settings.accumulate == 0 or number == len(experiment.sampler)  # batch of its step
                 if all(counts):  # a rank without an image has no gradient to average: all ranks skip the batch
-                    with fabric.without_sync(model, enabled=not is_last and not may_skip):
-                        inputs = batch.inputs.to(fabric.device, non_blocking=True)
-                        embeddings = gather_rows(fabric, fabric.compute(model, inputs), counts)
-                        labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)
-                        images = gather_rows(fabric, batch.indices.to(fabric.device, non_blocking=True), counts)
+                    with ranks.without_sync(model, enabled=not is_last and not may_skip):
+                        inputs = batch.inputs.to(ranks.device, non_blocking=True)
+                        embeddings = gather_rows(ranks, ranks.compute(model, inputs), counts)
+                        labels = gather_rows(ranks, batch.labels.to(ranks.device, non_blocking=True), counts)
+                        images = gather_rows(ranks, batch.indices.to(ranks.device, non_blocking=True), counts)
                         loss = compute_loss(experiment, (embeddings, labels, images), state, run)
-                        fabric.backward(loss)
+                        ranks.backward(loss)
                     points = embeddings.detach()[:, : experiment.model.manifold.point_dim]  # not those before a neck
                     experiment.sampler.learn_from(points, labels, experiment.model.manifold)
                     losses.append(torch.stack([loss.detach(), *objective.terms.values()]))
@@ -212,7 +212,7 @@ def fit(
                     continue
                 if losses:
                     factor = recipe.schedule.factor(state.epoch + state.step / experiment.steps, settings.epochs)
-                    take_step(fabric, experiment, len(losses), [rate * factor for rate in base_rates])
+                    take_step(ranks, experiment, len(losses), [rate * factor for rate in base_rates])
                     pending.append(torch.stack(losses).mean(0))
                     losses.clear()
                 state.step += 1
@@ -222,34 +222,34 @@ def fit(
                     share = state.step / experiment.steps
                     progress.step(epoch=state.epoch, progress=share, loss=last_loss, images=images_pending)
                     images_pending = 0
-                    if stop_requested(fabric) and state.step < experiment.steps:
+                    if stop_requested(ranks) and state.step < experiment.steps:
                         state.seconds += time.perf_counter() - started
-                        save(experiment, writer, fabric, state)
+                        save(experiment, writer, ranks, state)
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
             refuse_nothing_read(batches.start + images_seen, state.skipped, "the training split")
             check_weights(experiment, state, run)
             pace = Pace(images_seen, time.perf_counter() - started, loader.seconds, is_whole=batches.start == 0)
-            row = finish_epoch(experiment, data, writer, fabric, state, pace)
+            row = finish_epoch(experiment, data, writer, ranks, state, pace)
             state.seconds += time.perf_counter() - started
-            save(experiment, writer, fabric, state)
+            save(experiment, writer, ranks, state)
             progress.epoch(row)
-            if stop_requested(fabric) and state.epoch < settings.trained_epochs:
+            if stop_requested(ranks) and state.epoch < settings.trained_epochs:
                 raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
-    fabric.barrier()  # all checkpoints are on the disk
+    ranks.barrier()  # all checkpoints are on the disk
     return state
 
 
-def _move_model(experiment: Experiment, fabric: Ranks) -> None:
+def _move_model(experiment: Experiment, ranks: Ranks) -> None:
     """Move the model to its device, its backbone compiled if the recipe says so."""
     if experiment.recipe.training.compile:
         experiment.model.backbone.compile()
-    experiment.model.to(fabric.device)
+    experiment.model.to(ranks.device)
 
 
-def _first_state(experiment: Experiment, run: RunFolder, fabric: Ranks, resume: bool) -> State:
+def _first_state(experiment: Experiment, run: RunFolder, ranks: Ranks, resume: bool) -> State:
     """Return the state of the last checkpoint, or of a new run; rows of metrics after it are removed."""
-    state = restore(experiment, run, fabric) if resume else State()
-    if fabric.is_global_zero:
+    state = restore(experiment, run, ranks) if resume else State()
+    if ranks.is_global_zero:
         run.keep_metrics(state.epoch)
     return state
 
@@ -264,7 +264,7 @@ class Pace(NamedTuple):
 
 
 def finish_epoch(
-    experiment: Experiment, data: TrainingData, writer: CheckpointWriter, fabric: Ranks, state: State, pace: Pace
+    experiment: Experiment, data: TrainingData, writer: CheckpointWriter, ranks: Ranks, state: State, pace: Pace
 ) -> EpochRow:
     """Validate, write the row of the epoch, and save the checkpoint if it is the best so far."""
     writer.wait()  # every epoch in metrics.jsonl has a checkpoint, except the last one
@@ -275,12 +275,12 @@ def finish_epoch(
     is_last = state.epoch == settings.trained_epochs
     if data.validation is not None and (state.epoch % settings.validate_every == 0 or is_last):
         with experiment.average.in_place() if experiment.average else nullcontext():
-            evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
+            evaluation = evaluate(ranks, data.model, data.validation, experiment.recipe, split="validation")
         state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
         if state.best is None or metrics[settings.select_by] > state.best["metrics"][settings.select_by]:
             state.best = {"epoch": state.epoch, "metrics": metrics}
-            save_best(experiment, writer, fabric, state)
+            save_best(experiment, writer, ranks, state)
     row = EpochRow(
         epoch=state.epoch,
         loss=loss,
@@ -291,14 +291,14 @@ def finish_epoch(
         seconds=round(state.seconds + pace.seconds, 2),
         validation=metrics,
         training_seconds=round(pace.seconds, 3) if pace.is_whole else None,
-        peak_memory_bytes=peak_memory(fabric.device),
+        peak_memory_bytes=peak_memory(ranks.device),
     )
-    if fabric.is_global_zero:
+    if ranks.is_global_zero:
         writer.run.append_metrics(row)
     return row
 
 
-def take_step(fabric: Ranks, experiment: Experiment, batches: int, rates: list[float]) -> None:
+def take_step(ranks: Ranks, experiment: Experiment, batches: int, rates: list[float]) -> None:
     """Update the weights, and their average where one is kept, and clear the gradients, which are sums over batches.
 
     Each parameter group gets its learning rate from ``rates``.
@@ -306,9 +306,9 @@ def take_step(fabric: Ranks, experiment: Experiment, batches: int, rates: list[f
     for group, rate in zip(experiment.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     average_over_batches(experiment, batches)
-    average_gradients(fabric, experiment)
-    clip_gradients(fabric, experiment)
-    fabric.step(experiment.optimizer)
+    average_gradients(ranks, experiment)
+    clip_gradients(ranks, experiment)
+    ranks.step(experiment.optimizer)
     experiment.optimizer.zero_grad()
     if experiment.average:
         experiment.average.update()
@@ -324,25 +324,25 @@ def average_over_batches(experiment: Experiment, batches: int) -> None:
                 parameter.grad.div_(batches)
 
 
-def average_gradients(fabric: Ranks, experiment: Experiment) -> None:
+def average_gradients(ranks: Ranks, experiment: Experiment) -> None:
     """Average the gradients of the proxies over ranks; they differ only by rounding, but the proxies would drift apart.
 
     Sharded proxies, which only one rank holds, keep their gradients.
     """
-    if fabric.world_size == 1:
+    if ranks.world_size == 1:
         return
     alone = {id(sharded.values) for sharded in experiment.objective.sharded_parameters()}
     for parameter in experiment.objective.parameters():
         if parameter.grad is not None and id(parameter) not in alone:
-            fabric.sum(parameter.grad).div_(fabric.world_size)
+            ranks.sum(parameter.grad).div_(ranks.world_size)
 
 
-def clip_gradients(fabric: Ranks, experiment: Experiment) -> None:
+def clip_gradients(ranks: Ranks, experiment: Experiment) -> None:
     """Clip the gradients of model and objective by their total norm or by value, as the recipe says."""
     settings = experiment.recipe.training
     if settings.clip_grad_norm is None and settings.clip_grad_value is None:
         return
-    fabric.unscale(experiment.optimizer)
+    ranks.unscale(experiment.optimizer)
     everything = [weight for group in experiment.optimizer.param_groups for weight in group["params"]]
     if settings.clip_grad_norm is not None:
         every_sharded = experiment.objective.sharded_parameters()

@@ -38,8 +38,8 @@ BACKBONE_NAME = re.compile(r"(\w{2,})(?::(.+))?")  # of two letters or more: C: 
 class Embedder:
     """Model of a run, or a pretrained one, made by `dmlkit.load`."""
 
-    def __init__(self, trained: TrainedModel, fabric: Ranks) -> None:
-        self.trained, self._fabric = trained, fabric
+    def __init__(self, trained: TrainedModel, ranks: Ranks) -> None:
+        self.trained, self._ranks = trained, ranks
 
     def embed(self, images: Sequence[Picture] | NDArray[Any]) -> NDArray[np.float32]:
         """Return the embeddings (N, D) of N images, or of vectors (N, F) if the run takes vectors.
@@ -61,7 +61,7 @@ class Embedder:
         if not len(dataset):
             return np.empty((0, self.trained.manifold.point_dim), dtype=np.float32)
         bar = no_bar if len(dataset) <= BATCH_IMAGES else partial(image_progress, Console(stderr=True))
-        found = embed_images(self.trained, self._fabric, dataset, "embed", bar)
+        found = embed_images(self.trained, self._ranks, dataset, "embed", bar)
         raise_faults(found.faults)
         return found.points.numpy()
 
@@ -77,7 +77,7 @@ class Embedder:
             if not _is_table(points, manifold.point_dim):
                 expected = f"{name} of shape (N, {manifold.point_dim}) and floats"
                 raise UserError(f"similarity: expected {expected}, got {_described(points)}")
-        x, y = (torch.from_numpy(points.astype(np.float32)).to(self._fabric.device) for points in (a, b))
+        x, y = (torch.from_numpy(points.astype(np.float32)).to(self._ranks.device) for points in (a, b))
         return manifold.similarity(x, y).cpu().numpy()
 
 
@@ -111,16 +111,16 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     is_address = isinstance(run, str) and run.startswith(SCHEME)
     is_name = isinstance(run, str) and not is_address and _is_backbone_name(run)
     if not (is_address or is_name or is_hub_folder(Path(run))):
-        fabric = start_ranks(device)
-        return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
+        ranks = start_ranks(device)
+        return Embedder(load_model(RunFolder(Path(run)), ranks, checkpoint), ranks)
     if checkpoint is not None:
         kind = "a pretrained model" if is_name else "an exported model"
         raise UserError(f"{run}: this is {kind}; checkpoint={checkpoint!r} applies only to runs; remove it")
-    fabric = start_ranks(device)
+    ranks = start_ranks(device)
     if is_name:
-        trained = pretrained_model(pretrained_recipe(str(run)), None, fabric)
-        return Embedder(computed_by(trained, fabric), fabric)
-    return Embedder(load_hub(download(str(run)) if is_address else Path(run), fabric), fabric)
+        trained = pretrained_model(pretrained_recipe(str(run)), None, ranks)
+        return Embedder(computed_by(trained, ranks), ranks)
+    return Embedder(load_hub(download(str(run)) if is_address else Path(run), ranks), ranks)
 
 
 def _is_backbone_name(text: str) -> bool:

@@ -103,14 +103,14 @@ class FeatureJob:
             missing = int((store.find(self.job.keys, exact=True) < 0).sum())
         return missing * self.job.image_bytes
 
-    def compute(self, folder: Path, fabric: Ranks, bar: Bar) -> CachedFeatures:
+    def compute(self, folder: Path, ranks: Ranks, bar: Bar) -> CachedFeatures:
         """Compute what a folder of stores lacks, and return the features.
 
         The ranks share the work; an interrupted computation resumes, and another process that needs the same features
         waits.
         """
         with torch.random.fork_rng(devices=[]):
-            filled = fill(replace(self.job, home=folder), self.trained, fabric, bar=bar, title=self.title)
+            filled = fill(replace(self.job, home=folder), self.trained, ranks, bar=bar, title=self.title)
         return CachedFeatures(self.dataset, filled.store, filled.rows)
 
 

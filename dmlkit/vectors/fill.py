@@ -116,11 +116,11 @@ class PartEmbedder:
             recipe, and 0 for few images.
     """
 
-    def __init__(self, job: FillJob, trained: TrainedModel, fabric: Ranks, *, workers: int | None = -1) -> None:
+    def __init__(self, job: FillJob, trained: TrainedModel, ranks: Ranks, *, workers: int | None = -1) -> None:
         is_few = len(job.missing) <= BATCH_IMAGES
         if workers == -1:
             workers = 0 if is_few else trained.recipe.training.workers
-        self.job, self.trained, self.device = job, trained, fabric.device
+        self.job, self.trained, self.device = job, trained, ranks.device
         self.kept: list[Tensor] = []  # local features of the batches of a part
         self.batches = PartBatches(job)
         self.loaders: list[tuple[TrainedModel, EmbeddingModel, Any]] = []
@@ -215,7 +215,7 @@ class Filled(NamedTuple):
 def fill(
     job: FillJob,
     trained: TrainedModel,
-    fabric: Ranks,
+    ranks: Ranks,
     *,
     bar: Bar,
     title: str = EMBEDDING,
@@ -232,70 +232,70 @@ def fill(
         compute: computes the share of a rank. Default: this process does.
     """
     store = VectorStore.at(job.path, trained, **options)
-    job = _with_missing(job, store, trained, fabric)
+    job = _with_missing(job, store, trained, ranks)
     known = len(job.dataset) - len(job.missing)
     if len(job.missing):
-        with _sole_filling(job, fabric), bar(title, len(job.dataset)) as advance:
+        with _sole_filling(job, ranks), bar(title, len(job.dataset)) as advance:
             try:
-                _compute(_with_missing(job, store, trained, fabric), trained, fabric, compute, advance)
+                _compute(_with_missing(job, store, trained, ranks), trained, ranks, compute, advance)
             except OSError as error:
-                kind = UserError if fabric.world_size > 1 else UnwritableError  # the others wait for its parts
+                kind = UserError if ranks.world_size > 1 else UnwritableError  # the others wait for its parts
                 reason = f"{error.filename or job.path}: {error.strerror or error}"
                 raise kind(f"{reason}; finished parts are kept; fix the problem and {job.again} to resume") from error
-        if len(job.missing) > BATCH_IMAGES and fabric.world_size == 1 and trained.computation is None:
+        if len(job.missing) > BATCH_IMAGES and ranks.world_size == 1 and trained.computation is None:
             keep_operators(trained)
-    rows, faults = _wait(job, store, fabric)
+    rows, faults = _wait(job, store, ranks)
     if faults and not job.skip_bad_images:
         raise UserError(f"{faults[0]}; {job.way_on}")
     return Filled(store, rows, faults, known)
 
 
-def _with_missing(job: FillJob, store: VectorStore, trained: TrainedModel, fabric: Ranks) -> FillJob:
+def _with_missing(job: FillJob, store: VectorStore, trained: TrainedModel, ranks: Ranks) -> FillJob:
     """Return a job of what a store lacks now, as the first rank sees it."""
     store.open_new()
     missing = np.flatnonzero(store.find(job.keys, exact=job.exact) < 0)
-    if store.faults and fabric.is_global_zero:
+    if store.faults and ranks.is_global_zero:
         inputs, names = job.inputs(trained), names_of(job.keys[missing])
         tried = zip(missing.tolist(), names, strict=True)
         kept = [name not in store.faults or inputs[row, 0].input is not None for row, name in tried]
         missing = missing[np.array(kept, bool)]
-    keys, missing = fabric.broadcast((job.keys, missing))
+    keys, missing = ranks.broadcast((job.keys, missing))
     return replace(job, keys=keys, missing=missing)
 
 
 @contextmanager
-def _sole_filling(job: FillJob, fabric: Ranks) -> Generator[None]:
+def _sole_filling(job: FillJob, ranks: Ranks) -> Generator[None]:
     """Create the folder of a store, and wait until no other process embeds the same list of images into it."""
     with ExitStack() as stack:
         error = ""
         try:
-            if fabric.is_global_zero:
+            if ranks.is_global_zero:
                 place = job.path / hashlib.sha256(job.keys.tobytes()).hexdigest()[:HASH]
                 stack.enter_context(sole_writer(place, what="an embedding of these images", patience=inf))
                 if not (job.path / MODEL).exists():
                     job.model.write(job.path / MODEL)
         except (UserError, OSError) as unwritable:
             error = str(unwritable)
-        if error := fabric.broadcast(error):
+        if error := ranks.broadcast(error):
             raise UnwritableError(error)
         job.check_reachable()
         yield
 
 
-def _compute(job: FillJob, trained: TrainedModel, fabric: Ranks, compute: Compute | None, advance: Advance) -> None:
+def _compute(job: FillJob, trained: TrainedModel, ranks: Ranks, compute: Compute | None, advance: Advance) -> None:
     """Compute the share of this rank."""
     advance(len(job.dataset) - len(job.missing))
-    share = job.numbers()[fabric.global_rank :: fabric.world_size]
+    share = job.numbers()[ranks.global_rank :: ranks.world_size]
     if not share:
         return
     report = _scaled(advance, sum(len(job.rows(part)) for part in share), len(job.missing))
     if compute is None:
-        PartEmbedder(job, trained, fabric)(share, report)
+        PartEmbedder(job, trained, ranks)(share, report)
     else:
         compute(job, share, report)
 
 
-def _wait(job: FillJob, store: VectorStore, fabric: Ranks) -> tuple[Values, list[str]]:
+def _wait(job: FillJob, store: VectorStore, ranks: Ranks) -> tuple[Values, list[str]]:
     """Wait until this rank sees all points; return their rows, and messages on images that could not be read.
 
     A barrier would time out after 30 minutes, and ranks of unequal speed can be further apart than that; if one of
@@ -307,7 +307,7 @@ def _wait(job: FillJob, store: VectorStore, fabric: Ranks) -> tuple[Values, list
         lacking = np.count_nonzero(rows < 0) - len(faults)
         if not lacking:
             return rows, faults
-        if fabric.world_size == 1:
+        if ranks.world_size == 1:
             raise UserError(
                 f"{job.path}: lacks {lacking} points, although a worker has written them; expected a folder that all "
                 "workers can reach under the same path"

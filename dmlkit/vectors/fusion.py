@@ -39,26 +39,26 @@ class ModelChoice:
         """Return the device and ranks on which the model embeds."""
         return start_ranks(self.device or "auto")
 
-    def load(self, run: RunFolder, fabric: Ranks, *, overrides: Sequence[str] = ()) -> TrainedModel:
+    def load(self, run: RunFolder, ranks: Ranks, *, overrides: Sequence[str] = ()) -> TrainedModel:
         """Load the model of a run, with the second one if there is one."""
-        trained = load_model(run, fabric, self.checkpoint, overrides=overrides)
+        trained = load_model(run, ranks, self.checkpoint, overrides=overrides)
         if isinstance(self.fusion, LocalFusion):
             return with_local(trained, self.fusion, str(run.path))
-        return fuse(trained, self.fusion, fabric) if self.fusion else trained
+        return fuse(trained, self.fusion, ranks) if self.fusion else trained
 
 
 OWN_MODEL = ModelChoice()
 """The model that made the points, on the default device."""
 
 
-def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
+def fuse(first: TrainedModel, fusion: Fusion, ranks: Ranks) -> TrainedModel:
     """Return the model that embeds with two runs, see `join`."""
     path = Path(fusion.run)
     if not path.is_dir() and model_name(path) is None:
         raise UserError(
             f"{path}: the second run of this gallery is missing; name it with --with RUN, or put it next to the first"
         )
-    second = load_model(RunFolder(path), fabric, fusion.checkpoint)
+    second = load_model(RunFolder(path), ranks, fusion.checkpoint)
     check_fusible(first, second, path)
     if second.fingerprint != fusion.fingerprint:
         raise UserError(

@@ -99,7 +99,7 @@ def download(address: str) -> Path:
     return Path(folder)
 
 
-def load_hub(folder: Path, fabric: Ranks) -> TrainedModel:
+def load_hub(folder: Path, ranks: Ranks) -> TrainedModel:
     """Load the model of a folder for the Hub, see `is_hub_folder`."""
     config = HubConfig.read(folder / CONFIG)
     recipe = _complete_recipe(folder / RECIPE)
@@ -113,7 +113,7 @@ def load_hub(folder: Path, fabric: Ranks) -> TrainedModel:
     except SafetensorError as error:
         raise UserError(f"{path}: cannot read these weights: {error}; copy the file again") from error
     load_weights(model, weights, path)
-    model = model.to(fabric.device).eval()
+    model = model.to(ranks.device).eval()
     found = model.fingerprint()
     if found != config.model.fingerprint:
         raise UserError(
@@ -121,7 +121,7 @@ def load_hub(folder: Path, fabric: Ranks) -> TrainedModel:
             f"{config.model.fingerprint[:12]}; all files must be of one export: copy the folder again"
         )
     trained = TrainedModel.of(recipe, model, config.model.checkpoint, config.model.epoch)
-    return computed_by(replace(trained, aligned_to=config.aligned_to), fabric)
+    return computed_by(replace(trained, aligned_to=config.aligned_to), ranks)
 
 
 def _complete_recipe(path: Path) -> Recipe:

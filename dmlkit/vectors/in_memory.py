@@ -35,7 +35,7 @@ class Embeddings(NamedTuple):
 
 @torch.inference_mode()
 def embed_dataset(
-    fabric: Ranks,
+    ranks: Ranks,
     model: EmbeddingModel,
     dataset: Dataset,
     transform: TransformConfig | None,
@@ -59,15 +59,15 @@ def embed_dataset(
     if was_training:  # the modes of Lite0's 279 modules take 3 ms to set and restore, a photo 25
         model.eval()
     wanted = range(len(dataset)) if indices is None else indices
-    share = BATCH_IMAGES * -(-len(wanted) // (BATCH_IMAGES * fabric.world_size))
-    start = min(fabric.global_rank * share, len(wanted))
+    share = BATCH_IMAGES * -(-len(wanted) // (BATCH_IMAGES * ranks.world_size))
+    start = min(ranks.global_rank * share, len(wanted))
     loader = evaluation_loader(
         dataset,
         transform,
         indices=wanted[start : start + share],
         batch_size=BATCH_IMAGES,
         workers=workers,
-        pin_memory=fabric.device.type == "cuda",
+        pin_memory=ranks.device.type == "cuda",
     )
     points = torch.zeros(share, model.manifold.point_dim)
     rows = torch.full((share,), -1)
@@ -77,15 +77,15 @@ def embed_dataset(
         faults += batch.faults
         if len(batch.labels):
             into = slice(filled, filled + len(batch.labels))
-            points[into] = model(batch.inputs.to(fabric.device)).float().cpu()
+            points[into] = model(batch.inputs.to(ranks.device)).float().cpu()
             rows[into] = batch.indices
             filled = into.stop
-        advance((len(batch.labels) + len(batch.faults)) * fabric.world_size)
+        advance((len(batch.labels) + len(batch.faults)) * ranks.world_size)
     if was_training:
         model.train()
-    if fabric.world_size > 1:
-        points, rows = (gather_rows(fabric, own.to(fabric.device)).cpu() for own in (points, rows))
-        faults = gather_lists(fabric, faults)
+    if ranks.world_size > 1:
+        points, rows = (gather_rows(ranks, own.to(ranks.device)).cpu() for own in (points, rows))
+        faults = gather_lists(ranks, faults)
     kept = rows >= 0
     points, rows = points[kept], rows[kept]
     check_points(model.manifold, points, lambda row: str(dataset.paths[int(rows[row])]), UNSOUND)
@@ -94,7 +94,7 @@ def embed_dataset(
 
 def embed_images(
     trained: TrainedModel,
-    fabric: Ranks,
+    ranks: Ranks,
     dataset: Dataset,
     source: str,
     bar: Bar = no_bar,
@@ -102,7 +102,7 @@ def embed_images(
 ) -> Embeddings:
     """Embed the images of a dataset that are not known; those that cannot be read are reported in the result."""
     if trained.fusion is not None and known is None:
-        return fused(trained, [embed_images(one, fabric, dataset, source, bar) for one in trained.members])
+        return fused(trained, [embed_images(one, ranks, dataset, source, bar) for one in trained.members])
     dataset.limit(trained.recipe.dataset.max_pixels)
     missing: Sequence[int] = range(len(dataset))
     if known is not None:
@@ -111,7 +111,7 @@ def embed_images(
             return known
     with bar(EMBEDDING, len(missing)) as advance:
         found = embed_dataset(
-            fabric,
+            ranks,
             trained.model_of_few if len(missing) <= BATCH_IMAGES else trained.model,
             dataset,
             trained.recipe.transform,

@@ -25,7 +25,7 @@ LEAST_CELLS = 64  # of a map: on the 5 x 5 cells of the last map of Lite0 at 160
 BLOCK = 256  # images whose patches are centered at once
 
 
-def maps_of(trained: TrainedModel, fabric: Ranks, dataset: Dataset, rows: Tensor, bar: Bar = no_bar) -> Tensor:
+def maps_of(trained: TrainedModel, ranks: Ranks, dataset: Dataset, rows: Tensor, bar: Bar = no_bar) -> Tensor:
     """Return the cells (N, P, C) float16 of the maps of images, from which `centered` makes features of patches.
 
     They are those of the last map of a block of convolutions with at least `LEAST_CELLS` cells, or the tokens of a
@@ -36,10 +36,10 @@ def maps_of(trained: TrainedModel, fabric: Ranks, dataset: Dataset, rows: Tensor
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--with {LOCAL}: matches patches of images, got {trained.samples.name}s; leave it out")
-    require_one_process(LOCAL, fabric)
+    require_one_process(LOCAL, ranks)
     with bar("features of patches", len(rows)) as advance, kept_maps(trained.model) as maps:
         embed_dataset(
-            fabric,
+            ranks,
             trained.model,
             dataset,
             trained.recipe.transform,
@@ -90,13 +90,13 @@ def centered(maps: Tensor, mean: Tensor) -> Tensor:
 
 
 def features_of(
-    local: LocalFusion, trained: TrainedModel, fabric: Ranks, dataset: Dataset, rows: Tensor, bar: Bar = no_bar
+    local: LocalFusion, trained: TrainedModel, ranks: Ranks, dataset: Dataset, rows: Tensor, bar: Bar = no_bar
 ) -> Tensor:
     """Return the local features (N, P, C) float16 of images, to be compared with others of the same fusion."""
     if local.run == SIFT:
-        require_one_process(SIFT, fabric)
+        require_one_process(SIFT, ranks)
         return keypoints_of(dataset, rows, bar).packed
-    return centered(maps_of(trained, fabric, dataset, rows, bar), torch.tensor(local.mean))
+    return centered(maps_of(trained, ranks, dataset, rows, bar), torch.tensor(local.mean))
 
 
 @contextmanager
@@ -115,10 +115,10 @@ def batch_features(
         yield lambda _: centered(maps.pop(), mean)
 
 
-def require_one_process(kind: str, fabric: Ranks) -> None:
+def require_one_process(kind: str, ranks: Ranks) -> None:
     """Raise a `UserError` if there are several processes."""
-    if fabric.world_size > 1:
-        raise UserError(f"--with {kind}: runs in one process, got {fabric.world_size}; start it without ranks")
+    if ranks.world_size > 1:
+        raise UserError(f"--with {kind}: runs in one process, got {ranks.world_size}; start it without ranks")
 
 
 KEYPOINT_SIDE = 320  # pixels; larger images are reduced

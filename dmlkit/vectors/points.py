@@ -236,7 +236,7 @@ def in_memory(points: PointSet) -> PointsInMemory:
     return PointsInMemory(points.source, points.manifold, read, *known, origin=points)
 
 
-def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> TrainedModel:
+def load_same_model(searched: PointSet, model: ModelChoice, ranks: Ranks) -> TrainedModel:
     """Return the model that made points.
 
     Args:
@@ -256,7 +256,7 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
         second = find_run(Path(manifest.fusion.run), run)
         fusion = manifest.fusion.model_copy(update={} if second is None else {"run": str(second)})
     same = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=fusion)
-    trained = same.load(RunFolder(run), fabric)
+    trained = same.load(RunFolder(run), ranks)
     if manifest.features < trained.recipe.embedding_dim and not trained.fusion and not trained.computation:
         with suppress(UserError):  # of `dmlkit embed --dims`, unless it is another model, which is reported below
             trained = shortened(trained, manifest.features)

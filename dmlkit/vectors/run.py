@@ -111,11 +111,11 @@ def embed(
     """
     options.check(images, split)
     engine, dims = choose_engine(options.engine), options.dims
-    fabric = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
+    ranks = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
-    if options.checkpoint is None and fabric.is_global_zero:
+    if options.checkpoint is None and ranks.is_global_zero:
         folder.warn_of_loss()
-    trained = load_model(folder, fabric, options.checkpoint, overrides=options.overrides)
+    trained = load_model(folder, ranks, options.checkpoint, overrides=options.overrides)
     trained = trained if dims is None else _short(trained, dims, engine)
     source = str(images) if split is None else f"{trained.recipe.dataset.name}:{split}"
     place = output or output_of(folder, images, split, trained.checkpoint, dims)
@@ -134,14 +134,14 @@ def embed(
         warn_once(line)
     way = "name their folder with --root, or skip such images with --skip-bad-images"
     refuse_missing(dataset, "skip" if skip else "error", source, way)
-    home = fabric.broadcast(_home(folder, place) if fabric.is_global_zero else place)
+    home = ranks.broadcast(_home(folder, place) if ranks.is_global_zero else place)
     with RayWorkers.started(device) if engine == "ray" else nullcontext() as workers:
         model = stored_model(trained, workers.device if workers else "")
         keys = image_keys(dataset, trained.recipe.dataset)
         job = FillJob(dataset, keys, home, model, exact=split is not None, skip_bad_images=skip)
         compute = None if workers is None else partial(workers.compute, run, trained.checkpoint)
-        filled = fill(job, trained, fabric, bar=bar, compute=compute)
-    if not fabric.is_global_zero:
+        filled = fill(job, trained, ranks, bar=bar, compute=compute)
+    if not ranks.is_global_zero:
         return None
     if filled.known:
         is_all = filled.known == len(dataset)
@@ -356,11 +356,11 @@ class RayWorker:
         try:
             os.chdir(folder)
             given: FillJob = ray.get(job)
-            fabric = start_ranks(device)
-            trained = load_model(RunFolder(run), fabric, checkpoint)
+            ranks = start_ranks(device)
+            trained = load_model(RunFolder(run), ranks, checkpoint)
             job = replace(given, model=stored_model(trained))  # of another version of a package it is another folder
             job.check_reachable()
-            self.embed = PartEmbedder(job, trained, fabric, workers=processors if device == "cuda" else 0)
+            self.embed = PartEmbedder(job, trained, ranks, workers=processors if device == "cuda" else 0)
         except (UserError, OSError) as error:  # reported by the first call: Ray would retry forever
             self.fault = f"a Ray worker cannot start: {error}"
 

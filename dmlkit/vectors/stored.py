@@ -23,7 +23,7 @@ from dmlkit.vectors.trained import TrainedModel
 
 
 def split_embeddings(
-    run: RunFolder, trained: TrainedModel, fabric: Ranks, dataset: Dataset, split: Split, *, bar: Bar = no_bar
+    run: RunFolder, trained: TrainedModel, ranks: Ranks, dataset: Dataset, split: Split, *, bar: Bar = no_bar
 ) -> Embeddings:
     """Return the embeddings of a split of a run; what the run's store lacks is embedded into it.
 
@@ -32,11 +32,11 @@ def split_embeddings(
     layers, only the other layers are computed.
 
     Args:
-        fabric: the device, and the ranks; the first one reads the store.
+        ranks: the device, and the ranks; the first one reads the store.
     """
     if trained.fusion is not None:
         homes = [(one.run or run, one) for one in trained.members]
-        return fused(trained, [split_embeddings(home, one, fabric, dataset, split, bar=bar) for home, one in homes])
+        return fused(trained, [split_embeddings(home, one, ranks, dataset, split, bar=bar) for home, one in homes])
     source, keys = f"the {split} split of {run.path}", image_keys(dataset, trained.recipe.dataset)
 
     def compute(job: FillJob, numbers: list[int], advance: Advance) -> None:
@@ -46,15 +46,15 @@ def split_embeddings(
             recipe = trained.recipe.model_copy(update={"transform": None})
             part = trained_part(trained.recipe, trained.model).to(trained.device).eval()
             job, model = replace(job, dataset=features), TrainedModel.of(recipe, part)
-        PartEmbedder(job, model, fabric)(numbers, advance)
+        PartEmbedder(job, model, ranks)(numbers, advance)
 
     job = FillJob(dataset, keys, run.vectors, stored_model(trained))
     try:
-        filled = fill(job, trained, fabric, bar=bar, compute=compute)
+        filled = fill(job, trained, ranks, bar=bar, compute=compute)
     except UnwritableError as error:
         reason = str(error).partition(";")[0]
         warn(f"{reason}; the embeddings are not stored, and the next command embeds the images again")
-        return embed_images(trained, fabric, dataset, source, bar)
+        return embed_images(trained, ranks, dataset, source, bar)
     refuse_nothing_read(len(dataset) - len(filled.faults), filled.faults, source)
     return _read(filled.store, filled.rows, dataset, filled.faults)
 
@@ -65,21 +65,21 @@ def _read(store: VectorStore, rows: Values, dataset: Dataset, faults: list[str])
     return Embeddings(store.points_at(rows[rows >= 0]), dataset.labels[indices], indices, faults)
 
 
-def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
+def embed_files(trained: TrainedModel, ranks: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
     """Embed images, but read the points of those that the model's run has.
 
     They are equal to the bit to those computed in the same batches; in others they differ by rounding. Patches of a
     model that computes them are computed with the points, so that no image passes the network twice.
     """
     if trained.local is not None and trained.local.run == LOCAL:
-        require_one_process(LOCAL, fabric)
+        require_one_process(LOCAL, ranks)
         with kept_maps(trained.model) as maps:
-            found = embed_images(trained, fabric, dataset, source, bar)
+            found = embed_images(trained, ranks, dataset, source, bar)
         return found._replace(local=centered(torch.cat(maps), torch.tensor(trained.local.mean)))
     if trained.fusion is not None:
-        return fused(trained, [embed_files(one, fabric, dataset, source, bar) for one in trained.members])
-    known = known_points(trained, dataset) if fabric.is_global_zero else None
-    return embed_images(trained, fabric, dataset, source, bar, fabric.broadcast(known))
+        return fused(trained, [embed_files(one, ranks, dataset, source, bar) for one in trained.members])
+    known = known_points(trained, dataset) if ranks.is_global_zero else None
+    return embed_images(trained, ranks, dataset, source, bar, ranks.broadcast(known))
 
 
 def known_points(trained: TrainedModel, dataset: Dataset) -> Embeddings | None:

@@ -95,7 +95,7 @@ class TrainedModel(Network):
 
 def load_model(
     run: RunFolder,
-    fabric: Ranks,
+    ranks: Ranks,
     checkpoint: CheckpointName | None = None,
     *,
     overrides: Sequence[str] = (),
@@ -119,10 +119,10 @@ def load_model(
         has_pixels = samples_named(recipe.dataset.sample).has_pixels
         num_features = None if has_pixels else run.load_checkpoint(run.best_or_last())["num_features"]
         with files_of_run(run):
-            trained = pretrained_model(recipe, num_features, fabric, merged=merged)
-        return computed_by(replace(trained, run=run), fabric) if merged else trained
+            trained = pretrained_model(recipe, num_features, ranks, merged=merged)
+        return computed_by(replace(trained, run=run), ranks) if merged else trained
     state, path = run.load_checkpoint(checkpoint), run.checkpoint_path(checkpoint)
-    device, weights, num_features = fabric.device, state["model"], state.get("num_features")
+    device, weights, num_features = ranks.device, state["model"], state.get("num_features")
 
     @cache
     def build() -> EmbeddingModel:
@@ -153,8 +153,8 @@ def load_model(
         run=run,
         aligned_to=state.get(ALIGNED),
     )
-    if not merged or fabric.engine or not has_operators(trained):
-        return computed_by(trained, fabric) if merged else trained
+    if not merged or ranks.engine or not has_operators(trained):
+        return computed_by(trained, ranks) if merged else trained
 
     def few() -> EmbeddingModel:
         kept = None if build.cache_info().currsize else kept_operators(trained)
@@ -163,7 +163,7 @@ def load_model(
     return replace(trained, few=few, recorded=trained.recorded or kept_fingerprint(trained))
 
 
-def pretrained_model(recipe: Recipe, num_features: int | None, fabric: Ranks, *, merged: bool = True) -> TrainedModel:
+def pretrained_model(recipe: Recipe, num_features: int | None, ranks: Ranks, *, merged: bool = True) -> TrainedModel:
     """Return the checkpoint ``pretrained`` of a recipe: its backbone before the first step, without the head.
 
     Its points are the pooled features as unit vectors, compared by their cosine. Without pretrained weights the
@@ -178,7 +178,7 @@ def pretrained_model(recipe: Recipe, num_features: int | None, fabric: Ranks, *,
         model = build_model(recipe, num_features)
     if merged:
         model.backbone.merge()
-    return without_head(recipe, model.to(fabric.device))
+    return without_head(recipe, model.to(ranks.device))
 
 
 def without_head(recipe: Recipe, model: EmbeddingModel) -> TrainedModel:
@@ -189,16 +189,16 @@ def without_head(recipe: Recipe, model: EmbeddingModel) -> TrainedModel:
     return TrainedModel.of(recipe, alone, "pretrained")
 
 
-def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
+def computed_by(trained: TrainedModel, ranks: Ranks) -> TrainedModel:
     """Return a model as the engine of a device computes it, see `dmlkit.vectors.computation`.
 
     Where its embeddings do not agree with those of torch in float32 it is another model, with a fingerprint of its own:
     so neither are they compared with each other, nor is a threshold of the one used for the other.
     """
-    if not fabric.engine:
+    if not ranks.engine:
         return trained
-    option = f"--device {trained.device.type}+{fabric.engine}"
-    accelerated = accelerate(trained, fabric.engine, option)
+    option = f"--device {trained.device.type}+{ranks.engine}"
+    accelerated = accelerate(trained, ranks.engine, option)
     if accelerated is None:
         return trained
     model, comparison = accelerated

@@ -127,10 +127,10 @@ def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
     recipe.write_text(RECIPE.format(file=config.file))
     result = dmlkit("train", recipe, "-o", tmp_path / "run", "--device", "cpu")
     assert result.code == 0, result.err
-    run, fabric = RunFolder(tmp_path / "run"), start_ranks("cpu")
-    trained = load_model(run, fabric)
+    run, ranks = RunFolder(tmp_path / "run"), start_ranks("cpu")
+    trained = load_model(run, ranks)
     dataset = trained.recipe.dataset.build("test")
-    points = split_embeddings(run, trained, fabric, dataset, "test").points
+    points = split_embeddings(run, trained, ranks, dataset, "test").points
     names = [dataset.class_names[label] for label in dataset.labels.tolist()]
     known = sorted(labels_of((*names,)))
     matrix = torch.tensor([[label in name.split("|") for label in known] for name in names])

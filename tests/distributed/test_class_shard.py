@@ -13,7 +13,7 @@ from dmlkit.losses.proxies import proxy_loss
 from dmlkit.losses.proxies.informative import InformativeOptions
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.manifolds import Sphere
-from tests.processes import start_ranks
+from tests.processes import run_on_ranks
 
 WEIGHTED = "weighted proxy_nca"
 CLASSES, DIM, BATCH = 47, 8, 12  # no number of ranks divides 47, and a rank's part of them is more than a batch
@@ -110,7 +110,7 @@ SHARDED = sorted(name for name, variant in LossConfig.variants.items() if varian
 
 @pytest.fixture(scope="module")
 def distances() -> dict[int, dict[str, float]]:
-    return {ranks: json.loads(start_ranks(ranks, print_distances)[0].splitlines()[-1]) for ranks in (2, 3)}
+    return {ranks: json.loads(run_on_ranks(ranks, print_distances)[0].splitlines()[-1]) for ranks in (2, 3)}
 
 
 @pytest.mark.slow

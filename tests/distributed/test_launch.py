@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dmlkit.distributed import launch
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from tests.processes import Forked
 
@@ -40,7 +40,7 @@ def test_memory_that_was_freed_is_used_again_without_page_faults():
 
 def test_half_precision_of_16_bits_needs_a_gpu():
     with pytest.raises(UserError, match="fp16 needs a GPU"):
-        start_fabric("cpu", "fp16")
+        start_ranks("cpu", "fp16")
 
 
 COMPLETE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -62,14 +62,14 @@ def test_half_of_torchruns_variables_are_told_at_once_t15_t16(monkeypatch: pytes
     for name, value in (COMPLETE | change).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=re.escape(told)):
-        start_fabric("cpu")
+        start_ranks("cpu")
 
 
 def test_a_job_of_slurm_with_several_tasks_is_one_process_t15(monkeypatch: pytest.MonkeyPatch):
     job = {"NTASKS": "4", "JOB_NAME": "x", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_NODELIST": "localhost"}
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert start_fabric("cpu").world_size == 1
+    assert start_ranks("cpu").world_size == 1
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -85,5 +85,5 @@ def test_a_wait_for_ranks_is_told_and_ends_t16(rank: str, monkeypatch: pytest.Mo
     where = f"WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}"
     told = f"not all of 2 ranks have joined within 1 seconds ({where}); start all ranks"
     with pytest.raises(UserError, match=re.escape(told)):
-        start_fabric("cpu")
+        start_ranks("cpu")
     assert f"waiting for the other ranks, for at most 1 seconds: {where}" in caplog.text

@@ -14,7 +14,7 @@ from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import END, ROOT
 from tests.datasets import trees
 from tests.distributed.tiny_runs import RECIPE, SHARED_OUT, TUNED, train_all
-from tests.processes import command_line, start_ranks
+from tests.processes import command_line, run_on_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -23,9 +23,9 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    start_ranks(1, train_all, folder / "one")
-    start_ranks(2, train_all, folder / "two", folder / "one" / "stopped")
-    start_ranks(1, train_all, folder / "two", folder / "two" / "stopped")
+    run_on_ranks(1, train_all, folder / "one")
+    run_on_ranks(2, train_all, folder / "two", folder / "one" / "stopped")
+    run_on_ranks(1, train_all, folder / "two", folder / "two" / "stopped")
     return folder
 
 
@@ -91,7 +91,7 @@ def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp
     assert run.returncode == 0 and told.count("epoch 4/4") == 1, told
     assert "exitcode: -9" in told and "Traceback" not in told, told  # torchrun says what happened
     assert "joined at its end: True" not in told and told.count("joined at its end: False") >= 2, told
-    start_ranks(2, command_line, *words, str(tmp_path / "unbroken"))
+    run_on_ranks(2, command_line, *words, str(tmp_path / "unbroken"))
     assert_same_weights(tmp_path / "killed", tmp_path / "unbroken", atol=0)
     epochs = [row.epoch for row in RunFolder(tmp_path / "killed").read_metrics()]
     assert epochs == [1, 2, 3, 4]
@@ -111,7 +111,7 @@ def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path, accumulate: int
     def train(ranks: int, batch_size: int, output: Path):
         sampler = f"sampler={{name: random, batch_size: {batch_size}}}"
         words = ("train", str(recipe), "--device", "cpu", "--set", sampler, "--set", steps, "--output", str(output))
-        assert "1 image could not be read" in start_ranks(ranks, command_line, *words)[0]
+        assert "1 image could not be read" in run_on_ranks(ranks, command_line, *words)[0]
 
     train(1, 4, tmp_path / "one")
     train(2, 4, tmp_path / "two")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.losses.base import LossConfig
 from dmlkit.recipe.file import parse_recipe
@@ -74,21 +74,21 @@ def train_all(output: Path, *continued: Path) -> None:
     """Every loss and tuning into ``output``, where it is not there yet, after the runs that were stopped."""
     torch.set_num_threads(1)
     is_there = output.exists()  # before the ranks meet: afterwards the first one may have created it
-    fabric = start_fabric("cpu")
+    ranks = start_ranks("cpu")
     lighten()
     for path in continued:
-        train(recipe_of("mpa", RESUMED), path, device=fabric, resume=True)
+        train(recipe_of("mpa", RESUMED), path, device=ranks, resume=True)
     if is_there:
         return
     for name in sorted(LossConfig.variants):
-        train(recipe_of(name), output / name, device=fabric)
-        if name in SHARED_OUT and fabric.world_size > 1:
-            train(recipe_of(name, SHARDED), output / f"{name} sharded", device=fabric)
+        train(recipe_of(name), output / name, device=ranks)
+        if name in SHARED_OUT and ranks.world_size > 1:
+            train(recipe_of(name, SHARDED), output / f"{name} sharded", device=ranks)
     for name, override in TUNED.items():
-        train(recipe_of("proxy_anchor", (override,)), output / name, device=fabric)
-    train(recipe_of("proxy_isa", (*ACCUMULATED, "loss.delay=0.5")), output / "accumulated", device=fabric)
-    train(recipe_of("multi_similarity", CHUNKED), output / "chunked", device=fabric)
-    train(recipe_of("multi_similarity", HARD), output / "hard classes", device=fabric)
-    train(recipe_of("mpa", RESUMED), output / "unbroken", device=fabric)
+        train(recipe_of("proxy_anchor", (override,)), output / name, device=ranks)
+    train(recipe_of("proxy_isa", (*ACCUMULATED, "loss.delay=0.5")), output / "accumulated", device=ranks)
+    train(recipe_of("multi_similarity", CHUNKED), output / "chunked", device=ranks)
+    train(recipe_of("multi_similarity", HARD), output / "hard classes", device=ranks)
+    train(recipe_of("mpa", RESUMED), output / "unbroken", device=ranks)
     with suppress(TrainingStoppedError):
-        train(recipe_of("mpa", RESUMED), output / "stopped", device=fabric, progress=Stopper())
+        train(recipe_of("mpa", RESUMED), output / "stopped", device=ranks, progress=Stopper())

@@ -36,7 +36,7 @@ def test_only_the_first_rank_prints(dmlkit, tmp_path, monkeypatch):
     for name in ("recipe.yaml", "environment.json"):
         (tmp_path / name).touch()
     monkeypatch.setattr(
-        evaluate, "tell_run", lambda source, fabric, shown, *_: shown.console.print("embedding: 9 of 99")
+        evaluate, "tell_run", lambda source, ranks, shown, *_: shown.console.print("embedding: 9 of 99")
     )
     for is_first, printed in ((True, "embedding: 9 of 99\n"), (False, "")):
         rank = SimpleNamespace(is_global_zero=is_first)

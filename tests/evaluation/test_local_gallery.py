@@ -51,7 +51,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(patches_run: Path) -> ModelChoice:
     """The run with patches."""
-    fusion = choose_second(patches_run, Path("local"), fabric=start_ranks("cpu"))
+    fusion = choose_second(patches_run, Path("local"), ranks=start_ranks("cpu"))
     return ModelChoice(fusion=fusion.model_copy(update={"share": 0.4}), device="cpu")  # so that they count
 
 
@@ -352,7 +352,7 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
     (tmp_path / "pairs.csv").write_text("a,b\n" + "".join(f"{first},{other}\n" for other in others))
     words = ("verify", run, tmp_path / "pairs.csv", "--with", "local", "--json", "--device", "cpu")
     found = json.loads(dmlkit(*words).out)
-    fusion = choose_second(run, Path("local"), fabric=start_ranks("cpu"))
+    fusion = choose_second(run, Path("local"), ranks=start_ranks("cpu"))
     assert isinstance(fusion, LocalFusion) and found["fusion"] == fusion.weight.model_dump(mode="json")
     assert found["similarity"] == "cosine_and_matches"
 

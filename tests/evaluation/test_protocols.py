@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.evaluation.compare import short_names
 from dmlkit.evaluation.evaluate import SecondScoring, evaluate, score_dataset, score_split
 from dmlkit.evaluation.report import Report
@@ -140,9 +140,9 @@ def test_queries_search_the_gallery_alone(make: Callable[[Path], dict[str, Any]]
     recipe = recipe_of(make(tmp_path))
     dataset = recipe.dataset.build("test")
     torch.manual_seed(0)
-    model, fabric = build_model(recipe).eval(), start_fabric("cpu")
-    report = Report.of(evaluate(fabric, model, dataset, recipe, split="test"), "run", "test")
-    points = embed_dataset(fabric, model, dataset, recipe.transform, workers=0).points
+    model, ranks = build_model(recipe).eval(), start_ranks("cpu")
+    report = Report.of(evaluate(ranks, model, dataset, recipe, split="test"), "run", "test")
+    points = embed_dataset(ranks, model, dataset, recipe.transform, workers=0).points
     assert dataset.query is not None and dataset.gallery is not None
     hits = []
     for query in dataset.query.nonzero()[:, 0].tolist():
@@ -204,12 +204,12 @@ def test_cmc_and_map_with_and_without_re_ranking(market: Path):
         "training": {"select_by": "map", "workers": 0},
     }
     recipe, method = Recipe.model_validate(options), KReciprocal(k1=6, k2=3)
-    dataset, fabric = recipe.dataset.build("test"), start_fabric("cpu")
+    dataset, ranks = recipe.dataset.build("test"), start_ranks("cpu")
     torch.manual_seed(0)
     model = build_model(recipe).eval()
-    embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=0)
+    embeddings = embed_dataset(ranks, model, dataset, recipe.transform, workers=0)
     trained = TrainedModel.of(recipe, model)
-    found = score_split(fabric, trained, embeddings, dataset, split="test", second=SecondScoring(rerank=method))
+    found = score_split(ranks, trained, embeddings, dataset, split="test", second=SecondScoring(rerank=method))
     assert dataset.query is not None and dataset.gallery is not None and found.alternative is not None
     names = [Path(dataset.key(index)).name for index in range(len(dataset))]
     queries, items = ([names[row] for row in side.nonzero()[:, 0]] for side in (dataset.query, dataset.gallery))
@@ -222,7 +222,7 @@ def test_cmc_and_map_with_and_without_re_ranking(market: Path):
     assert "1 of 13 queries are left out" in found.scores.notes[0]
     junk = [note for note in found.scores.notes if "in their own group alone" in note]
     assert junk == ["all of them have images of their class in their own group alone, so they are not scored"]
-    assert evaluate(fabric, model, dataset, recipe, split="test").scores.values == found.scores.values
+    assert evaluate(ranks, model, dataset, recipe, split="test").scores.values == found.scores.values
 
 
 def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: Path, dmlkit: Callable[..., Result]):

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dmlkit.run_folder.folder import RunFolder
-from tests.processes import command_line, start_ranks
+from tests.processes import command_line, run_on_ranks
 
 
 def test_the_command_explains_the_score_of_search(dmlkit, trained_run: Path, tmp_path: Path):
@@ -37,5 +37,5 @@ def test_one_of_two_ranks_prints(trained_run: Path, tmp_path: Path):
     image, output = tmp_path / "a.png", tmp_path / "why.png"
     Image.new("RGB", (32, 32), "red").save(image)
     words = ("why", trained_run, image, image, "-o", output, "--device", "cpu")
-    printed = start_ranks(2, command_line, *map(str, words))
+    printed = run_on_ranks(2, command_line, *map(str, words))
     assert "".join(printed).count(f"written to {output}") == 1 and output.exists()

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from dmlkit.backbones.small_cnn import SmallCNN
 from dmlkit.datasets.files.image import read_image
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.export.model import ModelManifest
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.manifest import Description
@@ -30,13 +30,13 @@ def run(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
-    train(recipe, folder, device=start_fabric("cpu"))
+    train(recipe, folder, device=start_ranks("cpu"))
     return folder
 
 
 def expected_embeddings(run: Path) -> tuple[np.ndarray, list[str], list[str]]:
     """One image at a time, straight through the model."""
-    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    trained = load_model(RunFolder(run), start_ranks("cpu"))
     dataset = trained.recipe.dataset.build("test")
     with torch.no_grad():
         points = [trained.model(dataset.sample(index)[None])[0].numpy() for index in range(len(dataset))]
@@ -66,7 +66,7 @@ def test_embeddings_equal_the_model_and_keep_their_order(run, embeddings):
     assert list(manifest) == [*keys.split(), "source", "count", "skipped", "threshold", "run", "checksums"]
     assert manifest["manifold"]["name"] == "sphere" and manifest["dim"] == 8 and manifest["count"] == 36
     assert manifest["preprocessing"]["size"] == 16
-    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    trained = load_model(RunFolder(run), start_ranks("cpu"))
     assert manifest["model"]["fingerprint"] == trained.model.fingerprint()
 
 
@@ -84,7 +84,7 @@ def test_a_folder_of_images_with_bad_ones_left_out(dmlkit, run, tmp_path):
     assert items["label"] == [None, None, "sub"] and items["id"] == [0, 1, 2]
     found = np.load(tmp_path / "out" / "embeddings.npy", mmap_mode="r")
     assert found.shape == (3, 8)
-    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    trained = load_model(RunFolder(run), start_ranks("cpu"))
     transform = trained.recipe.transform.evaluation()
     with torch.no_grad():
         last = trained.model(transform(read_image(images / "sub" / "a.jpg"))[None])
@@ -188,7 +188,7 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name, monkeyp
     assert len(traces) == (name != "safetensors")
     assert result.code == 0 and "agrees with the run on 16 images" in result.out
     points, _, _ = expected_embeddings(run)
-    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    trained = load_model(RunFolder(run), start_ranks("cpu"))
     dataset = trained.recipe.dataset.build("test")
     images = torch.stack([dataset.sample(index) for index in range(5)])
     whole = images.permute(0, 2, 3, 1).contiguous()
@@ -266,7 +266,7 @@ def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch, one, m
     from dmlkit.errors import UserError
     from dmlkit.export.model import export_model
 
-    trained = load_model(RunFolder(run), start_fabric("cpu"))
+    trained = load_model(RunFolder(run), start_ranks("cpu"))
 
     def answer(batch: torch.Tensor) -> torch.Tensor:
         if len(batch) == 1:
@@ -287,7 +287,7 @@ def test_squares_and_fewer_coordinates(dmlkit, run, tmp_path):
     words = ("export", run, "--format", "onnx", "-o", target)
     assert dmlkit(*words, "--input", "squares", "--dims", "3").code == 0
     session = onnxruntime.InferenceSession(target)
-    dataset = load_model(RunFolder(run), start_fabric("cpu")).recipe.dataset.build("test")
+    dataset = load_model(RunFolder(run), start_ranks("cpu")).recipe.dataset.build("test")
     found = session.run(None, {"images": torch.stack([dataset.sample(index) for index in range(5)]).numpy()})[0]
     kept = expected_embeddings(run)[0][:5, :3]
     np.testing.assert_allclose(found, kept / np.linalg.norm(kept, axis=1, keepdims=True), atol=1e-5)

@@ -102,9 +102,9 @@ def test_a_tracker_gives_floats_to_a_smaller_file(run: Path, tmp_path: Path, dml
 @pytest.mark.slow
 def test_points_of_a_curved_space_are_on_it(trained_once: Callable[..., Path], tmp_path: Path, monkeypatch):
     run = RunFolder(trained_once(tmp_path, ON_THE_BALL))
-    fabric = start_ranks("cpu")
-    trained = load_model(run, fabric)
-    lowered = lower(run, trained, "int8", fabric)
+    ranks = start_ranks("cpu")
+    trained = load_model(run, ranks)
+    lowered = lower(run, trained, "int8", ranks)
     inputs = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
     points = lowered.trained.model(inputs)
     assert float(points.norm(dim=1).max()) < 1 and trained.manifold.distance_off(points).max() <= 1e-5
@@ -116,7 +116,7 @@ def test_points_of_a_curved_space_are_on_it(trained_once: Callable[..., Path], t
     traced_before(monkeypatch, lowered.graph)
     monkeypatch.setattr("dmlkit.export.precision.to_int8", lambda *_: lowered.graph)
     with pytest.raises(UserError, match=r"--precision int8: training image 0: .* too coarse for .* \(poincare\)"):
-        lower(run, trained, "int8", fabric)
+        lower(run, trained, "int8", ranks)
 
 
 @pytest.mark.slow

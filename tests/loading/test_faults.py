@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.train import train
 from tests.datasets import trees
@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     (home / "recipe.yaml").write_text(RECIPE.format(root=photos(home / "photos")))
     recipe = read_recipe(home / "recipe.yaml", ["training.epochs=1"])
-    train(recipe, home / "run", device=start_fabric("cpu"))
+    train(recipe, home / "run", device=start_ranks("cpu"))
     return home
 
 

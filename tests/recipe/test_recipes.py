@@ -14,7 +14,7 @@ import torch
 from dmlkit.backbones import SmallCNN
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.datasets import GlyphsConfig
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.overrides import find_recipes
 from dmlkit.recipe.schema import Recipe
@@ -86,7 +86,7 @@ def test_every_row_of_a_recipe_is_valid(path: Path):
 @pytest.mark.parametrize("path", METHODS, ids=name)
 def test_every_method_takes_steps(path: Path, tmp_path: Path):
     """Three epochs of two steps: Proxy-ISA's memory and filter, warm-ups and the end of freezing included."""
-    train(miniature(read_recipe(path)), tmp_path / "run", device=start_fabric("cpu"))
+    train(miniature(read_recipe(path)), tmp_path / "run", device=start_ranks("cpu"))
     epochs = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(epochs) == 3 and all(abs(epoch["loss"]) < float("inf") for epoch in epochs)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.manifolds import Poincare, Sphere
 from dmlkit.recipe.file import read_recipe
@@ -105,7 +105,7 @@ def test_a_teacher_of_another_width_embeds_the_training_images_and_resuming_chan
     recipe = read_recipe(recipe_with(tmp_path, text), ["embedding_dim=5", "training.epochs=2"])
     train(recipe, tmp_path / "whole", device="cpu")
     experiment = assemble(recipe)
-    teach(experiment, start_fabric("cpu"), Silent())
+    teach(experiment, start_ranks("cpu"), Silent())
     train_split = recipe.dataset.build("train")
     pixels = [train_split.sample(row).permute(1, 2, 0).numpy() for row in range(len(train_split))]
     points = experiment.objective.regularizers[0].points
@@ -147,7 +147,7 @@ def test_the_space_is_that_of_the_older_run_and_stays_so(tmp_path: Path):
         ("{name: poincare}", r"another space \(manifold.curvature: was .*, now -1.0; .*learnable_curvature: was True"),
     ):
         with pytest.raises(UserError, match=message):
-            teach(assemble(read_recipe(recipe, [f"manifold={space}"])), start_fabric("cpu"), Silent())
+            teach(assemble(read_recipe(recipe, [f"manifold={space}"])), start_ranks("cpu"), Silent())
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dmlkit.datasets import TableConfig
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.gallery.change import create_gallery
@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path
         result = dmlkit(*train, *words)
         assert result.code == 2 and message in result.err and not (reviewed / "new").exists()
     with pytest.raises(UserError, match="was not trained on a table"):
-        compare_on_answers(reviewed / "review", RunFolder(place / "run"), start_fabric("cpu"))
+        compare_on_answers(reviewed / "review", RunFolder(place / "run"), start_ranks("cpu"))
 
 
 def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Path, tmp_path: Path):  # noqa: F811

@@ -96,7 +96,7 @@ def test_what_a_killed_overwrite_left_is_no_part_of_a_resumed_run(dmlkit, tiny_r
 def test_a_stopped_overwrite_is_continued_by_resume_in_its_place(dmlkit, tiny_recipe: Path, tmp_path, monkeypatch):
     run = tmp_path / "run"
     assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
-    monkeypatch.setattr(StopRequest, "is_known", lambda self, fabric: True)
+    monkeypatch.setattr(StopRequest, "is_known", lambda self, ranks: True)
     words = ("train", tiny_recipe, "-o", run, "--device", "cpu")
     result = dmlkit(*words, "--overwrite")
     assert result.code == 130

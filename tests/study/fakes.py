@@ -75,7 +75,7 @@ class Trained:
         self.tell, self.before = tell, before
         self.folders: list[Path] = []
 
-    def __call__(self, protocol: str, recipe: Recipe, folder: Path, fabric: Any, progress: Any) -> Any:
+    def __call__(self, protocol: str, recipe: Recipe, folder: Path, ranks: Any, progress: Any) -> Any:
         run = RunFolder(folder)
         if not run.summary_path.exists():
             self.before(len(self.folders))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dmlkit.datasets.base import class_fold
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
@@ -43,18 +43,18 @@ def test_fold_sizes_of_the_benchmarks(classes, sizes):
 
 def test_reality_check_trains_and_reports_what_it_says(recipe, tmp_path):
     # a recipe that otherwise trains on all classes: the protocol cuts its own fold for validation
-    base, fabric = read_recipe(recipe, ["dataset.validation_fraction=0"]), start_fabric("cpu")
+    base, ranks = read_recipe(recipe, ["dataset.validation_fraction=0"]), start_ranks("cpu")
     for repeat in range(2):
         seeded = base.model_copy(update={"seed": 3 + repeat})
-        figures = run_once("reality_check", seeded, tmp_path / f"repeat-{repeat}", fabric, lambda *_: Silent())
+        figures = run_once("reality_check", seeded, tmp_path / f"repeat-{repeat}", ranks, lambda *_: Silent())
         parts, separated = [], []
         for fold in range(4):
             run = RunFolder(tmp_path / f"repeat-{repeat}" / f"fold-{fold}")
-            trained = load_model(run, fabric, "best")
+            trained = load_model(run, ranks, "best")
             assert (trained.recipe.seed, trained.recipe.dataset.fold) == (3 + repeat, fold)
             assert trained.recipe == fold_recipe(trained.recipe, fold)
             embeddings = embed_dataset(
-                fabric, trained.model, trained.recipe.dataset.build("test"), trained.recipe.transform, workers=0
+                ranks, trained.model, trained.recipe.dataset.build("test"), trained.recipe.transform, workers=0
             )
             assert embeddings.points.shape == (16 * 6, 128)
             parts.append(embeddings.points.double().numpy())

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.distributed import stopping
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
@@ -529,7 +529,7 @@ def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
     def train(names: tuple[str, str], notify: Callable[[str, str, object], None]) -> None:
         runs = [workers.Run(name, parse_recipe(TINY_RECIPE, "tiny.yaml"), tmp_path) for name in names]
-        workers.train_at_once(runs, "official", 2, start_fabric("cpu"), lambda _: False, notify)
+        workers.train_at_once(runs, "official", 2, start_ranks("cpu"), lambda _: False, notify)
 
     return train
 
@@ -556,13 +556,13 @@ def test_a_defect_in_a_run_beside_one_that_tells_much_is_raised(at_once: Callabl
 
 def test_a_signal_that_comes_in_a_run_is_known_to_its_study():
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    fabric = type("OneRank", (), {"world_size": 1})()
+    ranks = type("OneRank", (), {"world_size": 1})()
     with stop_signals() as study_asked:
         with stop_signals() as run_asked:
-            assert not run_asked(fabric)
+            assert not run_asked(ranks)
             os.kill(os.getpid(), signal.SIGTERM)
-            assert run_asked(fabric)
-        assert study_asked(fabric)
+            assert run_asked(ranks)
+        assert study_asked(ranks)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)

@@ -92,13 +92,13 @@ def test_scaled_gradients_are_clipped_by_norm_and_value_as_unscaled_ones_are():
     recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", clipped), "r.yaml")
     found: list[list[torch.Tensor]] = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
-        experiment, fabric = assemble(recipe), Ranks(torch.device("cpu"), scaler=scaler)
+        experiment, ranks = assemble(recipe), Ranks(torch.device("cpu"), scaler=scaler)
         weights = [*experiment.model.parameters(), *experiment.objective.parameters()]
         images, labels = torch.stack([experiment.train.sample(row) for row in range(12)]), experiment.train.labels[:12]
         for factor in (1.0, float("inf"))[: 1 if scaler is None else 2]:
-            loss = experiment.objective(fabric.compute(experiment.model, images), labels, torch.arange(12))
-            fabric.backward(factor * loss)
-            take_step(fabric, experiment, 1, [0.01] * len(experiment.optimizer.param_groups))
+            loss = experiment.objective(ranks.compute(experiment.model, images), labels, torch.arange(12))
+            ranks.backward(factor * loss)
+            take_step(ranks, experiment, 1, [0.01] * len(experiment.optimizer.param_groups))
         found.append([weight.detach() for weight in weights])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
     assert not torch.equal(found[0][0], next(assemble(recipe).model.parameters()))

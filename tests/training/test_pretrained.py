@@ -28,7 +28,7 @@ from dmlkit.vectors.embedder import load
 from tests.conftest import TINY_RECIPE
 from tests.datasets import trees
 from tests.metrics import naive
-from tests.processes import command_line, start_ranks
+from tests.processes import command_line, run_on_ranks
 
 MODEL = "test_resnet"
 CPU = ("--device", "cpu", "--set", "training.workers=0")
@@ -474,7 +474,7 @@ def test_an_epoch_that_was_stopped_in_between_has_no_seconds_of_its_own(tiny_rec
 @pytest.mark.heavy
 def test_two_ranks_score_what_one_would(recipe: Path, weights: Path, tmp_path: Path):
     words = ("train", str(recipe), "-o", str(tmp_path / "run"), *CPU, "--set", "training.epochs=1")
-    assert "".join(start_ranks(2, command_line, *words)).count("map@r on test: ") == 1
+    assert "".join(run_on_ranks(2, command_line, *words)).count("map@r on test: ") == 1
     pretrained = summary_of(tmp_path / "run").pretrained
     assert pretrained
     for split, figures in (("validation", pretrained.validation), ("test", pretrained.test)):

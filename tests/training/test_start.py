@@ -160,9 +160,9 @@ def test_the_baseline_of_the_training_takes_the_points(home: Path, dmlkit: Cli, 
     embedded: list[set[str]] = []
     own = in_memory.embed_dataset
 
-    def watched(fabric: Any, model: Any, dataset: Any, *args: Any, **options: Any) -> Any:
+    def watched(ranks: Any, model: Any, dataset: Any, *args: Any, **options: Any) -> Any:
         embedded.append({Path(dataset.paths[row]).parent.name for row in options["indices"]})
-        return own(fabric, model, dataset, *args, **options)
+        return own(ranks, model, dataset, *args, **options)
 
     monkeypatch.setattr(in_memory, "embed_dataset", watched)
     words = ("--set", "training.epochs=1", "--set", "training.workers=0", "--device", "cpu")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import parse_recipe
@@ -156,7 +156,7 @@ def lora(runs: dict[str, Path]) -> Path:
 
 def test_a_checkpoint_holds_what_trains_and_a_hash_of_the_rest(tuned: Path, pretrained: Path):
     saved = RunFolder(tuned).load_checkpoint("last")
-    backbone = load_model(RunFolder(tuned), start_fabric("cpu"), merged=False).model.backbone
+    backbone = load_model(RunFolder(tuned), start_ranks("cpu"), merged=False).model.backbone
     held = {f"backbone.{name}" for name in backbone.state_dict()} - {f"backbone.{n}" for n in backbone.frozen_names}
     assert set(saved["model"]) == held | {"head.linear.weight", "head.linear.bias"}
     assert len(saved[FROZEN]) == 64 and backbone.frozen_names
@@ -168,8 +168,8 @@ def test_a_checkpoint_holds_what_trains_and_a_hash_of_the_rest(tuned: Path, pret
 
 def test_embeddings_are_those_of_the_weights_that_were_trained(tuned: Path, pretrained: Path):
     """Put together by hand: the file of weights, and what the checkpoint has beside or in place of them."""
-    fabric = start_fabric("cpu")
-    loaded = load_model(RunFolder(tuned), fabric, "last")
+    ranks = start_ranks("cpu")
+    loaded = load_model(RunFolder(tuned), ranks, "last")
     saved, file = RunFolder(tuned).load_checkpoint("last")["model"], torch.load(pretrained, weights_only=True)
     plain: Any = config("timm", model="test_vit").build().eval()
     by_hand: dict[str, Tensor] = {}
@@ -235,7 +235,7 @@ def test_a_damaged_hash_is_refused(tuned: Path):
     before = path.read_bytes()
     write_checkpoint(path, {**state, FROZEN: [1]})
     with pytest.raises(UserError, match="other weights"):
-        load_model(run, start_fabric("cpu"), "last").build()
+        load_model(run, start_ranks("cpu"), "last").build()
     path.write_bytes(before)
 
 

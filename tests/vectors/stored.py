@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.gallery.sources import split_points
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import ModelChoice
@@ -96,5 +96,5 @@ def embeddings_at(path: Path, points: np.ndarray = POINTS, **changes: Any) -> Pa
 
 def split_of(run: Path, split: Split = "test") -> PointsInMemory:
     """The images of a split of a run, which are read from its store if they are there."""
-    fabric = start_fabric("cpu")
-    return split_points(RunFolder(run), load_model(RunFolder(run), fabric), fabric, split)
+    ranks = start_ranks("cpu")
+    return split_points(RunFolder(run), load_model(RunFolder(run), ranks), ranks, split)

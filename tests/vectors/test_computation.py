@@ -212,6 +212,8 @@ def test_engines_that_cannot_be_used_say_why(
             start_ranks(device)
     with pytest.raises(UserError, match=r"--device cpu\+: expected"):
         start_ranks("cpu+")
+    with pytest.raises(UserError, match=r"--device cpu\+bf16: expected auto, cpu, cuda, cuda:N or mps"):
+        start_ranks("cpu+bf16", "fp32")  # a training
     result = dmlkit("eval", home / "run", "--device", "cpu+bf16")
     assert result.code == 2 and "use --device cpu" in result.err
 

@@ -17,7 +17,7 @@ from dmlkit.backbones.parts import FirstBlocks
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import PickedSamples
 from dmlkit.datasets.folder import FolderConfig
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
@@ -321,15 +321,15 @@ def test_stored_features_give_the_embeddings_of_their_images(
         return forward(self, inputs)
 
     monkeypatch.setattr(EmbeddingModel, "forward", noted)
-    fabric, run = start_fabric("cpu"), RunFolder(Path("run"))
-    trained = load_model(run, fabric)
+    ranks, run = start_ranks("cpu"), RunFolder(Path("run"))
+    trained = load_model(run, ranks)
 
     def computed(split: Split) -> set[int]:
         """Numbers of dimensions of what the model was given: 4 for images, 2 for features."""
         dataset = trained.recipe.dataset.build(split)
-        expected = embed_images(trained, fabric, dataset, "photos")
+        expected = embed_images(trained, ranks, dataset, "photos")
         dimensions.clear()
-        found = split_embeddings(run, trained, fabric, dataset, split)
+        found = split_embeddings(run, trained, ranks, dataset, split)
         assert all(torch.equal(one, other) for one, other in zip(found[:3], expected[:3], strict=True))
         return {*dimensions}
 

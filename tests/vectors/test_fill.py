@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import build_model
@@ -102,18 +102,18 @@ def test_a_process_that_sees_another_folder_or_computes_otherwise_stops(trained:
 def test_parts_that_do_not_arrive_are_reported(trained: TrainedModel, tmp_path: Path):
     job = job_of(tmp_path, trained)
     with pytest.raises(UserError, match="lacks 6 points, although a worker has written them"):
-        fill(job, trained, start_fabric("cpu"), bar=no_bar, compute=lambda *_: None)
+        fill(job, trained, start_ranks("cpu"), bar=no_bar, compute=lambda *_: None)
 
 
 def test_a_worker_computes_one_part_after_another(trained: TrainedModel, tmp_path: Path):
     """As on a GPU: its readers stay; together they are the points of one pass."""
     job, told = job_of(tmp_path, trained, 300), list[int]()
-    worker = PartEmbedder(job, trained, start_fabric("cpu"), workers=2)
+    worker = PartEmbedder(job, trained, start_ranks("cpu"), workers=2)
     for number in (2, 0, 1):
         worker([number], told.append)
     assert told == [44, 128, 128]
     store = VectorStore.at(job.path, trained)
-    whole = embed_dataset(start_fabric("cpu"), trained.model, job.dataset, trained.recipe.transform, workers=0)
+    whole = embed_dataset(start_ranks("cpu"), trained.model, job.dataset, trained.recipe.transform, workers=0)
     assert torch.equal(store.points_at(store.find(job.keys, exact=True)), whole.points)
 
 
@@ -127,10 +127,10 @@ def test_an_image_whose_embedding_is_not_finite_stops_the_job(trained: TrainedMo
 
     trained.model.forward = diverged
     with pytest.raises(UserError, match=r"4\.png: its embedding has nan or inf"):
-        PartEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
+        PartEmbedder(job, trained, start_ranks("cpu"), workers=0)([0], lambda _: None)
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     trained.model.forward = forward
-    PartEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
+    PartEmbedder(job, trained, start_ranks("cpu"), workers=0)([0], lambda _: None)
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 1
 
 
@@ -145,7 +145,7 @@ def test_a_job_whose_reader_is_killed_ends_with_a_line_and_resumes(
         with pytest.raises(
             UserError, match=r"reads images was killed.*; finished parts are kept: rerun the same"
         ) as caught:
-            PartEmbedder(job, trained, start_fabric("cpu"), workers=1)([0], lambda _: None)
+            PartEmbedder(job, trained, start_ranks("cpu"), workers=1)([0], lambda _: None)
     assert "\n" not in str(caught.value) and not list((tmp_path / "out").rglob("*.safetensors"))
-    PartEmbedder(job, trained, start_fabric("cpu"), workers=1)([0], lambda _: None)
+    PartEmbedder(job, trained, start_ranks("cpu"), workers=1)([0], lambda _: None)
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 1

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors import fill
@@ -28,7 +28,7 @@ from dmlkit.vectors.run import EmbedOptions
 from dmlkit.vectors.run import embed as embed_images
 from dmlkit.vectors.trained import load_model
 from tests.conftest import END, ROOT, TINY_RECIPE
-from tests.processes import command_line, start_ranks
+from tests.processes import command_line, run_on_ranks
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
 IMAGES = 300  # three parts: two of 128, one of 44
@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     home = tmp_path_factory.mktemp("home")
     recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"), "tiny.yaml")
-    train(recipe, home / "run", device=start_fabric("cpu"))
+    train(recipe, home / "run", device=start_ranks("cpu"))
     (home / "photos").mkdir()
     for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (IMAGES, 16, 16, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(home / "photos" / f"{index:03}.png")
@@ -69,9 +69,9 @@ def unbroken(home: Path) -> dict[str, bytes]:
 
 
 def test_parts_in_a_row_are_the_list_embedded_in_one_go(home, unbroken):
-    trained = load_model(RunFolder(home / "run"), start_fabric("cpu"))
+    trained = load_model(RunFolder(home / "run"), start_ranks("cpu"))
     dataset = dataset_of(home / "photos", "test", trained.recipe)
-    whole = embed_dataset(start_fabric("cpu"), trained.model, dataset, trained.recipe.transform, workers=0)
+    whole = embed_dataset(start_ranks("cpu"), trained.model, dataset, trained.recipe.transform, workers=0)
     np.testing.assert_array_equal(np.load(home / "unbroken" / "embeddings.npy"), whole.points.numpy())
     items = parquet.read_table(home / "unbroken" / "items.parquet").to_pydict()
     paths = [str(home / "photos" / f"{index:03}.png") for index in range(IMAGES)]
@@ -277,7 +277,7 @@ def test_two_ranks_finish_what_one_process_began(fresh, home, unbroken, tmp_path
     output = tmp_path / "out"
     embed_until(0, fresh, output, photos=home / "photos")
     words = ("embed", str(fresh / "run"), str(home / "photos"), "-o", str(output), "--device", "cpu")
-    first, second = start_ranks(2, command_line, *words)
+    first, second = run_on_ranks(2, command_line, *words)
     assert first.splitlines() == [
         "128 of 300 images were embedded already",
         f"300 embeddings of 8 dimensions in {output}",

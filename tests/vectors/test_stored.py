@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors import fill, store, stored
@@ -30,7 +30,7 @@ from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import load_model
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
-from tests.processes import command_line, start_ranks
+from tests.processes import command_line, run_on_ranks
 
 Cli = Callable[..., Result]
 CLASSES, PER_CLASS = 12, 5
@@ -97,16 +97,16 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def ask(split: Any = "test", run: str = "run", overrides: list[str] | None = None) -> Embeddings:
-    fabric = start_fabric("cpu")
-    model = load_model(RunFolder(Path(run)), fabric, overrides=overrides or [])
-    return split_embeddings(RunFolder(Path(run)), model, fabric, model.recipe.dataset.build(split), split)
+    ranks = start_ranks("cpu")
+    model = load_model(RunFolder(Path(run)), ranks, overrides=overrides or [])
+    return split_embeddings(RunFolder(Path(run)), model, ranks, model.recipe.dataset.build(split), split)
 
 
 def anew(split: Any = "test") -> Embeddings:
     """Without the run's folder."""
-    fabric = start_fabric("cpu")
-    model = load_model(RunFolder(Path("run")), fabric)
-    return embed_images(model, fabric, model.recipe.dataset.build(split), "photos")
+    ranks = start_ranks("cpu")
+    model = load_model(RunFolder(Path("run")), ranks)
+    return embed_images(model, ranks, model.recipe.dataset.build(split), "photos")
 
 
 def same(one: Embeddings, other: Embeddings) -> bool:
@@ -477,7 +477,7 @@ def test_embed_adds_the_threshold_of_a_calibration_since(home: Path, embedded: C
 
     found = embed(Path("run"), split="test", device="cpu")
     assert found is not None and found.threshold is None
-    calibrate_run(Path("run"), far=0.3, fabric=start_fabric("cpu"))
+    calibrate_run(Path("run"), far=0.3, ranks=start_ranks("cpu"))
     embedded()
     manifest = embed(Path("run"), split="test", device="cpu")
     assert manifest is not None and manifest.threshold is not None and embedded() == 0
@@ -509,7 +509,7 @@ def test_two_ranks_store_what_one_process_does(home: Path, embedded: Count):
         for label in range(CLASSES // 2, CLASSES):
             trees.photo(home / "photos" / f"{label:02}" / f"{index}.jpg", 100 * label + index)
     words = ("eval", str(home / "run"), "--device", "cpu", "--set", f"dataset.root={home / 'photos'}")
-    first, second = start_ranks(2, command_line, *words)
+    first, second = run_on_ranks(2, command_line, *words)
     assert "300 queries" in first and not second
     embedded()
     assert same(ask(overrides=[f"dataset.root={home / 'photos'}"]), anew()) and embedded() == 300

@@ -103,23 +103,23 @@ def inspect(
 def _inspect_run(
     path: Path, split: Split | None, overrides: Sequence[str], device: str, where: Where | None, bar: Bar
 ) -> ModelInspection:
-    fabric, run = start_ranks(device), RunFolder(path)
-    trained = load_model(run, fabric, overrides=overrides).limited(where)
+    ranks, run = start_ranks(device), RunFolder(path)
+    trained = load_model(run, ranks, overrides=overrides).limited(where)
     split = split or ("test" if run.model is None else "all")
     trained.recipe.dataset.require_one_label(str(path))
-    inspection = _look(split_points(run, trained, fabric, split, bar), bar)
-    others = inspection.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
+    inspection = _look(split_points(run, trained, ranks, split, bar), bar)
+    others = inspection.collection if split == "train" else split_points(run, trained, ranks, "train", bar)
     pretrained = Summary.read(run.summary_path).pretrained if run.summary_path.exists() else None
     figures = None
     if pretrained is not None and where is None and split in ("test", "validation"):
         figures = pretrained.test if split == "test" else pretrained.validation
     nearest = Gallery(others.manifold, others.points).search(inspection.collection.points, 1)
     history = RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, others, nearest)
-    return _scored(replace(inspection, history=history), trained, fabric, split, path, bar)
+    return _scored(replace(inspection, history=history), trained, ranks, split, path, bar)
 
 
 def _scored(
-    inspection: ModelInspection, trained: TrainedModel, fabric: Ranks, split: Split, path: Path, bar: Bar
+    inspection: ModelInspection, trained: TrainedModel, ranks: Ranks, split: Split, path: Path, bar: Bar
 ) -> ModelInspection:
     """Add the metrics of the recipe, as ``dmlkit eval`` computes them."""
     images = inspection.collection
@@ -128,11 +128,11 @@ def _scored(
     embeddings = Embeddings(images.points, dataset.labels[ids], ids, list(images.skipped))
     if trained.recipe.dataset.tests_known and split in ("validation", "test"):  # the gallery is not inspected
         dataset = trained.recipe.dataset.searched(split)
-        embeddings = split_embeddings(RunFolder(path), trained, fabric, dataset, split, bar=bar)
+        embeddings = split_embeddings(RunFolder(path), trained, ranks, dataset, split, bar=bar)
     try:
         with bar("ranking", len(ids)) as advance:
             evaluation = score_dataset(
-                embeddings, dataset, trained.manifold, trained.recipe.metrics, fabric=fabric, advance=advance
+                embeddings, dataset, trained.manifold, trained.recipe.metrics, ranks=ranks, advance=advance
             )
     except ValueError as error:
         return replace(inspection, notes=(*inspection.notes, f"cannot evaluate the {split} split: {error}"))

@@ -66,7 +66,7 @@ class BudgetUsedError(Exception):
 def run_study(
     study: Study,
     folder: Path,
-    fabric: Ranks,
+    ranks: Ranks,
     progress: StudyProgress,
     command: str,
     *,
@@ -86,8 +86,8 @@ def run_study(
     deadline = monotonic() + budget
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
     check_place(folder, {recipe.dataset.data_root for recipe in recipes})
-    with open_study(study.record(), folder, fabric, command), stop_signals(deadline) as stop_requested:
-        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, workers)
+    with open_study(study.record(), folder, ranks, command), stop_signals(deadline) as stop_requested:
+        runs = _Runs(Plan(study, folder), ranks, progress, stop_requested, workers)
         for line in study_notes(study, check_components(study, folder)):
             progress.note(line)
         interruption = None
@@ -98,7 +98,7 @@ def run_study(
                 raise
             interruption = stopped
         results = runs.results(command)
-        if results and fabric.is_global_zero:
+        if results and ranks.is_global_zero:
             results.write(folder / "results.json")
     if interruption:
         raise BudgetUsedError(results) from interruption
@@ -113,7 +113,7 @@ class _Runs:
     """Trainer of the missing runs of a study."""
 
     plan: Plan
-    fabric: Ranks
+    ranks: Ranks
     progress: StudyProgress
     stop_requested: Callable[[Ranks], bool]
     workers: int
@@ -121,7 +121,7 @@ class _Runs:
 
     def train_all(self) -> None:
         """Train round by round; runs that failed in an earlier session are tried again."""
-        if self.fabric.is_global_zero:
+        if self.ranks.is_global_zero:
             (self.plan.folder / FAILURES).unlink(missing_ok=True)
         noted_edges = False
         for runs in self.plan.rounds():
@@ -164,7 +164,7 @@ class _Runs:
         if not chosen.recipe.backbone.is_pretrained:
             run = paths[seed][0].parent
             try:
-                pretrained = evaluate_scope(run, self.fabric, checkpoint="pretrained", keep=True).report.metrics
+                pretrained = evaluate_scope(run, self.ranks, checkpoint="pretrained", keep=True).report.metrics
             except (UserError, OSError) as error:  # for example, the images are only on the machines of a cluster
                 warn(f"{name}: no figures before training: {reason_of(error)}")
         last = {seed: _last(config.protocol, some) for seed, some in models.items()}
@@ -185,7 +185,7 @@ class _Runs:
         return is_complete(self.plan.study.config.protocol, run.folder)
 
     def _check_stop(self) -> None:
-        if self.stop_requested(self.fabric):
+        if self.stop_requested(self.ranks):
             raise TrainingStoppedError("stopped between two runs")
 
     def _train(self, run: Run) -> None:
@@ -210,7 +210,7 @@ class _Runs:
             else:
                 getattr(progress, happening)(**values)
 
-        train_at_once(runs, self.plan.study.config.protocol, self.workers, self.fabric, self.stop_requested, notify)
+        train_at_once(runs, self.plan.study.config.protocol, self.workers, self.ranks, self.stop_requested, notify)
 
     def _start(self, run: Run) -> RunProgress:
         return self.progress.start_run(run.name, self.plan.study.epochs_per_run(run.recipe))
@@ -220,7 +220,7 @@ class _Runs:
         try:
             self._take(run, progress)
         except (UserError, OSError) as error:
-            if self.fabric.world_size > 1:  # ranks that did not fail would wait for this one
+            if self.ranks.world_size > 1:  # ranks that did not fail would wait for this one
                 raise UserError(f"{run.name}: {reason_of(error)}") from error
             self._fail(run, progress, reason_of(error))
 
@@ -230,8 +230,8 @@ class _Runs:
             return progress
 
         config = self.plan.study.config
-        figures = run_once(config.protocol, run.recipe, run.folder, self.fabric, start_model)
-        self.fabric.barrier()  # the first rank has written the summary
+        figures = run_once(config.protocol, run.recipe, run.folder, self.ranks, start_model)
+        self.ranks.barrier()  # the first rank has written the summary
         reported = config.reported()
         if not set(reported) <= set(figures):
             raise UserError(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.distributed.launch import Ranks, start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError, handled_by
 from dmlkit.errors import UserError, reason_of
 from dmlkit.loading.batches import limit_workers
@@ -75,7 +75,7 @@ def train_at_once(
     runs: Sequence[Run],
     protocol: ProtocolName,
     workers: int,
-    fabric: Ranks,
+    ranks: Ranks,
     stop_requested: Callable[[Ranks], bool],
     notify: Notify,
 ) -> None:
@@ -90,7 +90,7 @@ def train_at_once(
     context = get_context("spawn")  # a forked process cannot use CUDA
     events, devices = context.SimpleQueue(), context.SimpleQueue()
     listen, stop = context.Pipe(duplex=False)
-    kind, first = fabric.device.type, fabric.device.index
+    kind, first = ranks.device.type, ranks.device.index
     for worker in range(workers):  # GPUs in turn, starting with that of the first process
         devices.put(f"cuda:{(first + worker) % torch.cuda.device_count()}" if kind == "cuda" else kind)
     threads, cores = max(1, torch.get_num_threads() // workers), max(1, count_cores() // workers)
@@ -109,7 +109,7 @@ def train_at_once(
                 _forward(events, notify)
                 for future in done:
                     _notify_end(future, names[future], notify)
-                if stop_requested(fabric) and not stop.closed:
+                if stop_requested(ranks) and not stop.closed:
                     _cancel(pending)
                     stop.close()
         except BrokenProcessPool:
@@ -191,5 +191,5 @@ def _listen(request: StopRequest, listen: "connection.Connection[Any, Any]") -> 
 
 def _train(run: Run, protocol: ProtocolName) -> None:
     ((device, events),) = _workers
-    fabric = start_fabric(device, run.recipe.training.precision)
-    run_once(protocol, run.recipe, run.folder, fabric, ForwardedProgress(run.name, events.put).start_model)
+    ranks = start_ranks(device, run.recipe.training.precision)
+    run_once(protocol, run.recipe, run.folder, ranks, ForwardedProgress(run.name, events.put).start_model)
