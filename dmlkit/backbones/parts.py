@@ -1,6 +1,6 @@
 """A backbone in two parts: its frozen blocks, whose maps can be stored, and its last blocks, which train on them."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ class FirstBlocks(Backbone):
     Args:
         whole: backbone, whose weights are shared.
         blocks: number of last blocks.
-        size: side of the images in pixels.
+        sizes: sides in pixels of the images, which are of one size or two; the first counts for ``num_features``.
 
     Raises:
         UserError: the last blocks are not the only ones that read these maps.
@@ -27,24 +27,25 @@ class FirstBlocks(Backbone):
     Example:
         >>> from dmlkit.backbones import SmallCNN
         >>> whole = SmallCNN(width=4).eval()
-        >>> first, images = FirstBlocks(whole, 2, 32), torch.rand(3, 3, 32, 32)
+        >>> first, images = FirstBlocks(whole, 2, (32,)), torch.rand(3, 3, 32, 32)
         >>> first(images).shape, torch.equal(LastBlocks(first)(first(images)), whole(images))
         (torch.Size([3, 512]), True)
     """
 
     blank: Tensor
 
-    def __init__(self, whole: Backbone, blocks: int, size: int) -> None:
+    def __init__(self, whole: Backbone, blocks: int, sizes: Sequence[int]) -> None:
         super().__init__()
         self.whole = whole
         block: Any = whole.blocks()[-blocks]
         self._entry: tuple[nn.Module] = (block[0] if isinstance(block, nn.ModuleList) else block,)  # in whole already
-        self.register_buffer("blank", torch.zeros(1, 3, size, size, device=next(whole.parameters()).device), False)
+        device, side = next(whole.parameters()).device, sizes[0]
+        self.register_buffer("blank", torch.zeros(1, 3, side, side, device=device), False)
         with torch.no_grad(), evaluating(whole):
-            maps = self._maps(self.blank)
+            maps, *others = (self._maps(torch.zeros(1, 3, size, size, device=device)) for size in sizes)
         strides = maps.stride()
         self.order = sorted(range(1, maps.ndim), key=lambda dim: -strides[dim])  # often channels last
-        self.shape = [maps.shape[dim] for dim in self.order]
+        self.shapes = {each[0].numel(): [each.shape[dim] for dim in self.order] for each in (maps, *others)}
         self.num_features = maps[0].numel()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ class FirstBlocks(Backbone):
     def restored(self, rows: Tensor) -> Tensor:
         """Return the maps (B, ...) of rows (B, N), without copying float32."""
         back = [1 + self.order.index(dim) for dim in range(1, len(self.order) + 1)]
-        return rows.float().unflatten(1, self.shape).permute(0, *back)
+        return rows.float().unflatten(1, self.shapes[rows.shape[1]]).permute(0, *back)
 
     @contextmanager
     def at_entry(self, hook: Hook) -> Generator[None]:

@@ -23,7 +23,15 @@ from dmlkit.backbones.timm_models import (
     read_model,
     registered_settings,
 )
-from dmlkit.backbones.weights import LICENSE, UNKNOWN, PublishedInput, input_requirements, is_file, load_weights
+from dmlkit.backbones.weights import (
+    LICENSE,
+    UNKNOWN,
+    PublishedInput,
+    input_requirements,
+    is_file,
+    load_weights,
+    one_size,
+)
 from dmlkit.component import Requirement, from_weights, option
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Cls, Pooling
@@ -116,10 +124,10 @@ class Timm(Backbone, name="timm"):
             reason = f"{self.model} takes images of any size; set only transform.size"
             yield Requirement("backbone.image_size", (None,), reason)
         elif self.image_size is not None:
-            yield Requirement("transform.size", (self.image_size,), "it must equal backbone.image_size")
+            yield from one_size(self.image_size, "it must equal backbone.image_size")
         elif in_timm is not None and in_timm.fixed_input_size:
             reason = f"{self.model} has a fixed input size; for another size set backbone.image_size too"
-            yield Requirement("transform.size", (in_timm.input_size[-1],), reason)
+            yield from one_size(in_timm.input_size[-1], reason)
         if in_timm is None or self.weights is None or is_file(self.weights):
             return
         statistics = {"mean": tuple(in_timm.mean), "std": tuple(in_timm.std), "channels": "rgb", "pixel_max": 1}

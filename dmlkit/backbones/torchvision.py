@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, blocks_in
-from dmlkit.backbones.weights import IMAGENET, PublishedInput, input_requirements, is_file, load_weights
+from dmlkit.backbones.weights import IMAGENET, PublishedInput, input_requirements, is_file, load_weights, one_size
 from dmlkit.component import Requirement
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Avg, Cls, Pooling
@@ -215,7 +215,7 @@ class ViT(Torchvision, name="vit"):
         return f"vit_{self.variant}"
 
     def requirements(self) -> Iterable[Requirement]:
-        yield Requirement("transform.size", (self.image_size,), "its position embeddings have backbone.image_size")
+        yield from one_size(self.image_size, "its position embeddings have backbone.image_size")
         yield from super().requirements()
 
     def published_input(self) -> PublishedInput:

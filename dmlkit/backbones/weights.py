@@ -34,6 +34,12 @@ def input_requirements(statistics: Mapping[str, Any], reason: str, *, keys: tupl
     ]
 
 
+def one_size(size: int, reason: str) -> list[Requirement]:
+    """Return the requirements of a network that takes only images of one size."""
+    sizes = {"transform.size": (size,), "transform.training_size": (None, size)}
+    return [Requirement(key, allowed, reason) for key, allowed in sizes.items()]
+
+
 def load_weights(
     model: nn.Module, path: Path, adapt: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
 ) -> None:

@@ -335,9 +335,13 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
 
     def _augmentation_without_views(self) -> Faults:
         stored = self.backbone.tuning.stored()
-        if stored and not stored.views and self.transform and self.transform.augment:
+        transform = self.transform
+        if not stored or stored.views or transform is None:
+            return
+        given = {"augment": transform.augment, "training_size": transform.training_side != transform.size}
+        for key in (key for key, is_given in given.items() if is_given):
             text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
-            yield ("transform", "augment"), text
+            yield ("transform", key), text
 
     def _techniques_that_do_not_apply(self) -> Faults:
         if self.evaluation.tta and not samples_named(self.dataset.sample).has_pixels:

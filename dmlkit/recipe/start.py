@@ -35,8 +35,8 @@ TUNING_KEYS = {
     "last_blocks": ("{name: last_blocks, blocks: 2}", LONGER),
     "stored_maps": ("{name: last_blocks, blocks: 2, feature_views: VIEWS}", "their input is computed once per view"),
 }
+CPU_SIZE = 160  # pixels: a step takes half the time of 224
 MOST_VIEWS = 8  # augmented images of each photo
-CPU_SIZE = 160  # pixels
 
 
 def least_epochs(images: int, trained: int) -> int:
@@ -65,7 +65,7 @@ class Photos:
     tuning: str = "full"  # one of TUNINGS
     epochs: int | None = None  # of all weights or the last blocks; None: the fewest
     reason: str = ""  # why this backbone, if several were measured
-    size: int | None = None  # side of the images in pixels; None: that of the weights, or the smallest
+    sides: tuple[int, int] | None = None  # pixels of images in training and in evaluation; None: the smallest
     chunk: int | None = None  # images that are embedded at a time, if a batch takes too much memory
 
 
@@ -141,7 +141,7 @@ def _dataset(setting: Photos) -> list[str]:
 
 
 def _backbone(setting: Photos) -> list[str]:
-    from dmlkit.backbones.timm_models import LITES, takes_any_size
+    from dmlkit.backbones.timm_models import LITES
 
     choice = setting.backbone
     where = "its weights are on this machine" if setting.at_hand else f"downloads {choice.megabytes} MB once"
@@ -164,13 +164,33 @@ def _backbone(setting: Photos) -> list[str]:
         lines.append(f"  tuning: {keys.replace('VIEWS', str(views))}   # {why}")
         if choice in LITES:
             lines.append("  freeze_batchnorm_statistics: true   # batches of few classes give biased ones")
-    if setting.size is not None:
-        size = f"{{name: pretrained, size: {setting.size}}}   # pixels, better here than smaller ones;"
-    elif setting.gpu or setting.tuning == "none" or not takes_any_size(choice):
-        size = "{name: pretrained}   # image size,"
-    else:
-        size = f"{{name: pretrained, size: {CPU_SIZE}}}   # pixels, half the time of 224;"
-    return [*lines, f"transform: {size} normalization and cropping of the pretrained weights"]
+    return [*lines, *_transform(setting)]
+
+
+def smallest_side(setting: Photos) -> int | None:
+    """Return the side in pixels of the smallest images to train on; None if that of the weights is the only one."""
+    from dmlkit.backbones.timm_models import registered_settings, takes_any_size
+
+    settings = registered_settings(setting.backbone.model)
+    if settings is None or not takes_any_size(setting.backbone) or setting.tuning == "none":
+        return None
+    return settings.input_size[-1] if setting.gpu else CPU_SIZE
+
+
+def _transform(setting: Photos) -> list[str]:
+    if (smallest := smallest_side(setting)) is None:
+        return ["transform: {name: pretrained}   # size, normalization and cropping of the pretrained weights"]
+    training, size = setting.sides or (smallest, smallest)
+    lines = [
+        "transform:",
+        "  name: pretrained   # normalization of the pretrained weights",
+        f"  size: {size}   # pixels{', better here than smaller ones' if size > training else ''}",
+        f"  resize: {size}",
+        "  square: true   # whole images, squeezed to a square",
+    ]
+    if size > training:
+        lines.append(f"  training_size: {training}   # pixels; smaller crops take less time")
+    return lines
 
 
 def _training(setting: Photos) -> list[str]:

@@ -54,8 +54,12 @@ def feature_jobs(experiment: Experiment, ranks: Ranks, resumed: RunFolder | None
         return {}
     named: list[tuple[Split, Dataset | None]]
     named = [("train", experiment.train), ("validation", experiment.validation), ("test", experiment.test)]
-    trained = frozen_part(recipe, experiment.model, ranks.device)
-    return {split: feature_job(dataset, trained, split=split) for split, dataset in named if dataset is not None}
+    jobs: dict[Split, FeatureJob] = {}
+    for split, dataset in named:
+        if dataset is not None:
+            trained = frozen_part(recipe, experiment.model, ranks.device, training=split == "train")
+            jobs[split] = feature_job(dataset, trained, split=split)
+    return jobs
 
 
 def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> int:

@@ -43,6 +43,7 @@ class Estimate(NamedTuple):
     images_per_second: float  # through the backbone, backward too if it is trained
     kept: float = 0.0  # bytes per image that the forward pass keeps for the backward pass
     storing: float = 0.0  # of the seconds, those before the first step, in which features are computed and stored
+    evaluating: float = 0.0  # of the seconds, those in which images of other splits are embedded
 
     def of_epochs(self, times: float) -> "Estimate":
         """Return the estimate of a training of so many times the epochs."""
@@ -67,13 +68,14 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     sizes = {split: len(recipe.dataset.searched(split)) for split in held_out}
     with torch.random.fork_rng(devices=[]):
         model = build_model(recipe if at_hand else without_pretrained_weights(recipe)).to(ranks.device)
-        pixels, reading = _read(train, recipe)
-    tuning, epochs = recipe.backbone.tuning, recipe.training.trained_epochs
+        pixels, reading = _read(train, recipe, training=True)
+    transform, tuning, epochs = recipe.transform, recipe.backbone.tuning, recipe.training.trained_epochs
+    larger = (transform.size / transform.training_side) ** 2 if transform else 1.0  # pixels of an image in evaluation
     workers = default_workers() if recipe.training.workers is None else max(1, recipe.training.workers)
     stored, part, inputs, storing = tuning.stored(), model, pixels.to(ranks.device), 0.0
     if stored is not None:
         frozen, part = frozen_part(recipe, model, ranks.device).model, trained_part(recipe, model).to(ranks.device)
-        images = len(train) * max(1, stored.views) + sum(sizes.values())
+        images = len(train) * max(1, stored.views) + larger * sum(sizes.values())
         storing = images * _per_image(_computing(frozen, inputs, ranks, backward=False), reading, workers, ranks)
         with torch.no_grad():
             inputs = frozen(inputs)
@@ -87,8 +89,9 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
         kept = kept_bytes(part, inputs) if is_trained else 0.0
     # every split is embedded before the first step, validation after each epoch, and test after the last
     evaluated = (epochs + 1) * sizes.get("validation", 0) + 2 * sizes.get("test", 0)
-    seconds = storing + epochs * len(train) * trained + evaluated * per_image
-    return Estimate(seconds, 1 / trained, kept, storing)
+    evaluating = evaluated * larger * per_image
+    seconds = storing + epochs * len(train) * trained + evaluating
+    return Estimate(seconds, 1 / trained, kept, storing, evaluating)
 
 
 def kept_bytes(model: EmbeddingModel, pixels: Tensor) -> float:
@@ -127,7 +130,7 @@ def free_memory(device: torch.device) -> float:
 
 def time_model(model: EmbeddingModel, dataset: Dataset, recipe: Recipe, ranks: Ranks) -> float:
     """Return how many images per second are read and embedded here."""
-    pixels, reading = _read(dataset, recipe)
+    pixels, reading = _read(dataset, recipe, training=False)
     return 1 / _per_image(_computing(model, pixels, ranks, backward=False), reading, default_workers(), ranks)
 
 
@@ -174,9 +177,9 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
     return TrainingPlan(*trial(last, least), larger)
 
 
-def _read(dataset: Dataset, recipe: Recipe) -> tuple[Tensor, float]:
+def _read(dataset: Dataset, recipe: Recipe, *, training: bool) -> tuple[Tensor, float]:
     """Read evenly spaced images; return those that can be read, repeated to a batch, and the seconds per image."""
-    inputs = inputs_of(dataset, recipe.transform, training=True)
+    inputs = inputs_of(dataset, recipe.transform, training=training)
     rows = sorted({int(row) for row in torch.linspace(0, len(dataset) - 1, TIMED).round()})
     inputs[rows[0], 0]  # what is imported and cached at the first image
     started = perf_counter()

@@ -336,16 +336,20 @@ def try_model(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Tensor
     """Run the model on a blank input, so that a model which cannot process it fails before anything is written.
 
     Returns:
-        The input: one sample of zeros, such as a black image (1, 3, S, S) uint8.
+        The input: one sample of zeros, such as a black image (1, 3, S, S) uint8, as large as in training.
     """
     was_training = model.training
-    with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
-        # a side that is too large needs more memory than there is
-        blank = dataset.kind.blank(recipe.transform.size if recipe.transform else 0)
-        try:
-            model.eval()(blank)
-        except AssertionError as error:  # raised by networks of timm
-            raise ValueError(f"{list(blank.shape)}: {error}") from error
+    transform, blank = recipe.transform, torch.empty(0)
+    keys = {0: "backbone"} if transform is None else {transform.size: "transform.size"}
+    if transform is not None:
+        keys.setdefault(transform.training_side, "transform.training_size")
+    for side, key in keys.items():
+        with recipe.errors_at(*key.split(".")):
+            blank = dataset.kind.blank(side)  # a side that is too large needs more memory than there is
+            try:
+                model.eval()(blank)
+            except AssertionError as error:  # raised by networks of timm
+                raise ValueError(f"{list(blank.shape)}: {error}") from error
     model.train(was_training)
     return blank
 

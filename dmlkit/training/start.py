@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained, is_at_hand, takes_any_size
+from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained, is_at_hand
 from dmlkit.backbones.weights import FREE, UNKNOWN
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import Dataset, PickedSamples
@@ -22,7 +22,7 @@ from dmlkit.loading.check import Survey, dataset_at, survey
 from dmlkit.metrics.statistics import Interval, bootstrap_intervals, paired_comparison
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.start import Photos, starting_recipe
+from dmlkit.recipe.start import Photos, least_epochs, smallest_side, starting_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.estimate import TrainingPlan, plan_training, time_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
@@ -32,7 +32,9 @@ from dmlkit.vectors.trained import pretrained_model
 MOST_CLASSES, MOST_IMAGES = 200, 1000  # on which models are measured; with 8 images a class R@1 varies by 0.02
 BUDGETS = {False: 600.0, True: 1800.0}  # seconds of training, without and with a GPU
 CHOSEN_BY = "map@r"
-SIZES = (224, 384)  # pixels, where the smallest images leave more than half of the budget
+LARGER = (1.0, 1.4), (1.4, 2.0)
+"""Multiples of the smallest images in training and in evaluation, in order: objects look larger in random crops than in
+whole images, by about 1.4 (Touvron et al. 2019)."""
 PLACE = re.compile(r"^recipe:\d+: [\w.]+: ")  # line and key of a recipe that is not written yet
 QUICK = (
     "nothing was measured: neither which model suits these photos nor how long it trains; leave out --quick for both"
@@ -188,18 +190,36 @@ def with_larger_images(
     Returns:
         What was measured of the model at other sizes, and the plan.
     """
-    found, ranks = list[MeasuredModel](), start_ranks(device, "fp32")
-    for size in SIZES if takes_any_size(chosen.backbone) and plan.setting.tuning != "none" else ():
-        if size <= chosen.size or plan.estimate.seconds * (size / chosen.size) ** 2 > budget:
-            continue
-        larger = plan_training(replace(plan.setting, size=size, chunk=None), budget, device)
-        if (larger.setting.tuning, larger.setting.epochs) != (plan.setting.tuning, plan.setting.epochs):
+    found, ranks, smallest = list[MeasuredModel](), start_ranks(device), smallest_side(plan.setting) or 0
+    before = smallest
+    for times in LARGER if smallest else ():
+        training, size = (32 * round(smallest * each / 32) for each in times)
+        setting = replace(plan.setting, sides=(training, size))
+        if training == before:
+            larger = evaluated_larger(plan, setting, budget)
+        elif plan.estimate.seconds * (training / before) ** 2 > budget:
+            break
+        else:
+            larger = plan_training(replace(setting, chunk=None), budget, device)
+        is_as_long = training == before or larger.setting.epochs == setting.epochs
+        if larger.setting.tuning != setting.tuning or not is_as_long:
             break
         found.append(measure(larger.setting, ranks, bar))
         if not found[-1].is_better_than(chosen):
             break
-        chosen, plan = found[-1], larger
+        chosen, plan, before = found[-1], larger, training
     return found, plan
+
+
+def evaluated_larger(plan: TrainingPlan, setting: Photos, budget: float) -> TrainingPlan:
+    """Return a plan that differs by larger images in evaluation, with fewer epochs if it would exceed the budget."""
+    assert setting.sides is not None and setting.epochs is not None
+    (training, size), before = setting.sides, plan.estimate
+    longer = before.evaluating * ((size / training) ** 2 - 1)
+    estimate = before._replace(seconds=before.seconds + longer, evaluating=before.evaluating + longer)
+    fitting = int(setting.epochs * estimate.times_within(budget))
+    epochs = min(setting.epochs, max(fitting, least_epochs(setting.images, setting.trained)))
+    return plan._replace(setting=replace(setting, epochs=epochs), estimate=estimate.of_epochs(epochs / setting.epochs))
 
 
 def choose(measured: Sequence[MeasuredModel]) -> MeasuredModel | None:

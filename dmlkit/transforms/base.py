@@ -81,10 +81,15 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
                 f"use a resize of at least {self.size}"
             )
         for place, augmentation in enumerate(self.augment):
-            if isinstance(augmentation, GaussianBlurConfig) and augmentation.kernel_size > self.size:
-                text = f"got {augmentation.kernel_size}, expected at most the size {self.size} of an image"
+            if isinstance(augmentation, GaussianBlurConfig) and augmentation.kernel_size > self.training_side:
+                text = f"got {augmentation.kernel_size}, expected at most the size {self.training_side} of an image"
                 raise ValueError(f"augment.{place}.kernel_size: {text}")
         return self
+
+    @property
+    def training_side(self) -> int:
+        """Side in pixels of the square that the model sees in training."""
+        return self.size
 
     @property
     @abstractmethod

@@ -36,24 +36,37 @@ class PlainConfig(TransformConfig, frozen=True):
 class RandomCropConfig(TransformConfig, frozen=True, abstract=True):
     """Base of the transforms with random resized crops in training, and a resize and center crop in evaluation."""
 
-    interpolation: ClassVar[Interpolation] = "bilinear"
-    size: Pixels = 224
-    resize: Pixels = 256
-    """Shorter side before the center crop, in pixels."""
     min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
     """Smallest share of the area that a random crop keeps."""
     flip: bool = True
     """Mirror each training image with probability 1/2."""
+    training_size: Pixels | None = None
+    """Side of the crops in training, if it is not ``size``. Smaller ones train faster, and show objects as large as
+    whole images do in evaluation (Touvron et al. 2019)."""
+
+    @property
+    def training_side(self) -> int:
+        return self.training_size or self.size
+
+    def training(self) -> ImageTransform:
+        interpolation = self.resizing.interpolation
+        return RandomResizedCrop(self.training_side, self.min_scale, flip=self.flip, interpolation=interpolation)
+
+
+class KeptAspectConfig(RandomCropConfig, frozen=True, abstract=True):
+    """Base of those that keep the aspect ratio in evaluation."""
+
+    interpolation: ClassVar[Interpolation] = "bilinear"
+    size: Pixels = 224
+    resize: Pixels = 256
+    """Shorter side before the center crop, in pixels."""
 
     @property
     def resizing(self) -> Resizing:
         return Resizing(self.resize, interpolation=self.interpolation)
 
-    def training(self) -> ImageTransform:
-        return RandomResizedCrop(self.size, self.min_scale, flip=self.flip, interpolation=self.interpolation)
 
-
-class ImageNetConfig(RandomCropConfig, frozen=True):
+class ImageNetConfig(KeptAspectConfig, frozen=True):
     """Random resized crop and flip in training, resize and center crop in evaluation; for torchvision's weights."""
 
     name: Literal["imagenet"] = "imagenet"
@@ -61,7 +74,7 @@ class ImageNetConfig(RandomCropConfig, frozen=True):
     std: PositiveChannels = (0.229, 0.224, 0.225)
 
 
-class PretrainedConfig(TransformConfig, frozen=True):
+class PretrainedConfig(RandomCropConfig, frozen=True):
     """Preprocessing published with the backbone's weights; in training, crops and flips as in ``imagenet``.
 
     A recipe needs only the keys that differ: the others are read from ``backbone.weights``, and the recipe in a run
@@ -83,20 +96,13 @@ class PretrainedConfig(TransformConfig, frozen=True):
     """Interpolation between pixels, bilinear or bicubic."""
     mean: Annotated[Channels, from_weights] = (0.485, 0.456, 0.406)
     std: Annotated[PositiveChannels, from_weights] = (0.229, 0.224, 0.225)
-    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
-    """Smallest share of the area that a random crop keeps."""
-    flip: bool = True
-    """Mirror each training image with probability 1/2."""
 
     @property
     def resizing(self) -> Resizing:
         return Resizing(self.resize, self.square, self.interpolation)
 
-    def training(self) -> ImageTransform:
-        return RandomResizedCrop(self.size, self.min_scale, flip=self.flip, interpolation=self.interpolation)
 
-
-class HypViTConfig(RandomCropConfig, frozen=True):
+class HypViTConfig(KeptAspectConfig, frozen=True):
     """Bicubic crops of at least a fifth of the image, as in Hyp-ViT (Ermolov et al., CVPR 2022).
 
     Statistics are those of timm's ViT; DINO and DeiT weights need ImageNet's ``mean`` and ``std``. On CUB-200-2011
@@ -111,7 +117,7 @@ class HypViTConfig(RandomCropConfig, frozen=True):
     std: PositiveChannels = (0.5, 0.5, 0.5)
 
 
-class BNInceptionConfig(RandomCropConfig, frozen=True):
+class BNInceptionConfig(KeptAspectConfig, frozen=True):
     """BGR pixels 0..255 minus (104, 117, 128), as BN-Inception's weights expect; crops and flips as in ``imagenet``.
 
     The defaults are the settings of the code of Proxy-Anchor, SoftTriple and ProxyGML; the Reality Check has size 227

@@ -145,11 +145,14 @@ def feature_job(dataset: Dataset, trained: TrainedModel, *, split: Split) -> Fea
     return FeatureJob(dataset, job, trained, f"features of {split} images{times}")
 
 
-def frozen_part(recipe: Recipe, model: EmbeddingModel, device: torch.device) -> TrainedModel:
-    """Return the frozen layers of a model on a device, whose points are their output: features, or maps as rows."""
+def frozen_part(recipe: Recipe, model: EmbeddingModel, device: torch.device, *, training: bool = False) -> TrainedModel:
+    """Return the frozen layers of a model on a device, whose points are their output: features, or maps as rows.
+
+    Maps of augmented views have the size of ``training``.
+    """
     backbone, recorded = model.backbone, ""
     if isinstance(tuning := recipe.backbone.tuning, LastBlocksConfig):
-        backbone = first_blocks(recipe, model)
+        backbone = first_blocks(recipe, model, training=training)
         frozen = fingerprint({name: backbone.whole.state_dict()[name] for name in backbone.whole.frozen_names})
         recorded = hashlib.sha256(f"{frozen} before {tuning.blocks}".encode()).hexdigest()
     space = Euclidean.Config().build(backbone.num_features)
@@ -166,13 +169,14 @@ def trained_part(recipe: Recipe, model: EmbeddingModel) -> EmbeddingModel:
     return EmbeddingModel(nn.Identity(), LastBlocks(first), model.head, VectorSamples(first.num_features))
 
 
-def first_blocks(recipe: Recipe, model: EmbeddingModel) -> FirstBlocks:
-    """Return the layers of a model before those of its backbone that the recipe trains."""
+def first_blocks(recipe: Recipe, model: EmbeddingModel, *, training: bool = False) -> FirstBlocks:
+    """Return the layers of a model before those of its backbone that the recipe trains, see `frozen_part`."""
     tuning, transform = recipe.backbone.tuning, recipe.transform
     assert isinstance(tuning, LastBlocksConfig)
     if transform is None:
         raise OptionError("backbone.tuning.feature_views", "applies only to images; remove this key")
-    return FirstBlocks(model.backbone, tuning.blocks, transform.size)
+    sizes = transform.size, transform.training_side
+    return FirstBlocks(model.backbone, tuning.blocks, sizes[::-1] if training else sizes)
 
 
 def features_folder(run: RunFolder, stored: StoredOutput) -> Path:

@@ -29,7 +29,7 @@ def test_the_parts_of_a_backbone_equal_the_whole(name: str, options: dict[str, A
     torch.manual_seed(0)
     tuning = {"name": "last_blocks", "blocks": blocks}
     whole = config(name, tuning=tuning, **options).build().to(memory_format=torch.channels_last)
-    first, images = FirstBlocks(whole, blocks, size), torch.rand(4, 3, size, size)
+    first, images = FirstBlocks(whole, blocks, (size,)), torch.rand(4, 3, size, size)
     whole.train()
     first.check()
     assert any(module.training for module in whole.modules())  # as before
@@ -43,8 +43,20 @@ def test_the_parts_of_a_backbone_equal_the_whole(name: str, options: dict[str, A
         assert (one is None and other is None) or torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
+def test_the_parts_take_images_of_two_sizes(name: str):
+    whole = config(name, tuning={"name": "last_blocks", "blocks": 2}).build().eval()
+    first = FirstBlocks(whole, 2, (48, 32))
+    with torch.no_grad():
+        for side in (32, 48):
+            images = torch.rand(2, 3, side, side)
+            rows = first(images)
+            assert torch.allclose(LastBlocks(first)(rows), whole(images), rtol=1e-4, atol=1e-6)
+            assert (rows.shape[1] == first.num_features) == (side == 48)
+
+
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_blocks_that_read_more_than_one_map_are_refused(blocks: int):
     whole = config("bn_inception", tuning={"name": "last_blocks", "blocks": blocks}).build()
     with pytest.raises(UserError, match="read more than one map"):
-        FirstBlocks(whole, blocks, 64).check()
+        FirstBlocks(whole, blocks, (64,)).check()

@@ -151,6 +151,10 @@ def test_what_a_recipe_cannot_give(tmp_path: Path):
         ("model: resnet18, architecture: resnet50", "r.yaml:3: backbone.architecture: applies only to a model that"),
         ("model: resnet18, image_size: 256", "image_size null, got 256, because resnet18 takes images of any size"),
         (f"model: {DINOV2}, image_size: 224", "timm needs transform.size 224, got 32, because it must equal"),
+        (
+            "model: test_vit, image_size: 32}\ntransform: {name: pretrained, training_size: 16",
+            "timm needs transform.training_size null or 32, got 16, because it must equal backbone.image_size",
+        ),
         (f"model: {DINOV2}", f"transform.size 518, got 32, because {DINOV2} has a fixed input size"),
         ("model: resnet18, arguments: {checkpoint_path: x}", "checkpoint_path: dmlkit does not pass this argument"),
     ):  # fmt: skip

@@ -241,7 +241,7 @@ def test_the_budget_chooses_how_much_is_trained(budget: str, tuning: str, epochs
     name = tuning.replace("stored_maps", "last_blocks")
     assert (recipe.backbone.tuning.name, recipe.training.epochs) == (name, epochs)
     assert getattr(recipe.backbone.tuning, "feature_views", None) == {"stored_maps": 8, "none": 4}.get(tuning)
-    assert (recipe.transform.size, recipe.transform.resizing.side) == ((224, 256) if tuning == "none" else (160, 182))
+    assert (recipe.transform.size, recipe.transform.resizing.side) == ((224, 256) if tuning == "none" else (160, 160))
 
 
 @pytest.mark.parametrize("budget", ["3x", "0m", "-1h", ""])

@@ -87,32 +87,43 @@ def test_a_slower_model_is_chosen_only_if_it_is_better_beyond_chance():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "better", "size", "tried"),
+    ("seconds", "better", "sides", "tried"),
     [
-        (15.0, {224: 0.2, 384: 0.1}, 384, [224, 384]),
-        (15.0, {224: 0.2, 384: -0.1}, 224, [224, 384]),
+        (40.0, {224: 0.2, 320: 0.1}, (224, 320), [224, 320]),
+        (40.0, {224: 0.2, 320: -0.1}, (160, 224), [224, 320]),
         (20.0, {224: -0.1}, None, [224]),
-        (60.0, {}, None, []),  # (224 / 160)^2 times as long is more than the budget
-        (40.0, {224: 0.2}, 224, [224]),  # as is 384
+        (60.0, {224: 0.2}, (160, 224), [224]),  # (224 / 160)^2 times as long is more than the budget
     ],
 )
-def test_larger_images_are_taken_where_there_is_time_and_they_are_better(seconds, better, size, tried, monkeypatch):
+def test_larger_images_are_taken_where_there_is_time_and_they_are_better(seconds, better, sides, tried, monkeypatch):
     """As many epochs of as many weights; the time grows with the pixels, and each measured gain adds to the last."""
     values, looked = list(FEW), list[int]()
     setting: Any = Photos(None, 100, 12, 100, False, LITE0, True, False, epochs=20)
 
     def plan_of(own: Photos, *_: object) -> estimate.TrainingPlan:
-        return estimate.TrainingPlan(own, estimate.Estimate(seconds * ((own.size or 160) / 160) ** 2, 1.0), None)
+        training, size = own.sides or (160, 160)
+        of_both = seconds * (training / 160) ** 2 + 4 * (size / 160) ** 2
+        return estimate.TrainingPlan(own, estimate.Estimate(of_both, 1.0, evaluating=4 * (size / 160) ** 2), None)
 
     def measure(own: Photos, *_: object) -> MeasuredModel:
-        looked.append(own.size)
-        values[:] = [value + better[own.size] for value in values]
-        return measured(str(own.size), values, 10.0, size=own.size)
+        size = (own.sides or (0, 0))[1]
+        looked.append(size)
+        values[:] = [value + better[size] for value in values]
+        return measured(str(size), values, 10.0, size=size)
 
     monkeypatch.setattr(start, "plan_training", plan_of)
     monkeypatch.setattr(start, "measure", measure)
     found, plan = start.with_larger_images(plan_of(setting), measured("160", FEW, 20.0), 100.0, "cpu")
-    assert looked == [one.size for one in found] == tried and plan.setting.size == size
+    assert looked == [one.size for one in found] == tried and plan.setting.sides == sides
+    assert plan.estimate.seconds == pytest.approx(plan_of(plan.setting).estimate.seconds)
+
+
+def test_a_larger_evaluation_that_exceeds_the_budget_costs_epochs():
+    """100 s, of which 50 evaluate; twice the pixels take 50 s more, so that 2 / 3 of 30 epochs fit into 100 s."""
+    setting: Any = Photos(None, 1000, 12, 1000, False, LITE0, True, False, epochs=30, sides=(100, 141))
+    before = estimate.TrainingPlan(setting, estimate.Estimate(100.0, 1.0, evaluating=50.0), None)
+    plan = start.evaluated_larger(before, setting, 100.0)
+    assert plan.setting.epochs == 20 and plan.estimate.seconds == pytest.approx(100, rel=0.01)
 
 
 def test_a_license_may_be_required(home: Path, dmlkit: Cli):

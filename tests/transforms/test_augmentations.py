@@ -238,9 +238,11 @@ def test_a_plugin_can_add_an_augmentation(plugin: Callable[[str], None]):
     ids=["cached", "views", "live"],
 )
 def test_what_would_ignore_an_augmentation_is_rejected(override: str, message: str):
-    text = TINY_RECIPE.replace("size: 16}\nbackbone", "size: 16, augment: [{name: random_erasing}]}\nbackbone")
-    if message:
-        with pytest.raises(UserError, match=message):
-            parse_recipe(text, "r.yaml", (override,))
-    else:
-        assert parse_recipe(text, "r.yaml", (override,)).transform is not None
+    for changes in ((), ("transform={name: imagenet, size: 32, training_size: 16}",)):
+        text = TINY_RECIPE.replace("size: 16}\nbackbone", "size: 16, augment: [{name: random_erasing}]}\nbackbone")
+        words = message.replace("augment:", "training_size:") if changes else message
+        if words:
+            with pytest.raises(UserError, match=words):
+                parse_recipe(text, "r.yaml", (override, *changes))
+        else:
+            assert parse_recipe(text, "r.yaml", (override, *changes)).transform is not None

@@ -130,3 +130,15 @@ def test_pixels_are_those_of_the_peers(name: str, tmp_path):
     assert difference <= 2  # rounding of Pillow's and torch's resampling
     for found, expected in pairs:
         assert (found.int() - transforms.functional.pil_to_tensor(expected).int()).abs().max() <= 2
+
+
+def test_training_may_have_smaller_crops_than_evaluation():
+    pixels = torch.randint(0, 256, (3, 90, 120), dtype=torch.uint8)
+    for name in ("imagenet", "pretrained", "bn_inception", "hyp_vit"):
+        variant, found = TransformConfig.variants[name], list[torch.Tensor]()
+        both, small = variant(size=64, resize=72, training_size=40), variant(size=40, resize=72)
+        assert torch.equal(both.evaluation()(pixels), variant(size=64, resize=72).evaluation()(pixels))
+        for config in (both, small):
+            torch.manual_seed(2)
+            found.append(config.training()(pixels))
+        assert found[0].shape == (3, 40, 40) and torch.equal(*found)

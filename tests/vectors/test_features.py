@@ -104,12 +104,13 @@ def test_training_on_stored_features_equals_training_on_live_ones(
     assert one.loss == other.loss
 
 
+@pytest.mark.parametrize("sides", ["size: 16, resize: 18", "size: 24, resize: 24, training_size: 16"])
 def test_maps_of_views_are_kept_in_half_precision(
-    photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    sides: str, photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 channels a pixel of 4 x 4 after two poolings, times the width; the weights differ by its rounding alone."""
     changes = (
-        "transform={name: imagenet, size: 16, resize: 18}",
+        f"transform={{name: imagenet, {sides}}}",
         f"{BLOCKS}, feature_views: 3, cache: maps}}",
         "optimizer.name=riemannian_sgd",
     )
@@ -119,6 +120,7 @@ def test_maps_of_views_are_kept_in_half_precision(
     assert sum(map(len, halves)) == 3 * 3 * 5 and {one.shape[1] for one in halves} == {2 * 4 * 4 * 4}
     others = [one for path in stores("maps") for one in features_of(path) if one.dtype == np.float32]
     assert sum(map(len, others)) == 3 * 5 + 6 * 5  # validation and test images, whose figures are exact
+    assert {one.shape[1] for one in others} == {2 * 4 * (6 * 6 if "24" in sides else 4 * 4)}
     monkeypatch.setattr(features, "MAPS", torch.float32)
     assert dmlkit("train", "r.yaml", "-o", "whole", *options).code == 0
     trained, expected = weights_of("half"), weights_of("whole")
