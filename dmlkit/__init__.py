@@ -23,6 +23,11 @@ The main interfaces are the command line (``dmlkit --help``) and recipes. Their 
 Importing this package imports neither torch nor any other heavy dependency.
 """
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses such a Python, a clone on the path does not
+    sys.exit(f"dmlkit needs Python 3.11 or later; this is Python {sys.version_info[0]}.{sys.version_info[1]}")
+
 from importlib import import_module
 from typing import TYPE_CHECKING
 

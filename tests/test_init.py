@@ -1,6 +1,8 @@
 """What `import dmlkit` offers, and how a name that it has not is told."""
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,9 @@ def test_no_name_is_that_of_a_folder():
 def test_another_name_is_told_with_those_there_are():
     with pytest.raises(AttributeError, match="no attribute 'fit'; it has Client, Embedder, ImageGallery, "):
         getattr(dmlkit, "fit")  # noqa: B009
+
+
+def test_a_python_that_is_too_old_is_told_in_one_line():
+    code = "import sys; sys.version_info = (3, 10, 13); import dmlkit.cli.app"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "dmlkit needs Python 3.11 or later; this is Python 3.10\n")
