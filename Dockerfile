@@ -12,7 +12,7 @@ RUN python -m venv /opt/dmlkit \
 FROM python:3.12-slim
 COPY --from=build /opt/dmlkit /opt/dmlkit
 RUN useradd --create-home --uid 1000 dmlkit
-USER dmlkit
+USER 1000
 WORKDIR /data
 ENV PATH=/opt/dmlkit/bin:$PATH HOME=/tmp
 EXPOSE 8765

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PERMITTED = re.compile(
-    r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|CC0|BSL-1\.0|Boost|HPND|Unlicense|Public Domain"
+    r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|CC0|BSL-1\.0|Boost|HPND|CNRI|Unlicense|Public Domain"
     r"|MPL|Mozilla|LGPL|Lesser General Public",  # copyleft that stays with the files, or with the library
     re.IGNORECASE,
 )
@@ -53,10 +53,10 @@ def licence_of(package: Distribution) -> str:
     """Return the license of a package: an expression, its classifiers, its name, or the first line of its file."""
     metadata = package.metadata
     classifiers = [text.split(" :: ")[-1] for text in metadata.get_all("Classifier", []) if text.startswith("License")]
-    named = " AND ".join(name for name in classifiers if name != "OSI Approved")
-    own = "" if metadata["License"] in (None, "UNKNOWN") else metadata["License"]
+    named = " AND ".join(name for name in classifiers if not name.lower().endswith(" approved"))
+    own = metadata.get("License", "").removeprefix("UNKNOWN")
     file = package.read_text("licenses/LICENSE") or package.read_text("LICENSE") or ""
-    found = metadata["License-Expression"] or named or own or file or "not stated"
+    found = metadata.get("License-Expression") or named or own or file or "not stated"
     return found.strip().splitlines()[0][:80].strip()
 
 

@@ -23,6 +23,7 @@ spec.loader.exec_module(audit)
         ("Apache-2.0 AND Apache-2.0 WITH LLVM-exception", True),
         ("GNU Lesser General Public License v3 (LGPLv3)", True),
         ("GPL-3.0-only OR MIT", True),
+        ("Apache-2.0 AND CNRI-Python", True),
         ("GPL-3.0-only", False),
         ("MIT AND GPL-3.0-only", False),
         ("GNU Affero General Public License v3", False),
@@ -36,6 +37,10 @@ def test_permissive_licences_and_copyleft_of_files_are_permitted(licence: str, i
 def test_packages_are_those_that_dmlkit_needs_here():
     names = {package.name for package in audit.installed("dmlkit", ("timm",), set())}
     assert {"dmlkit", "torch", "numpy", "timm"} <= names and "pytest" not in names
+
+
+def test_the_licences_of_all_that_is_installed_here_are_permitted(capsys: pytest.CaptureFixture[str]):
+    assert audit.check_licences(), capsys.readouterr().err
 
 
 FINE, FOUND = {"name": "a", "version": "1", "vulns": []}, {"name": "b", "version": "2", "vulns": [{"id": "CVE-1"}]}

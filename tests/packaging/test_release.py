@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from tests.conftest import ONE_EPOCH, ROOT, Result
+from tests.packaging.conftest import needed
 
 Cli = Callable[..., Result]
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
@@ -58,7 +60,7 @@ def test_the_container_installs_extras_that_exist_and_copies_only_what_the_build
     copied = [name for line in re.findall(r"^COPY (?!--from)(.+)", text, re.MULTILINE) for name in line.split()[:-1]]
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
     assert sorted(copied) == sorted(kept) and all((ROOT / name).exists() for name in copied)
-    assert text.index("\nUSER dmlkit") < text.index("\nENTRYPOINT")
+    assert text.index("\nUSER 1000") < text.index("\nENTRYPOINT")
 
 
 def test_compose_and_the_hook_name_commands_and_their_options(monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
@@ -115,6 +117,17 @@ def test_the_lock_has_each_requirement_in_an_allowed_version_with_hashes_and_wit
     entries = re.split(r"^(?=[\w.-]+==)", LOCK, flags=re.MULTILINE)[1:]
     assert [entry for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry)] == []
     assert len(entries) == len(versions) and "://" not in LOCK and "@" not in LOCK
+
+
+def test_the_lock_has_nothing_that_no_requirement_brings():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = [line for extra in extras_of_the_lock() for line in project["optional-dependencies"][extra]]
+    try:
+        brought = {canonicalize_name(name) for name in needed([*project["dependencies"], *extras])}
+    except PackageNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed")
+    everywhere = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==\S+ \\$", LOCK, re.MULTILINE)}
+    assert {"torch", "numpy"} <= everywhere <= brought
 
 
 def test_the_lock_has_the_pinned_versions():
