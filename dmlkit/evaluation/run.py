@@ -42,7 +42,7 @@ from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.stored import embed_files, split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
-READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
+READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize", "transform.square")
 """Recipe keys that an evaluation reads, with the keys below them; all other keys are fixed by the weights."""
 TRAINED_ON = "trained on; these metrics do not measure unseen classes"
 
