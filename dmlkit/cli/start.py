@@ -192,6 +192,11 @@ def shown(plan: "TrainingPlan", budget: float) -> list[str]:
     if seconds > budget:
         untrained = f"timm:{plan.setting.backbone.model} in place of a run needs no training"
         lines.append(f"this is more than the budget of {duration(budget)}, and nothing here takes less; {untrained}")
+    if plan.disk:
+        lines.append(
+            f"{TUNING_WORDS['stored_maps']} would take {plan.disk / 1e9:.3g} GB of this disk, which has less; free "
+            "some space, or run start on another disk"
+        )
     if larger is not None:
         lines.append(f"{TUNING_WORDS[larger[0]]} would take {duration(larger[1])} and give more: see --budget")
     return lines

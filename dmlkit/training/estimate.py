@@ -1,5 +1,6 @@
 """Estimate of how long a recipe trains on this machine, from a timed batch of its backbone."""
 
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil, inf
@@ -23,7 +24,7 @@ from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.start import MOST_TUNING_EPOCHS, TUNINGS, Photos, least_epochs, plan_steps, starting_recipe
-from dmlkit.vectors.features import frozen_part, trained_part
+from dmlkit.vectors.features import MAPS, frozen_part, trained_part
 from dmlkit.vectors.trained import without_pretrained_weights
 
 TIMED = 16  # images: on one CPU core a batch of EfficientNet-Lite0 takes 0.6 s
@@ -44,6 +45,7 @@ class Estimate(NamedTuple):
     kept: float = 0.0  # bytes per image that the forward pass keeps for the backward pass
     storing: float = 0.0  # of the seconds, those before the first step, in which features are computed and stored
     evaluating: float = 0.0  # of the seconds, those in which images of other splits are embedded
+    disk: float = 0.0  # bytes that are stored during training
 
     def of_epochs(self, times: float) -> "Estimate":
         """Return the estimate of a training of so many times the epochs."""
@@ -72,13 +74,14 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     transform, tuning, epochs = recipe.transform, recipe.backbone.tuning, recipe.training.trained_epochs
     larger = (transform.size / transform.training_side) ** 2 if transform else 1.0  # pixels of an image in evaluation
     workers = default_workers() if recipe.training.workers is None else max(1, recipe.training.workers)
-    stored, part, inputs, storing = tuning.stored(), model, pixels.to(ranks.device), 0.0
+    stored, part, inputs, storing, disk = tuning.stored(), model, pixels.to(ranks.device), 0.0, 0.0
     if stored is not None:
         frozen, part = frozen_part(recipe, model, ranks.device).model, trained_part(recipe, model).to(ranks.device)
         images = len(train) * max(1, stored.views) + larger * sum(sizes.values())
         storing = images * _per_image(_computing(frozen, inputs, ranks, backward=False), reading, workers, ranks)
         with torch.no_grad():
             inputs = frozen(inputs)
+        disk = inputs[0].numel() * (MAPS.itemsize * stored.views * len(train) + 4 * larger * sum(sizes.values()))
         reading = 0.0  # of stored features
         if isinstance(tuning, NoTuningConfig):
             return Estimate(storing + epochs * EPOCH, images / storing, storing=storing)
@@ -91,7 +94,7 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     evaluated = (epochs + 1) * sizes.get("validation", 0) + 2 * sizes.get("test", 0)
     evaluating = evaluated * larger * per_image
     seconds = storing + epochs * len(train) * trained + evaluating
-    return Estimate(seconds, 1 / trained, kept, storing, evaluating)
+    return Estimate(seconds, 1 / trained, kept, storing, evaluating, disk)
 
 
 def kept_bytes(model: EmbeddingModel, pixels: Tensor) -> float:
@@ -141,6 +144,7 @@ class TrainingPlan(NamedTuple):
     estimate: Estimate
     larger: tuple[str, float] | None  # the strongest tuning and its seconds, if they exceed the budget
     memory: float = 0.0  # bytes that a batch takes, if it has to be embedded in chunks
+    disk: float = 0.0  # bytes of the stored maps for which the disk has no room
 
 
 def plan_training(setting: Photos, budget: float, device: str = "auto") -> TrainingPlan:
@@ -155,7 +159,7 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
         recipe = parse_recipe(starting_recipe(chosen), "recipe")
         return chosen, estimate_training(recipe, device, at_hand=setting.at_hand)
 
-    larger, least = None, least_epochs(setting.images, setting.trained)
+    larger, disk, least = None, 0.0, least_epochs(setting.images, setting.trained)
     free = SHARE * free_memory(torch.device(resolve_device(device)[0]))
     batch = plan_steps(setting.images, setting.trained)[0]
     first, *others, last = TUNINGS
@@ -166,15 +170,19 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
             if tuning == first:  # the photos cannot be read
                 raise
             continue  # the network has no attention layers, or is not divided into blocks
+        if estimate.disk > shutil.disk_usage(".").free:
+            disk = estimate.disk
+            continue
         memory = OVERHEAD + MARGIN * estimate.kept * batch
         if memory > free and batch > LEAST_CHUNK:
             chunk = max(LEAST_CHUNK, int((free - OVERHEAD) / (memory - OVERHEAD) * batch))
             chosen, estimate = replace(chosen, chunk=chunk), estimate.of_epochs(RECOMPUTED)
         if estimate.seconds <= budget:
             epochs = min(max(least, MOST_TUNING_EPOCHS), int(least * estimate.times_within(budget)))
-            return TrainingPlan(replace(chosen, epochs=epochs), estimate.of_epochs(epochs / least), larger, memory)
+            chosen = replace(chosen, epochs=epochs)
+            return TrainingPlan(chosen, estimate.of_epochs(epochs / least), larger, memory, disk)
         larger = larger or (tuning, estimate.seconds)
-    return TrainingPlan(*trial(last, least), larger)
+    return TrainingPlan(*trial(last, least), larger, disk=disk)
 
 
 def _read(dataset: Dataset, recipe: Recipe, *, training: bool) -> tuple[Tensor, float]:

@@ -204,6 +204,9 @@ def test_the_estimate_counts_the_passes_through_the_backbone(tuning: str, tiny_r
     elif "4" in tuning:
         seconds += storing
     assert found.seconds == pytest.approx(seconds) and found.images_per_second == 1
+    maps = "last_blocks, feature" in tuning
+    numbers = 8 * 4 * 4  # of the map before the last convolution
+    assert found.disk == (numbers * (2 * 4 * train + 4 * (validation + test)) if maps else 0)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +217,7 @@ def test_the_estimate_counts_the_passes_through_the_backbone(tuning: str, tiny_r
         ("9m", "last_blocks", 108, ["training takes about 9 min", "all weights would take 10 min and give more"]),
         ("5m", "stored_maps", 150, ["training takes about 5 min", "all weights would take 10 min and give more"]),
         ("1m", "none", 200, ["training takes about 1 min", "all weights would take 10 min and give more"]),
+        ("4m50s", "none", 200, ["the last 2 blocks on stored maps would take 1e+06 GB of this disk, which has less"]),
         ("12s", "none", 200, ["nothing here takes less; timm:tf_efficientnet_lite0 in place of a run needs"]),
     ],
 )
@@ -230,7 +234,7 @@ def test_the_budget_chooses_how_much_is_trained(budget: str, tuning: str, epochs
         if used.name == "lora":
             return own(recipe, *words, **options)
         if used.name == "last_blocks" and used.feature_views is not None:
-            return estimate.Estimate(240.0, 1.0, storing=120.0)
+            return estimate.Estimate(240.0, 1.0, storing=120.0, disk=1e15 if budget == "4m50s" else 1e6)
         return estimate.Estimate(seconds[used.name], 1.0)
 
     monkeypatch.setattr(estimate, "estimate_training", made_up)
