@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FOR_DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.installed-for-demo)
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dmlkit needs Python 3.11 or later; set PYTHON, e.g. make PYTHON=python3.12")'
-EXTRAS := transport,torchcodec,timm,hf,excel,lite,cluster,tsne,sift,video,onnx,tensorboard,ray,lancedb,serve,qdrant,pgvector
+EXTRAS := transport,torchcodec,timm,hf,excel,lite,cluster,tsne,video,onnx,tensorboard,ray,lancedb,serve,qdrant,pgvector
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
 .PHONY: setup demo test test-heavy test-oldest lock test-gpu test-postgres test-browser test-trackers lint audit bench clean docs papers fuzz wheel gpu-hour

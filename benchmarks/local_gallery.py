@@ -17,7 +17,7 @@ Differences are paired, with 95 % intervals over test classes; those of the FPIR
 Run: dmlkit train start/frozen_lite0 -o RUN --set dataset.root=PHOTOS --set transform.size=160
 --set dataset.validation_fraction=0.25; python benchmarks/local_gallery.py RUN. PHOTOS are those of the Grocery Store
 data set, one folder per product. DIVISIONS=N changes the number of divisions, 10 by default; the table is written after
-each. KIND=sift compares keypoints.
+each.
 """
 
 import os
@@ -39,7 +39,6 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import ModelChoice
 
 DIVISIONS, ENROLLED, ASKED, FPIR = int(os.environ.get("DIVISIONS", "10")), 10, 15, 0.05
-KIND = os.environ.get("KIND", "local")
 NAMES = ("FNIR", "FPIR", "at FPIR 0.05", "rank 1")
 
 
@@ -55,7 +54,7 @@ def main(run: Path) -> None:
     kept = [generator.permutation(np.flatnonzero(labels == code))[: ENROLLED + ASKED] for code in np.unique(labels)]
     paths, names = [str(path) for path in images.paths], [images.class_names[code] for code in labels]
     on_cpu = ModelChoice(device="cpu")
-    fusion = choose_second(run, Path(KIND), ranks=start_ranks("cpu"))
+    fusion = choose_second(run, Path("local"), ranks=start_ranks("cpu"))
     found: dict[tuple[str, bool], list[np.ndarray]] = {(name, both): [] for name in NAMES for both in (False, True)}
     classes: dict[str, list[np.ndarray]] = {"asked": [], "strangers": []}
     for division in range(DIVISIONS):
@@ -107,8 +106,8 @@ def write_means(
         ends = f"{change.low:+.3f} .. {change.high:+.3f}"
         rows.append([name, *(f"{side.mean():.3f}" for side in sides), f"{change.difference:+.3f}", ends])
     rows.append(["share of the matches", "", f"{share:.3f}", "", ""])
-    header = [f"{len(classes['asked'])} divisions", "cosine", f"with {KIND}", "difference", "95 % interval"]
-    write_report("local_gallery" if KIND == "local" else f"local_gallery_{KIND}", __doc__, header, rows)
+    header = [f"{len(classes['asked'])} divisions", "cosine", "with local", "difference", "95 % interval"]
+    write_report("local_gallery", __doc__, header, rows)
 
 
 if __name__ == "__main__":

@@ -175,8 +175,7 @@ def fusion_line(fusion: Mapping[str, Any]) -> str:
         measured = f"; validation map@r {fusion['alone']:.4f} alone, {fusion['together']:.4f} together"
         measured += ": the run alone is better" if fusion["together"] < fusion["alone"] else ""
     weights = "mean of logits" if fusion["weights"] == "mean" else "logistic weights"
-    local = {"local": "matches of patches", "sift": "matches of SIFT keypoints"}
-    of = local.get(fusion["run"], f"the similarity of {fusion['run']}")
+    of = "matches of patches" if fusion["run"] == "local" else f"the similarity of {fusion['run']}"
     if fusion["run"] == "place":
         decay = "no decay" if fusion["days"] is None else f"decay in {fusion['days']:.3g} days"
         of = f"place and time: home range {fusion['kilometers']:.3g} km, {decay}"

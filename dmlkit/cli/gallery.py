@@ -25,7 +25,7 @@ from dmlkit.cli.options import (
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import CREATING_MARK, LOCAL, SIFT, require_addable, require_gallery
+from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_gallery
 
 if TYPE_CHECKING:
     from dmlkit.gallery.incoming import Incoming
@@ -54,12 +54,11 @@ class KeptModelOptions:
     second: Annotated[
         Path | None,
         second_option(
-            "RUN|local|sift",
+            "RUN|local",
             "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
-            "the patches (local) or keypoints (sift) of the 100 nearest images, which the gallery keeps. For a run in "
-            "a folder of such a name, write ./local or ./sift.",
+            "the patches of the 100 nearest images, which the gallery keeps (local). For a run in a folder of this "
+            "name, write ./local.",
             LOCAL,
-            SIFT,
         ),
     ] = None
     device: ModelDevice = "auto"

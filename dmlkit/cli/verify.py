@@ -9,7 +9,7 @@ from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table,
 from dmlkit.cli.options import Checkpoint, Json, ModelDevice, RunPath, Writes, command, existing, second_option
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
-from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
+from dmlkit.files.source import LOCAL, require_image, require_path
 
 if TYPE_CHECKING:
     from dmlkit.evaluation.verification import Verification
@@ -52,12 +52,10 @@ def verify(
     second: Annotated[
         Path | None,
         second_option(
-            "RUN|local|sift",
+            "RUN|local",
             "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
-            "the patches (local) or keypoints (sift) of both images. For a run in a folder of such a name, write "
-            "./local or ./sift.",
+            "the patches of both images (local). For a run in a folder of this name, write ./local.",
             LOCAL,
-            SIFT,
         ),
     ] = None,
     json: Json = False,

@@ -23,7 +23,7 @@ from dmlkit.evaluation.second import (
     local_features,
     sightings_of,
 )
-from dmlkit.files.source import LOCAL, SIFT
+from dmlkit.files.source import LOCAL
 from dmlkit.files.where import Where
 from dmlkit.identify.second import PlaceFusion
 from dmlkit.metrics.base import Points
@@ -229,8 +229,8 @@ def _with_fusion(
     if isinstance(fusion, PlaceFusion):
         sightings = sightings_of(trained, dataset, embeddings.indices.tolist())
         return {"rescorer": Rescorer(evidence_of(sightings, fusion.range), fusion.share)}
-    if fusion.run in (LOCAL, SIFT):
-        features, _ = local_features(fusion.run, trained, ranks, dataset, embeddings, bar)
+    if fusion.run == LOCAL:
+        features, _ = local_features(trained, ranks, dataset, embeddings, bar)
         return {"rescorer": by_features(features, fusion)}
     both = fuse(trained, fusion, ranks)
     second = embedded(both)

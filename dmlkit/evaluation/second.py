@@ -22,7 +22,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import column_table, read_column
 from dmlkit.evaluation.calibration import sampled_pairs
 from dmlkit.files.image_table import LABEL, LIMITS, SightingCells, days_of, degrees_of, warn_of_unplaced
-from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT, check_options, kind_of, place_of_run, require_run
+from dmlkit.files.source import LOCAL, PARTNERS, PLACE, check_options, kind_of, place_of_run, require_run
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.manifest import read_gallery_manifest
 from dmlkit.identify.probability import FOLDS, fit_sigmoid
@@ -41,10 +41,8 @@ from dmlkit.vectors.fusion import check_fusible, join, require_torch
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.local_features import (
     centered,
-    keypoints_of,
     maps_of,
     mean_of,
-    require_one_process,
 )
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
@@ -162,7 +160,7 @@ def choose_second(
     if other == Path(PLACE):
         return choose_place(folder, trained, ranks, bar)
     if other in PARTNERS:
-        return choose_local(folder, trained, other.name, ranks, bar).fusion
+        return choose_local(folder, trained, ranks, bar).fusion
     return choose_fusion(folder, trained, other, ranks, bar)
 
 
@@ -361,25 +359,21 @@ class LocalChoice(NamedTuple):
     features: Tensor  # (N, P, C) float16, their local features
 
 
-def choose_local(run: RunFolder, trained: TrainedModel, kind: str, ranks: Ranks, bar: Bar = no_bar) -> LocalChoice:
+def choose_local(run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar = no_bar) -> LocalChoice:
     """Choose the weight of local scores on the validation classes of a run, as `choose_fusion` does.
 
     The pairs are those of each validation image and its nearest candidates.
-
-    Args:
-        kind: `LOCAL` for patches of the model's network, `SIFT` for keypoints, which need no training.
     """
-    trained.recipe.dataset.require_one_label(f"--with {kind}")
-    if kind == LOCAL:
-        require_torch(trained)
+    trained.recipe.dataset.require_one_label(f"--with {LOCAL}")
+    require_torch(trained)
     dataset = trained.recipe.dataset.build("validation")
     found = split_embeddings(run, trained, ranks, dataset, "validation", bar=bar)
-    features, mean = local_features(kind, trained, ranks, dataset, found, bar)
+    features, mean = local_features(trained, ranks, dataset, found, bar)
     with bar("matching images", len(found.points)) as advance, torch.no_grad():
-        scores = match_scores(kind, features.__getitem__, advance)
+        scores = match_scores(features.__getitem__, advance)
         choice = weigh_scores(found, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
     fusion = LocalFusion(
-        **_named(kind, trained),
+        **_named(LOCAL, trained),
         **choice._asdict(),
         mean=tuple(mean.tolist()),
         shape=(features.shape[1], features.shape[2]),
@@ -418,16 +412,13 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
 
 def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
     """Return the local scores of images by the rows of their features (N, P, C) float16."""
-    return Rescorer(match_scores(fusion.run, features.__getitem__), fusion.share, CANDIDATES)
+    return Rescorer(match_scores(features.__getitem__), fusion.share, CANDIDATES)
 
 
 def local_features(
-    kind: str, trained: TrainedModel, ranks: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
+    trained: TrainedModel, ranks: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
 ) -> tuple[Tensor, Tensor]:
-    """Return local features (N, P, C) of images, and the mean (C,) of all patches; none of keypoints."""
-    if kind == SIFT:
-        require_one_process(SIFT, ranks)
-        return keypoints_of(dataset, found.indices, bar).packed, torch.empty(0)
+    """Return local features (N, P, C) of images, and the mean (C,) of all patches."""
     maps = maps_of(trained, ranks, dataset, found.indices, bar)
     mean = mean_of(maps)
     return centered(maps, mean), mean

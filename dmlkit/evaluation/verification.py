@@ -217,7 +217,7 @@ def verify(
     Args:
         prior: share of the pairs that are of the same class, for which the probabilities hold; verdicts do not depend
             on it.
-        second: a second run, ``local`` or ``sift``, whose similarity is added. The threshold is then chosen again on
+        second: a second run, or ``local``, whose similarity is added. The threshold is then chosen again on
             the validation classes, for the false accept rate with which the run was calibrated.
     """
     if not 0 < prior < 1:
@@ -242,7 +242,7 @@ def verify(
         )
     fusion, local = None, None
     if second is not None and second in PARTNERS:
-        kept = local_threshold(run, trained, second.name, threshold.far, ranks, bar)
+        kept = local_threshold(run, trained, threshold.far, ranks, bar)
         local, threshold, fusion = kept.fusion, kept.threshold, kept.fusion.weight
         trained = with_local(trained, local, str(path))
     elif second is not None:
@@ -316,7 +316,7 @@ MOST = 600  # validation images, all pairs of which are matched: 180 000 pairs i
 
 
 class LocalThreshold(Document, frozen=True, strict=True):
-    """``threshold-local.json`` or ``threshold-sift.json``: the calibration of ``verify --with``, kept in the run."""
+    """``threshold-local.json``: the calibration of ``verify --with``, kept in the run."""
 
     kind: ClassVar[str] = "calibrated threshold of similarities and matches"
 
@@ -331,28 +331,25 @@ class LocalThreshold(Document, frozen=True, strict=True):
 
 
 def local_threshold(
-    run: RunFolder, trained: TrainedModel, kind: str, far: float, ranks: Ranks, bar: Bar = no_bar
+    run: RunFolder, trained: TrainedModel, far: float, ranks: Ranks, bar: Bar = no_bar
 ) -> LocalThreshold:
     """Return the weight of matches and the threshold of both similarities: those that the run keeps, or new ones.
 
     They are chosen again if the weights, the validation images, the software, the device or ``far`` are others.
-
-    Args:
-        kind: `LOCAL` or `SIFT`.
     """
-    config, place = trained.recipe.dataset, run.threshold_path.with_name(f"threshold-{kind}.json")
+    config, place = trained.recipe.dataset, run.threshold_path.with_name("threshold-local.json")
     own = (hash_images(config.build("validation"), config), stored_model(trained).key)
     with suppress(UserError):  # there is none, or it is damaged
         kept = LocalThreshold.read(place)
         if (kept.images, kept.points, kept.threshold.far) == (*own, far):
             return kept
-    choice = choose_local(run, trained, kind, ranks, bar)
+    choice = choose_local(run, trained, ranks, bar)
     threshold = _chosen_threshold(choice, run, trained, far, bar)
     found = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=own[0], points=own[1])
     try:
         found.write(place)
     except OSError as error:
-        warn(f"{place}: cannot write: {error.strerror or error}; the next verify --with {kind} calibrates again")
+        warn(f"{place}: cannot write: {error.strerror or error}; the next verify --with local calibrates again")
     return found
 
 

@@ -95,7 +95,7 @@ def migrate_gallery(
         is_new=True,
         threshold=described.threshold,
         index=index.option if index else None,
-        lost=before_local.what if before_local and not trained.local else None,
+        lost="patches" if before_local and not trained.local else None,
     )
 
 

@@ -253,7 +253,7 @@ class Identifier:
             yield self.note
         local = None if self.gallery is None else self.gallery.manifest.local
         if local is not None and not self.decider.compares_matches:
-            yield f"the {local.what} of {self.source.source} are not compared here"
+            yield f"the patches of {self.source.source} are not compared here"
         other = of_other_model(asked.manifest, self.source)  # a model that was mapped into the gallery's space
         if other and self.fits and self.threshold is None:
             way = "after dmlkit gallery migrate and dmlkit calibrate one holds"

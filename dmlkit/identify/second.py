@@ -85,7 +85,7 @@ class LocalMatches(Second):
         self.local, self.added = local, torch.empty(0, *local.shape, dtype=torch.float16)
         count = len(gallery) if len(gallery) * local.shape[0] * local.shape[1] <= KEPT_NUMBERS else 0
         self.kept, self.is_read = torch.empty(count, *local.shape, dtype=torch.float16), torch.zeros(count).bool()
-        self.rescorer = Rescorer(match_scores(local.run, self.at), local.share, CANDIDATES, "matches")
+        self.rescorer = Rescorer(match_scores(self.at), local.share, CANDIDATES, "matches")
 
     @classmethod
     def of(cls, opened: PointSet) -> "LocalMatches | None":
@@ -127,7 +127,7 @@ class LocalMatches(Second):
             trained = with_local(embedder, local, self.gallery.source)
             return self.add(features_of(local, trained, model.start(), dataset, places[chosen], bar))
         raise UserError(
-            f"{asked.source}: has no {local.what}, which {self.gallery.source} compares; give the images themselves"
+            f"{asked.source}: has no patches, which {self.gallery.source} compares; give the images themselves"
         )
 
 

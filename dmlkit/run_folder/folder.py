@@ -39,7 +39,7 @@ class RunFolder:
         curves.png            checkpoints/{last,best}.pt
         test_classes.json
         basis.json            features/KEY/    vectors/KEY/    loggers.json    tensorboard/    threshold.json
-        alignment.json        threshold-{local,sift}.json
+        alignment.json        threshold-local.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
     It may not exist yet. A pretrained model, see `model_name`, is a run without training: its recipe comes from its

@@ -13,7 +13,7 @@ CHECKPOINTS = "checkpoints"
 OF_RUN = (
     *("recipe.yaml", "environment.json", "classes.json", "basis.json", "metrics.jsonl", "summary.json", "curves.png"),
     *("alignment.json", "test_classes.json", "loggers.json", "threshold.json", "threshold-local.json"),
-    *("threshold-sift.json", CHECKPOINTS, "features", "tensorboard"),
+    *(CHECKPOINTS, "features", "tensorboard"),
     *("embeddings", "vectors", "evaluations", "exports", "plots"),  # computed with its weights
 )
 """Files and folders of a run; others in its folder are not."""

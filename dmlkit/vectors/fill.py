@@ -144,7 +144,7 @@ class PartEmbedder:
         job, self.batches.numbers = self.job, numbers
         batches = [(model, iter(loader)) for _, model, loader in self.loaders]
         local = self.trained.local
-        with batch_features(local, self.trained, job.dataset) if local else nullcontext() as features:
+        with batch_features(local, self.trained) if local else nullcontext() as features:
             for number in numbers:
                 rows, count = job.rows(number), len(job.batches(number))
                 self.kept = [torch.empty(0, *local.shape, dtype=torch.float16)] if local else []
@@ -161,7 +161,7 @@ class PartEmbedder:
         model: EmbeddingModel,
         batches: Iterator[Any],
         advance: Advance,
-        features: Callable[[Tensor], Tensor] | None,
+        features: Callable[[], Tensor] | None,
     ) -> Embeddings:
         """Embed the images of a part with one model, and keep their local features."""
         points = [torch.empty(0, model.manifold.point_dim, dtype=self.job.dtype)]
@@ -182,7 +182,7 @@ class PartEmbedder:
                 if not points[-1].isfinite().all():
                     raise UserError(f"{names[0]}: its features exceed {torch.finfo(self.job.dtype).max:,.0f}; {LIVE}")
                 if features is not None:
-                    self.kept.append(features(batch.indices))
+                    self.kept.append(features())
             if model is self.loaders[0][1]:
                 advance(len(batch.labels) + len(batch.faults))
         return Embeddings(torch.cat(points), torch.cat(labels), torch.cat(indices), faults)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
-from dmlkit.files.source import LOCAL, SIFT, model_name
+from dmlkit.files.source import LOCAL, model_name
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import unit_vectors
 from dmlkit.manifolds.sphere import Sphere
@@ -84,8 +84,8 @@ def fuse(first: TrainedModel, fusion: Fusion, ranks: Ranks) -> TrainedModel:
 
 def with_local(trained: TrainedModel, local: LocalFusion | None, where: str) -> TrainedModel:
     """Return a model that computes local features with its points, for what ``where`` names; with None, no features."""
-    if local is None or local.run == SIFT:
-        return replace(trained, local=local)
+    if local is None:
+        return replace(trained, local=None)
     require_torch(trained)
     if trained.fingerprint != local.fingerprint:
         raise UserError(

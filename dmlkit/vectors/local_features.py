@@ -1,20 +1,17 @@
-"""Local features of images: patches of a run's own network, or keypoints; galleries keep them next to the points."""
+"""Local features of images: patches of a run's own network, which galleries keep next to the points."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
-from dmlkit.files.source import LOCAL, SIFT
+from dmlkit.files.source import LOCAL
 from dmlkit.model import EmbeddingModel
-from dmlkit.nearest.matches import MOST_KEYPOINTS, Keypoints
 from dmlkit.pooling import Pooling
 from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.manifest import LocalFusion
@@ -36,7 +33,7 @@ def maps_of(trained: TrainedModel, ranks: Ranks, dataset: Dataset, rows: Tensor,
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--with {LOCAL}: matches patches of images, got {trained.samples.name}s; leave it out")
-    require_one_process(LOCAL, ranks)
+    require_one_process(ranks)
     with bar("features of patches", len(rows)) as advance, kept_maps(trained.model) as maps:
         embed_dataset(
             ranks,
@@ -93,66 +90,18 @@ def features_of(
     local: LocalFusion, trained: TrainedModel, ranks: Ranks, dataset: Dataset, rows: Tensor, bar: Bar = no_bar
 ) -> Tensor:
     """Return the local features (N, P, C) float16 of images, to be compared with others of the same fusion."""
-    if local.run == SIFT:
-        require_one_process(SIFT, ranks)
-        return keypoints_of(dataset, rows, bar).packed
     return centered(maps_of(trained, ranks, dataset, rows, bar), torch.tensor(local.mean))
 
 
 @contextmanager
-def batch_features(
-    local: LocalFusion, trained: TrainedModel, dataset: Dataset
-) -> Generator[Callable[[Tensor], Tensor]]:
-    """Yield a function that returns the local features (n, P, C) float16 of the batch that the model embedded last.
-
-    It takes the rows (n,) of the batch in the dataset.
-    """
-    if local.run == SIFT:
-        yield lambda rows: keypoints_of(dataset, rows).packed
-        return
+def batch_features(local: LocalFusion, trained: TrainedModel) -> Generator[Callable[[], Tensor]]:
+    """Yield a function that returns the local features (n, P, C) float16 of the batch that the model embedded last."""
     mean = torch.tensor(local.mean)
     with kept_maps(trained.model) as maps:
-        yield lambda _: centered(maps.pop(), mean)
+        yield lambda: centered(maps.pop(), mean)
 
 
-def require_one_process(kind: str, ranks: Ranks) -> None:
+def require_one_process(ranks: Ranks) -> None:
     """Raise a `UserError` if there are several processes."""
     if ranks.world_size > 1:
-        raise UserError(f"--with {kind}: runs in one process, got {ranks.world_size}; start it without ranks")
-
-
-KEYPOINT_SIDE = 320  # pixels; larger images are reduced
-
-
-def keypoints_of(dataset: Dataset, rows: Tensor, bar: Bar = no_bar) -> Keypoints:
-    """Return the keypoints of images (SIFT, Lowe 2004), described by the roots of its histograms.
-
-    The roots are those of RootSIFT (Arandjelović & Zisserman 2012), whose cosine compares histograms.
-
-    Args:
-        rows: (N,) indices of the images, all of which can be read.
-    """
-    try:
-        cv2: Any = import_module("cv2")
-    except ImportError:
-        raise UserError(f"--with {SIFT}: this needs OpenCV; install it with: pip install 'dmlkit[sift]'") from None
-    if not dataset.kind.has_pixels:
-        raise UserError(f"--with {SIFT}: matches keypoints of images, got {dataset.kind.name}s; leave it out")
-    detector = cv2.SIFT_create(nfeatures=MOST_KEYPOINTS)
-    places = torch.zeros(len(rows), MOST_KEYPOINTS, 2)
-    descriptors = torch.zeros(len(rows), MOST_KEYPOINTS, 128, dtype=torch.float16)
-    with bar("keypoints", len(rows)) as advance:
-        for row, index in enumerate(rows.tolist()):
-            pixels = dataset.sample(index).permute(1, 2, 0).numpy()
-            gray, longest = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), max(pixels.shape[:2])
-            scale = min(1.0, KEYPOINT_SIDE / longest)
-            if scale < 1:
-                gray = cv2.resize(gray, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-            points, histograms = detector.detectAndCompute(gray, None)
-            if points:
-                roots = torch.from_numpy(np.sqrt(np.maximum(histograms[:MOST_KEYPOINTS], 0)))
-                descriptors[row, : len(roots)] = nn.functional.normalize(roots, dim=1).half()
-                spots = np.array([point.pt for point in points[:MOST_KEYPOINTS]], np.float32) / (scale * longest)
-                places[row, : len(roots)] = torch.from_numpy(spots)
-            advance(1)
-    return Keypoints(places, descriptors)
+        raise UserError(f"--with {LOCAL}: runs in one process, got {ranks.world_size}; start it without ranks")

@@ -76,8 +76,7 @@ class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
     """Second model of a fusion, whose similarity is (1 - share) * first + share * second."""
 
     run: str
-    """Run of the second model, at the time of creation; ``local`` for matches of patches by the first model, ``sift``
-    for keypoints."""
+    """Run of the second model, at the time of creation; ``local`` for matches of patches by the first model."""
     checkpoint: CheckpointName
     """Its checkpoint."""
     fingerprint: str
@@ -97,14 +96,9 @@ class LocalFusion(Fusion, frozen=True, extra="forbid", strict=True):
     """Weight of matches of local features, which a gallery keeps for each image; see `dmlkit.identify.second`."""
 
     mean: tuple[FiniteFloat, ...]
-    """Mean of the patches of validation images, which is subtracted from all patches; empty for keypoints."""
+    """Mean of the patches of validation images, which is subtracted from all patches."""
     shape: tuple[PositiveInt, PositiveInt]
     """Features of an image, and numbers of each."""
-
-    @property
-    def what(self) -> str:
-        """What is matched, in words."""
-        return "keypoints" if self.run == "sift" else "patches"
 
     @property
     def weight(self) -> Fusion:

@@ -10,7 +10,6 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import warn
 from dmlkit.files.arrays import Values
-from dmlkit.files.source import LOCAL
 from dmlkit.loading.inputs import refuse_nothing_read
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.features import stored_features, trained_part
@@ -71,8 +70,8 @@ def embed_files(trained: TrainedModel, ranks: Ranks, dataset: Dataset, source: s
     They are equal to the bit to those computed in the same batches; in others they differ by rounding. Patches of a
     model that computes them are computed with the points, so that no image passes the network twice.
     """
-    if trained.local is not None and trained.local.run == LOCAL:
-        require_one_process(LOCAL, ranks)
+    if trained.local is not None:
+        require_one_process(ranks)
         with kept_maps(trained.model) as maps:
             found = embed_images(trained, ranks, dataset, source, bar)
         return found._replace(local=centered(torch.cat(maps), torch.tensor(trained.local.mean)))

@@ -258,42 +258,12 @@ def test_mistakes(gallery: Path, photos: Path, patches_run: Path, tmp_path: Path
             ("identify", gallery, asked, "--with", "local", *device),
             "--with local: only eval, verify and gallery create take",
         ),
-        (
-            ("search", gallery, asked, "--with", "sift", *device),
-            "--with sift: only eval, verify and gallery create take",
-        ),
     )
     for words, message in cases:
         wrong = dmlkit(*words)
         assert wrong.code == 2 and message in wrong.err and len(wrong.err.strip().splitlines()) == 1, (words, wrong)
     assert not new.exists()
     assert "cosine" in dmlkit("search", gallery, asked, "--rerank", "expansion:n=2,alpha=1", "--json", *device).out
-
-
-def test_a_gallery_keeps_keypoints(photos: Path, patches_run: Path, tmp_path: Path, dmlkit: Cli):
-    """Each score has that of the keypoints of both photos, which are found in the files again."""
-    pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
-    from dmlkit import load
-    from dmlkit.nearest.matches import match_keypoints
-    from dmlkit.vectors.images import ImageList
-    from dmlkit.vectors.local_features import keypoints_of
-
-    place, device = tmp_path / "gallery", ("--device", "cpu")
-    words = ("gallery", "create", patches_run, photos / "known", "-o", place, "--with", "sift", *device)
-    assert dmlkit(*words).code == 0
-    folder = GalleryFolder(place)
-    local = folder.manifest.local
-    assert local is not None and (local.shape, local.mean) == ((128, 132), ())
-    found = json.loads(dmlkit("search", place, photos / "asked", "-k", len(folder), "--json", *device).out)
-    paths = folder.paths
-    gallery = keypoints_of(ImageList(paths), torch.arange(len(paths)))
-    model = load(patches_run, device="cpu")
-    for query in found["queries"]:
-        own = keypoints_of(ImageList([query["path"]]), torch.arange(1))
-        matches = match_keypoints(own, gallery)(0, torch.arange(len(paths))).numpy()
-        cosines = (model.embed([query["path"]]) @ model.embed(paths).T)[0]
-        expected = dict(zip(paths, (1 - local.share) * cosines + local.share * matches, strict=True))
-        assert {one["path"]: one["similarity"] for one in query["neighbors"]} == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.fixture
