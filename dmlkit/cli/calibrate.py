@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, print_table, say, say_json, say_prose
 from dmlkit.cli.evaluation_report import print_values
-from dmlkit.cli.option_groups import PlacedModelOptions
+from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import (
     Checkpoint,
     Conditions,
@@ -24,7 +24,6 @@ from dmlkit.cli.options import (
 from dmlkit.errors import UserError, some_of
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import (
-    PLACE,
     check_options,
     kind_of,
     require_addable,
@@ -72,18 +71,11 @@ class LabelOptions:
 
 
 @dataclass(frozen=True)
-class CalibratedModelOptions(PlacedModelOptions):
-    """Options on the runs of a gallery, which may have moved, and on place and time."""
+class CalibratedModelOptions(FusedModelOptions):
+    """Options on the runs of a gallery, which may have moved."""
 
     run: MovedRun = None
-    second: Annotated[
-        Path | None,
-        second_option(
-            "RUN|place",
-            "The gallery's second run, if it has moved; or place: calibrate for identify --with place too.",
-            PLACE,
-        ),
-    ] = None
+    second: Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")] = None
 
 
 @command("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01")
@@ -138,11 +130,9 @@ def calibrate(
     from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_by_value, calibrate_gallery
 
     console = Console(stderr=json)
-    model, place = chosen.choose_with_place(source, bar=bars(console))
-    if place is not None and asked is not None:
-        raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
+    model = chosen.choose(source, bar=bars(console))
     own = {"fpir": labels.fpir, "strangers": labels.strangers, "near": labels.near}
-    asked_of: dict[str, Any] = {**own, "place": place, "model": model, "bar": bars(console)}
+    asked_of: dict[str, Any] = {**own, "model": model, "bar": bars(console)}
     by_value, values = None, dict[str, "Identification | UserError"]()
     if asked is not None and asked[1] is None:
         found, values = calibrate_by_value(source, asked[0], **asked_of)
@@ -164,9 +154,7 @@ def calibrate(
         print_values(by_value, console, ["fpir", "fnir"])
         print_thresholds(values, by or "", console)
         say(console, f"written to {calibration_file(source, conditions)} and {plot}")
-        option = ("" if place is None else f" --with {PLACE}") + (
-            f" --where {command_word(labels.where)}" if labels.where else ""
-        )
+        option = f" --where {command_word(labels.where)}" if labels.where else ""
         say(console, f"next: dmlkit identify {command_word(source)} IMAGES{option}")
 
 

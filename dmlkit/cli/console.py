@@ -176,9 +176,6 @@ def fusion_line(fusion: Mapping[str, Any]) -> str:
         measured += ": the run alone is better" if fusion["together"] < fusion["alone"] else ""
     weights = "mean of logits" if fusion["weights"] == "mean" else "logistic weights"
     of = "matches of patches" if fusion["run"] == "local" else f"the similarity of {fusion['run']}"
-    if fusion["run"] == "place":
-        decay = "no decay" if fusion["days"] is None else f"decay in {fusion['days']:.3g} days"
-        of = f"place and time: home range {fusion['kilometers']:.3g} km, {decay}"
     return f"with {fusion['share']:.2f} of {of} ({weights}{measured})"
 
 

@@ -28,7 +28,6 @@ from dmlkit.files.outputs import check_file
 from dmlkit.files.source import (
     FLIP,
     LOCAL,
-    PLACE,
     SCALES,
     Kind,
     check_options,
@@ -79,10 +78,10 @@ def evaluate(
         Path | None,
         second_option(
             "RUN|local|...",
-            "Compare with a second run of the same dataset; the patches of the 100 nearest images (local); the columns "
-            "latitude, longitude and time (place); or means with mirror images (flip) or 0.71 and 1.41 times the size "
-            "(scales). For a run in a folder of such a name, write e.g. ./local.",
-            *(LOCAL, PLACE, FLIP, SCALES),
+            "Compare with a second run of the same dataset; the patches of the 100 nearest images (local); or "
+            "means with mirror images (flip) or 0.71 and 1.41 times the size (scales). For a run in a folder of such a "
+            "name, write e.g. ./local.",
+            *(LOCAL, FLIP, SCALES),
         ),
     ] = None,
     evidence: Annotated[
@@ -169,7 +168,7 @@ def check_second(second: Path, kind: Kind, rerank: str | None, overrides: list[s
     """Check that a second similarity goes with the source and the other options."""
     if overrides or kind != "run":
         raise UserError(f"--with {second}: compares on a run's own data; evaluate a run without --set")
-    if rerank is not None and second in map(Path, (LOCAL, PLACE)):
+    if rerank is not None and second == Path(LOCAL):
         raise UserError(f"--with {second}: orders the nearest images itself; remove --rerank")
 
 

@@ -1,6 +1,5 @@
 """``dmlkit identify``."""
 
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_prose, say_skipped
-from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, PlacedModelOptions
+from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, FusedModelOptions
 from dmlkit.cli.options import PAGE, Conditions, QueryPath, SourcePath, Writes, command
 from dmlkit.cli.search import pictures_of, tell_page
 from dmlkit.files.outputs import check_file
@@ -41,7 +40,7 @@ def identify(
     rule: LabelRule,
     where: Conditions = None,
     boxes: BoxOptions,
-    chosen: PlacedModelOptions,
+    chosen: FusedModelOptions,
     array: ArrayOptions,
 ) -> None:
     """Label images by the most similar labeled images, e.g. of a gallery, or report them as unknown.
@@ -54,12 +53,11 @@ def identify(
     console, read = Console(), boxes.read(where)
     writers = {path: None if path.suffix.lower() == PAGE else writer_of(path, images, read) for path in output or []}
     rule.check()  # before images are embedded to choose a weight
-    model, place = chosen.choose_with_place(source, images, bar=bars(console))
-    added = model.fusion or place
+    model = chosen.choose(source, images, bar=bars(console))
     found = identify_images(
         source,
         images,
-        rule=replace(rule, place=place),
+        rule=rule,
         boxes=read,
         model=model,
         labels=array.labels,
@@ -67,8 +65,8 @@ def identify(
         bar=bars(console),
     )
     print_answers(found, images, console, is_kept=bool(output))
-    if added is not None:
-        say(console, fusion_line(added.model_dump()))
+    if model.fusion is not None:
+        say(console, fusion_line(model.fusion.model_dump()))
     size = len(found.neighbors.searched)
     if rule.k is not None and rule.k > size:
         say(console, f"note: -k {rule.k} is reduced to {size}, the number of images in {source}")

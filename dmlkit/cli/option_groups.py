@@ -17,11 +17,10 @@ from dmlkit.cli.options import (
     where_of,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, require_folder, require_run
+from dmlkit.files.source import Kind, check_options, kind_of, require_folder, require_run
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
-    from dmlkit.identify.second import PlaceFusion
     from dmlkit.vectors.fusion import ModelChoice
     from dmlkit.vectors.points import PointSet
     from dmlkit.vectors.progress_bar import Bar
@@ -168,43 +167,3 @@ class FusedModelOptions(ModelOptions):
 
         fusion = fusion_of(source, self.second, device=self.device, **others)
         return ModelChoice(self.run, fusion=fusion, device=self.device)
-
-
-@dataclass(frozen=True)
-class PlacedModelOptions(FusedModelOptions):
-    """Options on the model that embeds new images, and on a second one, or place and time."""
-
-    second: Annotated[
-        Path | None,
-        second_option(
-            "RUN|place",
-            "Add the similarity of a second run of the same dataset, or, with place, that of the columns latitude, "
-            "longitude and time of a gallery and a table of images; weighted by validation classes. For a run in a "
-            "folder named place, write ./place.",
-            PLACE,
-        ),
-    ] = None
-
-    @property
-    def has_place(self) -> bool:
-        """Whether place and time are added, instead of a second run."""
-        return self.second == Path(PLACE)
-
-    def choose_with_place(self, source: Path, *asked: Path, bar: "Bar") -> "tuple[ModelChoice, PlaceFusion | None]":
-        """Return the model for images that are compared with a source, and the weight of place and time in a gallery.
-
-        See `choose` and `dmlkit.evaluation.second.place_in`.
-        """
-        if not self.has_place:
-            return self.choose(source, *asked, bar=bar), None
-        if (kind := kind_of(source)) != "gallery":
-            raise UserError(
-                f"--with {PLACE}: applies to a gallery, but {source} is {NAMES[kind]}; create a gallery from a table "
-                "with the columns path, label, latitude, longitude and time"
-            )
-        from dmlkit.evaluation.second import place_in
-        from dmlkit.gallery.folder import GalleryFolder
-        from dmlkit.vectors.fusion import ModelChoice
-
-        place = place_in(GalleryFolder(source), run=self.run, device=self.device, bar=bar)
-        return ModelChoice(self.run, device=self.device), place

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, image_cell, print_table, say, say_json, say_skipped
-from dmlkit.cli.option_groups import BoxOptions, PlacedModelOptions
+from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
 from dmlkit.cli.options import (
     PAGE,
     ArrayManifold,
@@ -46,7 +46,7 @@ def search(
     where: Conditions = None,
     *,
     boxes: BoxOptions,
-    chosen: PlacedModelOptions,
+    chosen: FusedModelOptions,
     output: Files = None,
     manifold: ArrayManifold = None,
     json: Json = False,
@@ -61,15 +61,12 @@ def search(
 
     console = Console(stderr=json)
     again = rerank_of(rerank)
-    if again is not None and chosen.has_place:
-        raise UserError("--rerank: does not apply to --with place; leave one out")
-    model, place = chosen.choose_with_place(source, queries, bar=bars(console))
-    added = model.fusion or place
+    model = chosen.choose(source, queries, bar=bars(console))
     answers = search_images(
         source,
         queries,
         k=k,
-        method=again or place or ("exact" if exact else "index"),
+        method=again or ("exact" if exact else "index"),
         manifold=manifold,
         boxes=boxes.read(where),
         model=model,
@@ -79,8 +76,8 @@ def search(
         say_json(answers.plain())
     else:
         print_neighbors(answers, console)
-    if added is not None:
-        say(console, fusion_line(added.model_dump()))
+    if model.fusion is not None:
+        say(console, fusion_line(model.fusion.model_dump()))
     print_notes(answers, k, source, console)
     for path in output or []:
         if path.suffix.lower() == PAGE:

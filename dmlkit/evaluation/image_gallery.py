@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.evaluation.second import PlaceFusion, place_in
 from dmlkit.files.source import kind_of
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.files import MANIFEST, read_summary
@@ -107,7 +106,6 @@ class ImageGallery:
         *,
         k: int = 10,
         exact: bool = False,
-        place: bool = False,
         boxes: str | Path | Boxes | None = None,
     ) -> Answers:
         """Find the k nearest images of each query; ``neighbors()`` of the result yields them, nearest first.
@@ -117,7 +115,6 @@ class ImageGallery:
                 model.
             k: neighbors per query; all images if there are fewer.
             exact: compare with every image, even if the gallery has an index.
-            place: add the evidence of place and time; the gallery and the queries are from tables with such columns.
             boxes: boxes of the queries, see `add`.
 
         Raises:
@@ -128,7 +125,7 @@ class ImageGallery:
             self.path,
             asked,
             k=k,
-            method=self._place(place) or ("exact" if exact else "index"),
+            method="exact" if exact else "index",
             boxes=_boxes(boxes),
             model=self._model_for(asked),
         )
@@ -141,7 +138,6 @@ class ImageGallery:
         k: int | None = None,
         threshold: float | None = None,
         by: str | None = None,
-        place: bool = False,
         boxes: str | Path | Boxes | None = None,
     ) -> Identified:
         """Find the label of each query, or ``unknown``; ``labeled()`` of the result yields path and answer.
@@ -153,7 +149,6 @@ class ImageGallery:
             threshold: similarity below which an image is unknown. Default: the one given for the gallery, else the
                 probability of its calibration, else the threshold of its calibrated run.
             by: ``folder`` or a column of a table: give one answer per group of images with the same one.
-            place: see `search`.
             boxes: boxes of the queries, each of which gets an answer, see `add`.
 
         Raises:
@@ -163,7 +158,7 @@ class ImageGallery:
         return identify(
             self.path,
             asked,
-            rule=LabelRule(method, k, threshold, by, place=self._place(place)),
+            rule=LabelRule(method, k, threshold, by),
             boxes=_boxes(boxes),
             model=self._model_for(asked),
         )
@@ -201,10 +196,6 @@ class ImageGallery:
         """Return the model for queries that are embedded; points have their own."""
         is_embedded = not isinstance(queries, Path) or (queries.exists() and kind_of(queries) == "images")
         return self._model(self.run if is_embedded else None)
-
-    def _place(self, is_wanted: bool) -> PlaceFusion | None:
-        """Return the weight of place and time, chosen on validation classes of the gallery's run."""
-        return place_in(GalleryFolder(self.path), run=self.run, device=self.device) if is_wanted else None
 
 
 def _paths(call: str, given: Any) -> Path | list[Path]:

@@ -21,16 +21,12 @@ from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.second import (
     by_features,
     local_features,
-    sightings_of,
 )
 from dmlkit.files.source import LOCAL
 from dmlkit.files.where import Where
-from dmlkit.identify.second import PlaceFusion
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.nearest.place import evidence_of
-from dmlkit.nearest.rescore import Rescorer
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Copies, Recipe
@@ -225,10 +221,7 @@ def _with_fusion(
     embeddings: Embeddings,
     bar: Bar,
 ) -> dict[str, Any]:
-    """Embed with two models, or prepare local scores, or place and time, of the embedded images."""
-    if isinstance(fusion, PlaceFusion):
-        sightings = sightings_of(trained, dataset, embeddings.indices.tolist())
-        return {"rescorer": Rescorer(evidence_of(sightings, fusion.range), fusion.share)}
+    """Embed with two models, or prepare local scores of the embedded images."""
     if fusion.run == LOCAL:
         features, _ = local_features(trained, ranks, dataset, embeddings, bar)
         return {"rescorer": by_features(features, fusion)}

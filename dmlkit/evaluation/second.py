@@ -1,13 +1,12 @@
-"""The similarity that ``--with`` adds: of a second run, of place and time, or of local features, and its weight.
+"""The similarity that ``--with`` adds, of a second run or of local features, and its weight.
 
-The weight is chosen on validation classes. First comes what the three have in common, then one after the other.
+The weight is chosen on validation classes. First comes what both have in common, then one after the other.
 """
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,26 +15,19 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
-from dmlkit.evaluation.by_value import column_table, read_column
 from dmlkit.evaluation.calibration import sampled_pairs
-from dmlkit.files.image_table import LABEL, LIMITS, SightingCells, days_of, degrees_of, warn_of_unplaced
-from dmlkit.files.source import LOCAL, PARTNERS, PLACE, check_options, kind_of, place_of_run, require_run
-from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.files.source import LOCAL, PARTNERS, check_options, kind_of, place_of_run, require_run
 from dmlkit.gallery.manifest import read_gallery_manifest
 from dmlkit.identify.probability import FOLDS, fit_sigmoid
-from dmlkit.identify.second import PlaceFusion, check_placed
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.nearest.matches import match_scores
-from dmlkit.nearest.place import Range, Sightings, evidence_of, kilometers
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
-from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.fusion import check_fusible, join, require_torch
 from dmlkit.vectors.in_memory import Embeddings
@@ -157,8 +149,6 @@ def choose_second(
     """
     folder = RunFolder(run)
     trained = load_model(folder, ranks, checkpoint)
-    if other == Path(PLACE):
-        return choose_place(folder, trained, ranks, bar)
     if other in PARTNERS:
         return choose_local(folder, trained, ranks, bar).fusion
     return choose_fusion(folder, trained, other, ranks, bar)
@@ -236,116 +226,6 @@ def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels
 
     scores = [similarities_of(space, own, *pairs) for space, own in zip(manifolds, points, strict=True)]
     return Weighing(labels, pairs, scores, joined_map)
-
-
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the typical distance and time of two sightings of one class, which are tried
-LEAST_KM = 1e-3
-
-
-def choose_place(run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar = no_bar) -> PlaceFusion:
-    """Choose home range, decay and weight of the evidence of place and time on validation classes.
-
-    Range and decay are those of a grid around the typical distance and time of two images of one class with which a
-    logistic regression on similarity and evidence has the highest likelihood; the weight is then chosen as by
-    `choose_fusion`. The dataset is a table with the columns ``latitude``, ``longitude`` and, optionally, ``time``.
-    """
-    trained.recipe.dataset.require_one_label("--with place")
-    dataset = trained.recipe.dataset.build("validation")
-    sightings_of(trained, dataset, range(len(dataset)))  # before anything is embedded
-    found = split_embeddings(run, trained, ranks, dataset, "validation", bar=bar)
-    sightings = sightings_of(trained, dataset, found.indices.tolist())
-    with torch.no_grad():
-        span, choice = weigh_place(found, deepcopy(trained.manifold).cpu(), sightings)
-    return PlaceFusion(
-        **_named(PLACE, trained),
-        **choice._asdict(),
-        kilometers=span.kilometers,
-        spread=span.spread,
-        days=span.days if isfinite(span.days) else None,
-    )
-
-
-def place_in(
-    gallery: GalleryFolder, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
-) -> PlaceFusion:
-    """Choose the weight of place and time in a gallery, see `choose_place`.
-
-    Args:
-        device: device, see `start_ranks`; an engine after it is that of the queries.
-    """
-    check_placed(gallery)
-    home = run or gallery.run
-    if home is None:
-        raise UserError(f"{gallery.source}: the run that made it is unknown or has moved; name the run with --run RUN")
-    ranks, folder = start_ranks(device.partition("+")[0]), RunFolder(home)
-    return choose_place(folder, load_model(folder, ranks, gallery.manifest.model.checkpoint), ranks, bar)
-
-
-def weigh_place(found: Embeddings, manifold: Manifold, sightings: Sightings) -> tuple[Range, WeightChoice]:
-    """Choose the home range of sightings (N,) of images, and the weight of their evidence."""
-    pairs = sampled_pairs(found.labels)
-    sides = sightings.chosen(pairs[0]), sightings.chosen(pairs[1])
-    similarity = similarities_of(manifold, found.points, *pairs)
-    span = fit_range(similarity, (found.labels[pairs[0]] == found.labels[pairs[1]]).numpy(), sides)
-    weighing = Weighing(
-        found.labels,
-        pairs,
-        [similarity, span.evidence(*sides).numpy()],
-        partial(rescored_map, found, manifold, Rescorer(evidence_of(sightings, span), 0.0)),
-    )
-    return span, weighing.choice()
-
-
-def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, Sightings]) -> Range:
-    """Return the home range and decay with which similarity (P,) and evidence show best which pairs are the same."""
-    squares = kilometers(sides[0].places, sides[1].places).square().numpy()
-    days = (sides[0].days - sides[1].days).abs().numpy()
-    known = np.isfinite(squares) & np.isfinite(days)
-    if not (known & same).any() or not (known & ~same).any():
-        return Range(1.0, 1.0, inf)
-    # the mean of d^2 is 2 r^2 if both coordinates of the difference are normal with deviation r
-    typical, spread = (max(float(np.sqrt(squares[known & part].mean() / 2)), LEAST_KM) for part in (same, ~same))
-    usual = float(days[known & same].mean())
-    decays = [inf, *(factor * usual for factor in FACTORS)] if usual > 0 else [inf]
-    balance = balanced(np.ones(len(same)), same)
-    best, found = inf, Range(typical, max(typical, spread), inf)
-    for kilometer in (factor * typical for factor in FACTORS):
-        for decay in decays:
-            one = Range(kilometer, max(kilometer, spread), decay)
-            evidence = one.evidence(*sides).numpy()
-            said = fit_sigmoid(similarity, evidence, same, balance).of(similarity, evidence).clip(1e-12, 1 - 1e-12)
-            loss = -float(balance @ np.where(same, np.log(said), np.log1p(-said)))
-            if loss < best:
-                best, found = loss, one
-    return found
-
-
-def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]) -> Sightings:
-    """Return where and when images of a dataset were taken, by the table of the run, else by their EXIF data."""
-    config, images = trained.recipe.dataset, [dataset.key(index) for index in indices]
-    if config.name not in ("table", "folder"):
-        raise UserError(
-            f"--with {PLACE}: the dataset is {config.name}, which has no columns; train on a table with the columns "
-            "path, label, latitude, longitude and time"
-        )
-    known = plain(trained.recipe)["dataset"]
-    columns = [read_column(images, column_table(one, None, known), one) for one in SightingCells._fields]
-    rows = [SightingCells(*row) for row in zip(*columns, strict=True)]
-    if not any(row.latitude for row in rows):
-        if isinstance(config, TableConfig):
-            config.table(**{LABEL: "latitude"})  # the error on a column that is missing
-        raise UserError(
-            f"--with {PLACE}: no image of {config.title} has a place; train on a table with the columns path, label, "
-            "latitude, longitude and time, or on photos with these EXIF data"
-        )
-    warn_of_unplaced(rows, config.title)
-    numbers = list[list[float]]()
-    for image, row in zip(images, rows, strict=True):
-        where = f"{config.title}: {image}"
-        degrees = (degrees_of(getattr(row, column), column, where) for column in LIMITS)
-        numbers.append([*degrees, days_of(row.time, where)])
-    latitude, longitude, days = torch.tensor(numbers, dtype=torch.float64).T
-    return Sightings.at(latitude, longitude, days if days.isfinite().any() else torch.zeros_like(days))
 
 
 ROWS = 16  # whose pairs are matched at once

@@ -700,13 +700,6 @@ def has_sightings(table: ImageTable) -> bool:
     return all(column in table.table.column_names for column in LIMITS)
 
 
-def warn_of_unplaced(cells: Sequence[SightingCells], where: str) -> None:
-    """Warn of images without a place, once per command."""
-    if without := sum(one.latitude is None for one in cells):
-        has = counted(without, "image has", "images have")
-        warn_once(f"{where}: {has} no place, of {len(cells):,}, so only similarity counts for them")
-
-
 def sighting_cells(found: ImageTable) -> list[SightingCells]:
     """Return where and when the image of each row was taken, checked; without a column all cells are empty."""
     columns = [

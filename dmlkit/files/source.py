@@ -51,11 +51,9 @@ MOVED = "if it has moved, use --set dataset."
 NO_IMAGES = "images of a pretrained model"
 """Name of the folder of images in the recipe of a pretrained model, which has none."""
 NO_CLASS_FOLDERS = f"no such folder; expected one subfolder of images per class; {MOVED}root=PATH"
-PLACE = "place"  # instead of a second run: where and when the images were taken
 FLIP, SCALES = "flip", "scales"  # instead of a second run: the mean with copies of each image
 PARTNERS = {
     Path(LOCAL): "eval, verify and gallery create take patches, which a gallery then compares by itself",
-    Path(PLACE): "eval, identify, search and calibrate compare places",
     Path(FLIP): "eval compares means with mirror images",
     Path(SCALES): "eval compares means with images of other sizes",
 }

@@ -153,12 +153,6 @@ class GalleryFolder(PointsOnDisk):
         """Numbers (N,) of all images, which an index has."""
         return np.from_dlpack(self.table["number"].combine_chunks())
 
-    @property
-    def sightings(self) -> list[SightingCells]:
-        """Places and times of all images, in their order."""
-        columns = (self.table[name].to_pylist() for name in SightingCells._fields)
-        return [SightingCells(*row) for row in zip(*columns, strict=True)]
-
     def label_counts(self) -> Counter[str | None]:
         """Return the number of images of each label."""
         return Counter(self.labels)

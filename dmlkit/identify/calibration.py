@@ -26,13 +26,13 @@ from dmlkit.identify.answers import Sigmoid
 from dmlkit.identify.calibrated import SIZES, Fit, Identification, Rate, calibration_file
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.probability import LEAST, NO_STRANGERS, Strangers, Trials, drawn_rows, trials_of
-from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
+from dmlkit.identify.second import LocalMatches
 from dmlkit.metrics.statistics import LEAST_CLASSES
 from dmlkit.metrics.verification import lowest_share
 from dmlkit.nearest.near_pairs import check_reachable
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
-from dmlkit.vectors.points import PointSet, in_memory, load_same_model
+from dmlkit.vectors.points import PointSet, load_same_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 USUAL_FPIR = 0.01
@@ -53,7 +53,6 @@ def calibrate_gallery(
     fpir: float | None = None,
     strangers: Path | None = None,
     near: float | None = None,
-    place: PlaceFusion | None = None,
     where: Where | None = None,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
@@ -71,8 +70,6 @@ def calibrate_gallery(
         strangers: images whose labels are not in the gallery, see `open_queries`; of a table with the columns of
             ``where`` those that fulfill it. Default: the run's validation images of such labels.
         near: similarity above which images of one label are near-duplicates, which are left out together.
-        place: weight of the evidence of place and time, to calibrate for it too. Then strangers are from a table with
-            such columns, and there are none by default.
         where: conditions on the images of the gallery, to calibrate for `identify` with the same.
         model: run of the gallery, if it was moved, and device.
     """
@@ -84,22 +81,20 @@ def calibrate_gallery(
         check_reachable(gallery.manifold, near, "--near")
     matches, run = LocalMatches.of(gallery), model.run or gallery.run
     home = None if run is None else RunFolder(run)
-    seconds: list[Second | None] = [] if place is None else [Places(gallery, place)]
-    seconds += [None] if matches is None else [matches, None]
-    searched = gallery if place is None else in_memory(gallery)  # places are compared with all points of it
-    deciders = [labeled_decider(searched, near=near, second=second) for second in seconds]
+    seconds = [None] if matches is None else [matches, None]
+    deciders = [labeled_decider(gallery, near=near, second=second) for second in seconds]
     names = deciders[0][0]
     asked, others = None, [NO_STRANGERS] * len(seconds)
     if strangers is not None:
         limits = None if where is None else Boxes(where=where)
         asked = open_queries(strangers, gallery, boxes=limits, model=model, bar=bar)
-    elif place is None and home is not None and home.recipe().dataset.validates:
+    elif home is not None and home.recipe().dataset.validates:
         ranks = model.start()
         asked = split_points(home, load_same_model(gallery, model, ranks), ranks, "validation", bar)
     if asked is not None:
         rows, classes = drawn_strangers(asked, names, MOST if matches is None else MOST_MATCHED)
         alone = Strangers(asked.points_at(rows), classes)
-        numbers = [None if one is None else one.ask(asked, strangers or path, model, rows, bar) for one in seconds]
+        numbers = [None if one is None else one.ask(asked, model, rows, bar) for one in seconds]
         others = [alone._replace(numbers=one) for one in numbers]
     trained = None if home is None else home.training_classes()
     known = tuple(name for name in names if name in (trained or ()))

@@ -11,7 +11,7 @@ from dmlkit.errors import UserError
 from dmlkit.identify.answers import Decision, vote
 from dmlkit.identify.rule import Rule
 from dmlkit.identify.search import searcher_of
-from dmlkit.identify.second import Second
+from dmlkit.identify.second import LocalMatches
 from dmlkit.nearest.near_pairs import components_of, near_pairs
 from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import Neighbors, PointSearch
@@ -27,7 +27,7 @@ def labeled_decider(
     rule: Rule = "nearest",
     k: int | None = None,
     near: float | None = None,
-    second: Second | None = None,
+    second: LocalMatches | None = None,
 ) -> tuple[list[str], "Decider"]:
     """Return the labels of points, sorted, and the rule that decides by them; images without a label do not count.
 
@@ -84,7 +84,7 @@ class Decider:
         rule: Rule = "nearest",
         k: int | None = None,
         groups: np.ndarray | None = None,
-        second: Second | None = None,
+        second: LocalMatches | None = None,
         numbers: Tensor | None = None,
     ) -> None:
         self.searched, self.codes = searched, codes
@@ -100,7 +100,7 @@ class Decider:
     @property
     def compares_matches(self) -> bool:
         """Whether the matches of the nearest images count, each of which takes 0.08 ms."""
-        return self.rescored is not None and self.rescored.rescorer.most is not None
+        return self.rescored is not None
 
     @property
     def similarity_name(self) -> str:
@@ -191,11 +191,9 @@ class Decider:
         """Return the similarity (Q, L) float64 of points to the nearest picture of every label."""
         if self.rescored is None or numbers is None:
             return self._of_points(points, own, 1.0)
-        rescorer, size = self.rescored.rescorer, len(self.codes)
-        found = torch.full((len(points), len(self.sizes)), -torch.inf, dtype=torch.float64)
-        if rescorer.most is not None:  # the nearest images match too, and never lower a score
-            found = self._of_points(points, own, 1 - rescorer.share)
-        width = min(rescorer.most or size, size)
+        rescorer = self.rescored.rescorer
+        found = self._of_points(points, own, 1 - rescorer.share)  # matches of the nearest images never lower a score
+        width = min(rescorer.most, len(self.codes))
         codes, units = torch.from_numpy(self.codes), self.codes if absent else self.groups
         for rows in torch.arange(len(points)).split(max(1, BLOCK_ROWS**2 // width)):
             near = self._search(points[rows], width, None if own is None else own[rows.numpy()], units, numbers[rows])

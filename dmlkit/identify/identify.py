@@ -17,7 +17,6 @@ from dmlkit.files.csv_table import column_called
 from dmlkit.files.escape import command_word
 from dmlkit.files.image_table import text_column
 from dmlkit.files.labels import label_of
-from dmlkit.files.source import PLACE
 from dmlkit.files.where import Where
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.sources import open_queries, path_of
@@ -39,7 +38,7 @@ from dmlkit.identify.groups import decide_groups, group_rows, neighbors_of_group
 from dmlkit.identify.probability import estimate_probability
 from dmlkit.identify.rule import NEAREST_IMAGE, LabelRule
 from dmlkit.identify.search import nearest, open_searched
-from dmlkit.identify.second import LocalMatches, Places, Second
+from dmlkit.identify.second import LocalMatches
 from dmlkit.nearest.search import QUERY_ROWS, Neighbors
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
@@ -67,7 +66,7 @@ def identify(
     The probability of a guess is estimated from its margin and score, see `estimate_probability`. In a gallery that was
     calibrated, it is that of the calibration, and an image is `UNKNOWN` if it is too low; after `calibrate_by_value` an
     image, or a group with one value, is compared with the images of this value alone, by their calibration. In a
-    gallery with local features the matches of the 100 nearest images count, but not with ``place``.
+    gallery with local features the matches of the 100 nearest images count.
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
@@ -87,16 +86,16 @@ def identify(
         rule = replace(rule, by=FOLDER)
     rule.check()  # before anything is embedded
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold, where=boxes and boxes.where)
-    second = LocalMatches.of(opened) if rule.place is None else Places(opened, rule.place)
-    identifier = Identifier(opened if rule.place is None else in_memory(opened), rule, second)
-    asked = open_queries(images, opened, boxes=boxes, local=rule.place is None, model=model, bar=bar)
+    second = LocalMatches.of(opened)
+    identifier = Identifier(opened, rule, second)
+    asked = open_queries(images, opened, boxes=boxes, local=True, model=model, bar=bar)
     known = list(known_labels(home, asked.paths, asked.labels, identifier.names))
     groups = None if rule.by is None else group_rows(home, asked, rule.by, known, boxes)
     units = [[row] for row in range(len(asked))] if groups is None else list(groups.values())
     column, gallery = identifier.column, identifier.gallery
     values = None if column is None else _values(home, asked, column, boxes)
     if column is None or gallery is None or values is None:
-        numbers = None if second is None else second.ask(asked, home, model, bar=bar)
+        numbers = None if second is None else second.ask(asked, model, bar=bar)
         found = identifier.answers(asked, known, groups, numbers)
         if column is not None:
             note = f"the thresholds per {column} do not apply: {home} is no table with this column"
@@ -110,7 +109,7 @@ def identify(
             start = iter(range(len(rows)))
             named = {names[place]: list(islice(start, len(units[place]))) for place in some} if groups else None
             right = [known[row] if known[row] in own.names else None for row in rows]
-            numbers = None if second is None else second.ask(asked, home, model, torch.tensor(rows), bar)
+            numbers = None if second is None else second.ask(asked, model, torch.tensor(rows), bar)
             found = own.answers(points.part(torch.tensor(rows)), right, named, numbers)
             near = found.neighbors
             at = torch.tensor(searched.rows)[own.decider.numbers[near.rows]]
@@ -186,7 +185,7 @@ class Identifier:
         UserError: no point has a label.
     """
 
-    def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, second: Second | None = None) -> None:
+    def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, second: LocalMatches | None = None) -> None:
         rule.check()
         self.threshold, self.is_own_threshold = rule.threshold, rule.threshold is not None  # chosen for these queries
         self.source, self.gallery = searched, gallery_of(searched)
@@ -194,10 +193,9 @@ class Identifier:
         self.searched, self.unlabeled = self.decider.searched, len(searched) - len(self.decider.codes)
         self.fits, self.estimated = dict[int, Fit](), dict[int, Sigmoid | None]()  # by the size of a group
         self.note, calibration = None, None
-        is_placed = rule.place is not None  # thresholds of similarities do not apply
         if self.gallery is not None:
             calibration = Identification.of(self.gallery)
-            if self.threshold is None and self.gallery.manifest.threshold_is_own and not is_placed:
+            if self.threshold is None and self.gallery.manifest.threshold_is_own:
                 self.threshold = self.gallery.manifest.threshold
         self.column = None if calibration is None else calibration.column  # whose values were calibrated
         if calibration is not None:
@@ -210,7 +208,7 @@ class Identifier:
         elif self.threshold is None:
             # a threshold for pairs is one of points alone
             self.threshold = _pair_threshold(self.source) if second is None else None
-            self.note = _advice(self.source, self.threshold, self.decider, f" --with {PLACE}" if is_placed else "")
+            self.note = _advice(self.source, self.threshold, self.decider)
 
     def answers(
         self,
@@ -299,13 +297,13 @@ def _note_of_changes(searched: GalleryFolder | None, calibration: Identification
     return f"{share:.0%} of the images of {searched.source} have changed since it was calibrated; {again}"
 
 
-def _advice(searched: PointSet, threshold: float | None, decider: Decider, option: str) -> str:
+def _advice(searched: PointSet, threshold: float | None, decider: Decider) -> str:
     """Return what to do about a threshold that is missing or answers another question."""
     what = "no image is unknown without a threshold" if threshold is None else "this threshold is for pairs of images"
     gallery = gallery_of(searched)
     if gallery is None:
         return f"{what}; use --threshold, or calibrate a gallery"
-    option += f" --where {command_word(gallery.where.text)}" if gallery.where else ""
+    option = f" --where {command_word(gallery.where.text)}" if gallery.where else ""
     command = f"run dmlkit calibrate {command_word(searched.source)}{option} to choose one for this gallery"
     missing = [f"each label has a single image: {SECOND_IMAGE}"] if decider.sizes.max() == 1 else []
     missing += [MORE_IMAGES] if lacks_absent(gallery, decider) else []

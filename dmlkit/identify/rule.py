@@ -1,12 +1,9 @@
 """How labeled images decide on the label of others: the options of ``dmlkit identify``, read without torch."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from dmlkit.errors import UserError
-
-if TYPE_CHECKING:
-    from dmlkit.identify.second import PlaceFusion
 
 Rule = Literal["nearest", "vote"]
 
@@ -17,9 +14,6 @@ class LabelRule:
 
     Of a tied vote the nearest image decides. The score of a group's label is the mean over its images; its probability
     is fitted to groups of 1, 2 or 4 images of one label.
-
-    Args:
-        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_in`.
     """
 
     method: Annotated[Rule, "METHOD", "Take the label by: nearest (image) or vote (of the -k nearest images)."] = (
@@ -38,7 +32,6 @@ class LabelRule:
         "Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or a column "
         "of the table of images.",
     ] = None
-    place: "PlaceFusion | None" = None
 
     def check(self) -> None:
         """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""

@@ -14,9 +14,9 @@ from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 from dmlkit.gallery.folder import KEPT, gallery_of
 from dmlkit.gallery.index import ApproximateGallery
-from dmlkit.gallery.sources import open_points, open_queries, path_of
+from dmlkit.gallery.sources import open_points, open_queries
 from dmlkit.identify.answers import Answers
-from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
+from dmlkit.identify.second import LocalMatches
 from dmlkit.metrics.ranking.rerank import (
     ExpandedGallery,
     Expansion,
@@ -35,7 +35,7 @@ RESCORED_ROWS = 256  # searched at once where matches are compared: 4 s, so that
 RERANKED = "re-ranking looks at the gallery as a whole, and at no other query"
 
 
-Method = Literal["index", "exact"] | Rerank | PlaceFusion
+Method = Literal["index", "exact"] | Rerank
 """How neighbors are found, see `search`."""
 
 
@@ -59,9 +59,8 @@ def search(
         source: what to search in, see `open_points`.
         queries: what to search with, see `open_queries`.
         k: neighbors per query; all points if there are fewer.
-        method: ``index``: by the index of a gallery, or exactly if it has none; ``exact``; a `Rerank`: rank the points
-            once more for each query, exactly, see `reranked_gallery`; or a `PlaceFusion`: add the evidence of place and
-            time in a gallery, with this weight, see `dmlkit.evaluation.second.place_in`.
+        method: ``index``: by the index of a gallery, or exactly if it has none; ``exact``; or a `Rerank`: rank the
+            points once more for each query, exactly, see `reranked_gallery`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`; and conditions on what is searched.
         model: model that embeds images. Default: that of ``source``.
@@ -69,15 +68,13 @@ def search(
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
     searched = open_searched(source, model, bar, manifold=manifold, where=boxes and boxes.where)
-    second: Second | None = LocalMatches.of(searched) if isinstance(method, str) else None
-    if isinstance(method, PlaceFusion):
-        second = Places(searched, method)
+    second = LocalMatches.of(searched) if isinstance(method, str) else None
     asked = open_queries(queries, searched, boxes=boxes, local=isinstance(method, str), model=model, bar=bar)
     reranked = reranked_gallery(searched, method, bar) if isinstance(method, Rerank) else None
     exact = method == "exact"
     if second is None:
         return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
-    numbers = second.ask(asked, path_of(queries), model, bar=bar)
+    numbers = second.ask(asked, model, bar=bar)
     base, own = searcher_of(searched, exact=exact), torch.arange(len(searched))
     rescored = RescoredSearch(base, searched, second.rescorer, own)
     return nearest(searched, asked, k, exact=exact, rescored=rescored, numbers=numbers, bar=bar)

@@ -1,6 +1,6 @@
 """A second similarity of images, by which the nearest ones are ordered again.
 
-It looks at more than points: at matching patches of two images, or at their places and times.
+It looks at more than points: at matching patches of two images.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,6 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest.search import Neighbors, PointSearch, StoredPoints
 
 CANDIDATES = 100  # images per query whose patches are compared, as many as WildFusion compares at its budget of 100
-BLOCK_ENTRIES = 2**24  # scores at once: 128 MB
-BLOCK_ROWS = 65_536  # points compared at once
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Rescorer:
 
     Example:
         >>> hours = torch.tensor([9.0, 10.0, 18.0])
-        >>> by_hour = Rescorer(lambda queries, items: -(hours[queries, None] - hours[items]).abs(), share=0.5)
+        >>> by_hour = Rescorer(lambda queries, items: -(hours[queries, None] - hours[items]).abs(), share=0.5, most=2)
         >>> by_hour.mixed(torch.tensor([[4.0, 2.0]]), torch.tensor([0]), torch.tensor([[1, 2]]))
         tensor([[ 1.5000, -3.5000]], dtype=torch.float64)
     """
@@ -35,9 +33,8 @@ class Rescorer:
     """Function of queries (Q,) and K images for each, (Q, K), both int64, that returns their scores (Q, K)."""
     share: float
     """Weight of the scores, in [0, 1]; the similarity of points has the rest."""
-    most: int | None = None
-    """Number of nearest images of a query that are scored; the scores are then at least 0, and 0 for the others.
-    Default: all."""
+    most: int
+    """Number of nearest images of a query that are scored; the scores are at least 0, and 0 for the others."""
     what: str = ""
     """What is compared; it follows the name of the similarity of points."""
 
@@ -62,13 +59,11 @@ def nearest_rows(similarity: Tensor, most: int) -> Tensor:
 def rescored_rows(rescorer: Rescorer, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function of rows (n,) of queries (Q, D), which returns the scores (n, N) of a gallery (N, D).
 
-    Where only the nearest are scored, they are before the others, in their new order.
+    The nearest, which are scored, are before the others, in their new order.
     """
 
     def scores(block: Tensor) -> Tensor:
         similarity = space.similarity(queries[block], gallery).double()
-        if rescorer.most is None:
-            return rescorer.mixed(similarity, block, torch.arange(len(gallery)).expand(len(block), -1))
         chosen = nearest_rows(similarity, rescorer.most)
         values = rescorer.mixed(similarity.gather(1, chosen), block, chosen)
         return similarity.scatter(1, chosen, values + (similarity.amax() - values.amin() + 1))
@@ -88,8 +83,8 @@ class Searched(StoredPoints, Protocol):
 class RescoredSearch:
     """Search by the similarity of points and a second one.
 
-    Where a rescorer scores the nearest images alone, these are found by the search of the points: scores are never
-    negative then, so that an image without one is never before one of them.
+    The nearest images, which are scored, are found by the search of the points: scores are never negative, so that an
+    image without one is never before one of them.
 
     Args:
         numbers: (N,) int64, the numbers of the points' images.
@@ -119,26 +114,16 @@ class RescoredSearch:
             units: (N,) integers from 0, the unit of each point.
             own: (Q,) the unit of each query.
         """
-        found: list[Neighbors] = []
-        height = len(queries) if self.rescorer.most else BLOCK_ENTRIES // len(self.numbers)
-        for rows in torch.arange(len(queries)).split(max(1, height)):
-            left_out = None if units is None or own is None else (units, own[rows.numpy()])
-            near = self._nearest(queries[rows], k, left_out)
-            scores = self._mixed(near, asked[rows])
-            scores, order = scores.sort(dim=1, descending=True, stable=True)
-            found.append(Neighbors(scores[:, :k], near.indices.gather(1, order[:, :k])))
-        return Neighbors.joined(found, k)
+        near = self._nearest(queries, k, None if units is None or own is None else (units, own))
+        scores, order = self._mixed(near, asked).sort(dim=1, descending=True, stable=True)
+        return Neighbors(scores[:, :k], near.indices.gather(1, order[:, :k]))
 
     def _nearest(self, queries: Tensor, k: int, left_out: tuple[np.ndarray, np.ndarray] | None) -> Neighbors:
         """Return the images of queries that may be among the k most similar ones, nearest first if not all."""
         size = len(self.numbers)
-        if self.rescorer.most is None:
-            near = Neighbors(self._similarities(queries), torch.arange(size).expand(len(queries), -1))
-            width = size
-        else:
-            width = min(max(k, self.rescorer.most), size)
-            most = 0 if left_out is None else int(np.bincount(left_out[0])[left_out[1]].max(initial=0))
-            near = self.base.search(queries, min(width + most, size))
+        width = min(max(k, self.rescorer.most), size)
+        most = 0 if left_out is None else int(np.bincount(left_out[0])[left_out[1]].max(initial=0))
+        near = self.base.search(queries, min(width + most, size))
         if left_out is None:
             return near
         units, own = left_out
@@ -146,10 +131,6 @@ class RescoredSearch:
         scores[torch.from_numpy(units[near.indices.numpy()] == own[:, None])] = -inf
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         return Neighbors(scores[:, :width], near.indices.gather(1, order[:, :width]))
-
-    def _similarities(self, queries: Tensor) -> Tensor:
-        blocks = self.searched.blocks(BLOCK_ROWS)
-        return torch.cat([self.searched.manifold.similarity(queries.double(), one.double()) for one in blocks], dim=1)
 
     def _mixed(self, near: Neighbors, asked: Tensor) -> Tensor:
         """Return the scores (Q, W) float64 of the images found; those that are left out stay at -inf."""

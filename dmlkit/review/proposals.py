@@ -98,7 +98,7 @@ def propose(
             f"own, or label them with dmlkit identify {command_word(gallery)}"
         )
     identifier = Identifier(searched, second=matches)
-    numbers = None if matches is None else matches.ask(asked, images, model, bar=bar)
+    numbers = None if matches is None else matches.ask(asked, model, bar=bar)
     identified = identifier.answers(asked, [None] * len(asked), numbers=numbers)
     rows = [row for row, one in enumerate(identified.answers) if one.label != UNKNOWN and one.probability is not None]
     if not rows:

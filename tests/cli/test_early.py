@@ -29,7 +29,6 @@ NO_DATA = (
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
 ONE_RUN = "has embeddings of one run; create a gallery of both with dmlkit gallery create RUN IMAGES --with run"
 NO_SECOND, REMOVE = "applies to a run or a gallery", "remove this option"
-PLACED = "create a gallery from a table with the columns path, label, latitude, longitude and time"
 NO_STUDY = "is not a study (study.json is missing); expected a folder that dmlkit study wrote"
 NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
 COMMANDS = """
@@ -294,11 +293,6 @@ OF_OTHER_SOURCES = [
     ("calibrate single --with run", f"--with run: single {ONE_RUN}"),
     ("serve single --with run", f"--with run: single {ONE_RUN}"),
     ("serve embedded --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
-    (
-        "search x.npy photos --with place",
-        f"--with place: applies to a gallery, but x.npy is a file of vectors; {PLACED}",
-    ),
-    ("identify run photos --with place", f"--with place: applies to a gallery, but run is a run; {PLACED}"),
     ("search embedded x.npy --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
     ("identify x.npy x.npy --with run", f"--with run: {NO_SECOND}, but x.npy is a file of vectors; {REMOVE}"),
 ]

@@ -158,3 +158,15 @@ def test_a_column_of_labels_and_sightings_in_any_case_and_with_decimal_commas(tm
     with pytest.raises(UserError, match=r"t.csv: has no column 'kind'; it has Path, Species, Latitude,"):
         read_images(file, columns={"label": "kind"})
     assert sighting_cells(found) == [("46,5", "-7,25", "2026-05-31")]
+    for cells, message in (
+        ("95;0;", "a.jpg: latitude: got '95', expected degrees from -90 to 90"),
+        ("north;0;", "a.jpg: latitude: got 'north', expected degrees"),
+        ("0;-181;", "a.jpg: longitude: got '-181', expected degrees from -180 to 180"),
+        ("0;nan;", "a.jpg: longitude: got 'nan', expected degrees"),
+        ("0;;", "a.jpg: got one of latitude and longitude; expected both, or two empty cells"),
+        (";;5 May", "a.jpg: time: got '5 May', expected a date or a time such as 2026-05-31"),
+    ):
+        file.write_text(f"path;label;latitude;longitude;time\na.jpg;a;{cells}\nb.jpg;b;{cells}\n")
+        with pytest.raises(UserError, match=f"{message}.*\\n?.*1 more of this kind") as raised:
+            sighting_cells(read_images(file))
+        assert "b.jpg" in str(raised.value)

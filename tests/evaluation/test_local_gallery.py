@@ -249,10 +249,6 @@ def test_mistakes(gallery: Path, photos: Path, patches_run: Path, tmp_path: Path
             ("gallery", "create", patches_run.parent / "small", asked, "-o", new, "--with", "local", *device),
             "no map of at least 64 cells; use larger images",
         ),
-        (
-            ("gallery", "create", patches_run, asked, "-o", new, "--with", "place", *device),
-            "--with place: only eval, identify, search and calibrate compare places",
-        ),
         (("search", gallery, tmp_path / "points"), "points: has no patches, which"),
         (
             ("identify", gallery, asked, "--with", "local", *device),
@@ -343,8 +339,8 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
     accepted = (scores(paths)[upper][different] >= found["threshold"]).mean()
     assert accepted == pytest.approx(0.1, abs=0.02)  # equal cells of glyphs match either way
     assert "of matches of patches" in dmlkit(*words[:-3]).out
-    wrong = dmlkit("verify", run, first, others[0], "--with", "place")
-    assert wrong.code == 2 and "--with place: only eval, identify, search and calibrate" in wrong.err
+    wrong = dmlkit("verify", run, first, others[0], "--with", "flip")
+    assert wrong.code == 2 and "--with flip: only eval compares means with mirror images" in wrong.err
 
 
 def test_patches_of_other_weights_are_refused(gallery: Path, patches_run: Path):

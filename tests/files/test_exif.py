@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from math import isclose
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,11 @@ from dmlkit.datasets import FolderConfig, TableConfig
 from dmlkit.datasets.base import SPLITS
 from dmlkit.errors import OptionError, UserError, warn_once
 from dmlkit.evaluation.by_value import column_table, dated, read_column
-from dmlkit.evaluation.second import sightings_of
 from dmlkit.files import exif
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_file import Box
 from dmlkit.files.image_table import UNKNOWN_SIGHTING, days_of
 from dmlkit.loading.check import dataset_at
-from dmlkit.nearest.place import Sightings
-from dmlkit.recipe.file import parse_recipe
 from tests.datasets import trees
 
 ORIGINAL, DIGITIZED, FRACTION, ZONE = 36867, 36868, 37521, 36881
@@ -183,30 +179,6 @@ def placed(root: Path) -> dict[str, tuple[float, float, str]]:
         sides = (-1 if row % 2 else 1) * (row + 0.51), (-1 if row % 3 == 0 else 1) * (100 + row + 0.2525)
         known[name] = (*sides, f"2026-05-{row + 1:02}T12:00")
     return known
-
-
-def test_sightings_of_a_folder_are_those_of_a_table_with_the_same_columns(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    warn_once.cache_clear()
-    known = placed(tmp_path / "photos")
-    lines = ["path,label,latitude,longitude,time"]
-    for number, (name, (latitude, longitude, time)) in enumerate(known.items()):
-        lines.append(f"photos/{name},{name[0]},{latitude},{longitude},{time}" if number else f"photos/{name},a,,,")
-    (tmp_path / "photos.csv").write_text("\n".join(lines))
-    (tmp_path / "plain.csv").write_text("\n".join(",".join(line.split(",")[:2]) for line in lines))
-    found: list[Sightings] = []
-    for options in (f"file: {tmp_path}/photos.csv", f"root: {tmp_path}/photos", f"file: {tmp_path}/plain.csv"):
-        name = "folder" if options.startswith("root") else "table"
-        recipe = parse_recipe(f"dataset: {{name: {name}, {options}}}\nloss: {{name: triplet}}", "recipe.yaml")
-        images = recipe.dataset.build("all")
-        order = sorted(range(len(images)), key=lambda row: int(Path(images.paths[row]).stem))
-        found.append(sightings_of(SimpleNamespace(recipe=recipe), images, order))  # pyright: ignore[reportArgumentType]
-    for other in found[1:]:
-        np.testing.assert_allclose(found[0].places, other.places, atol=1e-9)
-        np.testing.assert_allclose(found[0].days, other.days, atol=1e-9)
-    assert found[0].places[1:].isfinite().all() and not found[0].places[0].isfinite().any()
-    assert f"{tmp_path}/photos: 1 image has no place, of 12, so only similarity counts for them" in caplog.text
 
 
 def test_times_are_days_months_or_years_for_by():
