@@ -48,7 +48,7 @@ UNKNOWN = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
 
 
 @pytest.mark.parametrize(
-    ("packages", "is_well", "told"),
+    ("packages", "is_well", "message"),
     [
         ([FINE], True, "no vulnerability is known of 1 pinned packages"),
         ([FINE, FOUND], False, "b 2 is vulnerable: CVE-1"),
@@ -57,10 +57,10 @@ UNKNOWN = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
         (None, True, "vulnerabilities were not looked for, since pip-audit reached no database: no route to host"),
     ],
 )
-def test_the_end_of_an_audit(packages, is_well: bool, told: str, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_the_end_of_an_audit(packages, is_well: bool, message: str, monkeypatch: pytest.MonkeyPatch, capsys):
     text = "" if packages is None else json.dumps({"dependencies": packages})
     ended = subprocess.CompletedProcess((), 1, text, "no route to host\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     assert audit.check_vulnerabilities() is is_well
     captured = capsys.readouterr()
-    assert told in captured.out + captured.err
+    assert message in captured.out + captured.err

@@ -38,7 +38,7 @@ def printed(**lines: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         ({"dataset": "{name: glyphs, classes: 12, images_per_class: 2, shapes_per_class: 3}"},
          "r.yaml:1: dataset.images_per_class: got 2, expected at least 3 (shapes_per_class)"),
@@ -62,8 +62,8 @@ def printed(**lines: str) -> str:
         ({"sampler": "{name: weighted, batch_size: 100}"}, "r.yaml:4: sampler.batch_size: expected at most the 16"),
     ],
 )  # fmt: skip
-def test_each_family_names_its_key_and_the_recipe_adds_file_and_line(lines: dict[str, str], told: str):
-    assert printed(**lines).startswith(told)
+def test_each_family_names_its_key_and_the_recipe_adds_file_and_line(lines: dict[str, str], message: str):
+    assert printed(**lines).startswith(message)
 
 
 def test_a_photo_that_is_gone_is_named_before_training(tmp_path: Path):
@@ -88,10 +88,10 @@ def test_vectors_name_the_key_of_each_file(tmp_path: Path):
     np.save(tmp_path / "few.npy", np.arange(2))
     vectors = {"backbone": "{name: identity}", "transform": "null"}
     dataset = f"{{name: vectors, embeddings: {tmp_path}/x.npy, labels: {tmp_path}/few.npy}}"
-    told = f"r.yaml:1: dataset.labels: {tmp_path}/few.npy has 2 values, but {tmp_path}/x.npy has 6 vectors; "
-    assert printed(dataset=dataset, **vectors).startswith(told)
-    told = "r.yaml:1: dataset.embeddings: none.npy: "
-    assert printed(dataset="{name: vectors, embeddings: none.npy}", **vectors).startswith(told)
+    message = f"r.yaml:1: dataset.labels: {tmp_path}/few.npy has 2 values, but {tmp_path}/x.npy has 6 vectors; "
+    assert printed(dataset=dataset, **vectors).startswith(message)
+    message = "r.yaml:1: dataset.embeddings: none.npy: "
+    assert printed(dataset="{name: vectors, embeddings: none.npy}", **vectors).startswith(message)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
@@ -100,12 +100,12 @@ def test_a_memory_error_that_an_import_lost_is_one_of_memory_where_memory_is_lim
 
     lost = SystemError("error return without exception set"), RuntimeError("operator torchvision::nms does not exist")
     before = resource.getrlimit(resource.RLIMIT_AS)
-    told: list[list[bool]] = []
+    answers: list[list[bool]] = []
     for limit in (resource.RLIM_INFINITY, 2**46):
         resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-        told.append([is_user_error(error) and "ulimit -v" in message_of(error) for error in lost])
+        answers.append([is_user_error(error) and "ulimit -v" in message_of(error) for error in lost])
     resource.setrlimit(resource.RLIMIT_AS, before)
-    assert told == [[False, False], [True, True]]
+    assert answers == [[False, False], [True, True]]
     assert "ulimit -u" in message_of(RuntimeError("can't start new thread"))
 
 
@@ -167,10 +167,10 @@ def test_memory_that_runs_out_is_no_internal_error_in_any_command():
     with pytest.raises(RuntimeError) as of_the_machine:
         torch.empty(2**52)
     of_a_gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. Including non-PyTorch memory")
-    told = [message_of(error) for error in (of_the_machine.value, of_a_gpu, MemoryError())]
-    assert told[0].startswith("not enough memory: can't allocate memory: you tried to allocate ")
-    assert told[1].startswith("not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB; other programs")
-    assert told[2] == "not enough memory: the machine's memory ran out"
+    messages = [message_of(error) for error in (of_the_machine.value, of_a_gpu, MemoryError())]
+    assert messages[0].startswith("not enough memory: can't allocate memory: you tried to allocate ")
+    assert messages[1].startswith("not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB; other programs")
+    assert messages[2] == "not enough memory: the machine's memory ran out"
     assert is_user_error(of_a_gpu) and not is_user_error(RuntimeError("expected a tensor"))
 
 

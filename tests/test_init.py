@@ -1,4 +1,4 @@
-"""What `import dmlkit` offers, and how a name that it has not is told."""
+"""What `import dmlkit` offers, and how a name that it has not is reported."""
 
 import inspect
 import subprocess

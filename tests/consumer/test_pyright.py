@@ -14,10 +14,10 @@ HERE = Path(__file__).parent
 @pytest.mark.heavy
 def test_a_strict_consumer_finds_its_own_mistakes_and_no_fault_of_dmlkit():
     command = [sys.executable, "-m", "pyright", "-p", HERE, "--pythonpath", sys.executable, "--outputjson"]
-    told = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-    if not told.stdout.startswith("{"):
-        pytest.skip(f"pyright cannot run here, it needs node: {told.stderr.strip()[-200:]}")
-    report = json.loads(told.stdout)
+    completed = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    if not completed.stdout.startswith("{"):
+        pytest.skip(f"pyright cannot run here, it needs node: {completed.stderr.strip()[-200:]}")
+    report = json.loads(completed.stdout)
     assert report["summary"]["filesAnalyzed"] >= 2
     found: dict[tuple[str, int], set[str]] = {}
     for fault in report["generalDiagnostics"]:

@@ -57,7 +57,7 @@ def test_full_tuning_trains_everything():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (["backbone.freeze_epochs=1"], "backbone.tuning: none needs backbone.freeze_epochs 0, got 1"),
         (
@@ -70,7 +70,7 @@ def test_full_tuning_trains_everything():
         ),
     ],
 )
-def test_what_a_frozen_backbone_would_ignore_is_refused(changes: list[str], told: str):
+def test_what_a_frozen_backbone_would_ignore_is_refused(changes: list[str], message: str):
     with pytest.raises(UserError) as refusal:
         parse_recipe(TINY_RECIPE, "tiny.yaml", ["backbone.tuning={name: none}", *changes])
-    assert told in str(refusal.value) and "because" in str(refusal.value)
+    assert message in str(refusal.value) and "because" in str(refusal.value)

@@ -189,7 +189,7 @@ def test_difficulty_makes_images_of_a_class_differ_more():
 
 
 @pytest.mark.parametrize(
-    ("keys", "split", "told"),
+    ("keys", "split", "message"),
     [
         ({"classes": 800, "shapes_per_class": 3}, "test", "dataset.classes: .* the fonts have only"),
         (
@@ -201,6 +201,6 @@ def test_difficulty_makes_images_of_a_class_differ_more():
         ({"classes": 6, "noise": 0.1}, "train", "dataset.noise: there is only one training class"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(keys: dict[str, Any], split: Split, told: str):
-    with pytest.raises(UserError, match=told):
+def test_what_cannot_be_drawn_is_one_line(keys: dict[str, Any], split: Split, message: str):
+    with pytest.raises(UserError, match=message):
         GlyphsConfig(**keys).build(split)

@@ -47,7 +47,7 @@ COMPLETE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "l
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc: expected a whole number of at least 1"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: expected"),
@@ -58,10 +58,10 @@ COMPLETE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "l
         *(({name: ""}, f"{name} is not set; start ranks with torchrun") for name in COMPLETE if name != "WORLD_SIZE"),
     ],
 )
-def test_half_of_torchruns_variables_are_told_at_once_t15_t16(monkeypatch: pytest.MonkeyPatch, change, told):
+def test_half_of_torchruns_variables_are_told_at_once_t15_t16(monkeypatch: pytest.MonkeyPatch, change, message):
     for name, value in (COMPLETE | change).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=re.escape(told)):
+    with pytest.raises(UserError, match=re.escape(message)):
         start_ranks("cpu")
 
 
@@ -83,7 +83,7 @@ def test_a_wait_for_ranks_is_told_and_ends_t16(rank: str, monkeypatch: pytest.Mo
     for name, value in (COMPLETE | alone).items():
         monkeypatch.setenv(name, value)
     where = f"WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}"
-    told = f"not all of 2 ranks have joined within 1 seconds ({where}); start all ranks"
-    with pytest.raises(UserError, match=re.escape(told)):
+    message = f"not all of 2 ranks have joined within 1 seconds ({where}); start all ranks"
+    with pytest.raises(UserError, match=re.escape(message)):
         start_ranks("cpu")
     assert f"waiting for the other ranks, for at most 1 seconds: {where}" in caplog.text

@@ -87,10 +87,10 @@ def test_a_rank_that_dies_is_started_again_and_the_run_ends_as_if_it_had_not(tmp
     environment = {**os.environ, "PYTHONPATH": str(ROOT), OWN_STORE: "1"}
     command = [*launcher, *words, str(tmp_path / "killed")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=END, env=environment, check=False)
-    told = run.stdout + run.stderr
-    assert run.returncode == 0 and told.count("epoch 4/4") == 1, told
-    assert "exitcode: -9" in told and "Traceback" not in told, told  # torchrun says what happened
-    assert "joined at its end: True" not in told and told.count("joined at its end: False") >= 2, told
+    output = run.stdout + run.stderr
+    assert run.returncode == 0 and output.count("epoch 4/4") == 1, output
+    assert "exitcode: -9" in output and "Traceback" not in output, output  # torchrun says what happened
+    assert "joined at its end: True" not in output and output.count("joined at its end: False") >= 2, output
     run_on_ranks(2, command_line, *words, str(tmp_path / "unbroken"))
     assert_same_weights(tmp_path / "killed", tmp_path / "unbroken", atol=0)
     epochs = [row.epoch for row in RunFolder(tmp_path / "killed").read_metrics()]

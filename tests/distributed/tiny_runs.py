@@ -60,8 +60,8 @@ TUNED = {
 class Stopper(Silent):
     """Asks the run to stop in its second epoch."""
 
-    def step(self, **told: Any) -> None:
-        if told["epoch"] == 1:
+    def step(self, **figures: Any) -> None:
+        if figures["epoch"] == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -26,7 +26,7 @@ COUNTED = re.compile(
 )
 HISTORY = {"CHANGELOG.md"}  # what earlier versions had
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md")), ROOT / "docs" / "llms.txt"]
-TOLD = {
+PATTERNS = {
     "holds": r"(\d+)(?: of \d+ statements)? holds?\b",
     "does not hold": r"(\d+) do(?:es)? not\b",
     "makes no difference": r"(\d+) makes? no difference",
@@ -89,8 +89,8 @@ def test_a_page_counts_what_there_is(page: Path, counts: dict[str, set[int]]):
 
 def test_the_number_of_losses_and_metrics_in_the_comparison_of_libraries():
     readme = (ROOT / "README.md").read_text("utf-8")
-    told = {name: int(number) for name, number in re.findall(r"^\| (losses|metrics) \| (\d+),", readme, re.MULTILINE)}
-    assert told == {"losses": own(LossConfig), "metrics": own(MetricConfig)}
+    counts = {name: int(number) for name, number in re.findall(r"^\| (losses|metrics) \| (\d+),", readme, re.MULTILINE)}
+    assert counts == {"losses": own(LossConfig), "metrics": own(MetricConfig)}
     from_pml = (ROOT / "docs/guides/from_pml.md").read_text("utf-8")
     assert f"PML has about 34 losses, dmlkit {own(LossConfig)}." in from_pml
 
@@ -102,6 +102,8 @@ def test_the_page_of_measurements_counts_the_verdicts_of_the_claims():
     assert found and int(found[3]) == len(disagreements(claims))
     for metric, part in (("recall@1", found[1]), ("map@r", found[2])):
         judged = [one for results in claims.values() for one in results.verdicts if one.metric == metric]
-        told = {verdict: int(count[1]) if (count := re.search(words, part)) else 0 for verdict, words in TOLD.items()}
-        assert told == {verdict: Counter(one.corrected_verdict for one in judged)[verdict] for verdict in TOLD}
-        assert sum(told.values()) == len(judged) and f"{len(judged)} statements" in row
+        counts = {
+            verdict: int(count[1]) if (count := re.search(words, part)) else 0 for verdict, words in PATTERNS.items()
+        }
+        assert counts == {verdict: Counter(one.corrected_verdict for one in judged)[verdict] for verdict in PATTERNS}
+        assert sum(counts.values()) == len(judged) and f"{len(judged)} statements" in row

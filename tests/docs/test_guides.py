@@ -215,6 +215,6 @@ def test_the_lines_of_troubleshooting_are_in_the_source():
     patterns = templates("\n".join(quoted()))
     for line in quoted():
         spans = [match.span() for pattern in patterns for match in [pattern.search(line)] if match]
-        told = set[int]().union(*(range(*span) for span in spans))
-        assert len(told) >= len(line) * 2 / 3, line
+        covered = set[int]().union(*(range(*span) for span in spans))
+        assert len(covered) >= len(line) * 2 / 3, line
     assert len(quoted()) >= 15

@@ -57,10 +57,12 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlk
 
 
 def test_the_home_page_has_the_lines_of_the_tutorial():
-    told = [shlex.split(line) for line in re.findall(r"^    (dmlkit .*)$", page("index"), re.MULTILINE)]
+    called = [shlex.split(line) for line in re.findall(r"^    (dmlkit .*)$", page("index"), re.MULTILINE)]
     shown = [shlex.split(line) for block in blocks_of(page("guides/photos"), "sh") for line in block.body.splitlines()]
-    lines = [next((line for line in shown if line[1:3] == words[1:3] and {*words} <= {*line}), None) for words in told]
-    assert len(told) == 5 and None not in lines
+    lines = [
+        next((line for line in shown if line[1:3] == words[1:3] and {*words} <= {*line}), None) for words in called
+    ]
+    assert len(called) == 5 and None not in lines
 
 
 def test_the_page_on_installing_lists_every_extra():

@@ -184,7 +184,7 @@ def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--far", "1e-3"], "108 pairs of different classes are too few"),
         (["--far", "0"], "--far 0: expected a share between 0 and 1"),
@@ -193,9 +193,9 @@ def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Pa
         (["--set", "dataset.validation_fraction=0"], "dataset.validation_fraction"),
     ],
 )
-def test_what_cannot_be_calibrated(dmlkit, run: Path, words: list[str], told: str):
+def test_what_cannot_be_calibrated(dmlkit, run: Path, words: list[str], message: str):
     result = dmlkit("calibrate", run, *words)
-    assert result.code == 2 and told in result.err and "Traceback" not in result.err
+    assert result.code == 2 and message in result.err and "Traceback" not in result.err
 
 
 def test_weights_with_nan_are_told_in_one_line(dmlkit, run: Path, tmp_path: Path):

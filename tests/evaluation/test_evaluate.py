@@ -157,8 +157,8 @@ def test_compare_by_queries_draws_queries(dmlkit, two_runs):
         assert a["intervals"][name] == pytest.approx(list(interval.ends or ()), abs=1e-12)
     assert a["intervals_by"] == b["intervals_by"] == json.loads(result.out)["by"] == "queries"
     assert result.err == ""
-    told = dmlkit("compare", first, second, "--by", "queries", "--device", "cpu").out
-    assert "over 72 queries, as if independent" in told
+    output = dmlkit("compare", first, second, "--by", "queries", "--device", "cpu").out
+    assert "over 72 queries, as if independent" in output
     assert "over 12 classes (72 queries)" in dmlkit("compare", first, second, "--device", "cpu").out
     stored = json.loads((first / "evaluations" / "test-best.json").read_text())
     assert stored["intervals_by"] == "classes" and stored["intervals"] != a["intervals"]
@@ -179,17 +179,17 @@ def test_a_comparison_fits_into_80_columns_with_its_names_apart(dmlkit, two_runs
 
 
 @pytest.mark.parametrize(
-    ("classes", "told"), [(4, "no intervals over 4 classes"), (1, "no intervals over a single class")]
+    ("classes", "message"), [(4, "no intervals over 4 classes"), (1, "no intervals over a single class")]
 )
-def test_few_classes_and_a_single_one_are_told(dmlkit, arrays, classes: int, told: str):
+def test_few_classes_and_a_single_one_are_told(dmlkit, arrays, classes: int, message: str):
     folder, points, labels = arrays
     for name, values in (("q", points[labels < classes]), ("l", labels[labels < classes])):
         np.save(folder / f"{name}.npy", values)
     gallery = (folder / "x.npy", "--labels", folder / "y.npy", "--metric", "map@r")
     words = ("eval", folder / "q.npy", "--labels", folder / "l.npy", *gallery)
-    assert f"note: {told}" in dmlkit(*words).out
+    assert f"note: {message}" in dmlkit(*words).out
     report = json.loads(dmlkit(*words, "--json").out)
-    assert report["intervals"]["map@r"] is None and any(told in note for note in report["notes"])
+    assert report["intervals"]["map@r"] is None and any(message in note for note in report["notes"])
 
 
 def test_compare_evaluates_again_when_the_weights_or_the_question_changed(dmlkit, two_runs):
@@ -416,8 +416,8 @@ def test_compare_shows_what_any_run_has_and_names_as_they_are_w16(dmlkit, two_ru
         assert all(value != "-" for (metric, _), value in found.items() if metric == "map@r")
         assert [row[4] != "" for row in cells if row[0] == "map@r"] == [False, True]
     result = dmlkit("compare", names[0], names[2], "--device", "cpu")
-    told = " ".join(result.out.split())
-    assert "share no per-query metric" in told and "other images" not in told and f"note: {names[2]} and" in told
+    output = " ".join(result.out.split())
+    assert "share no per-query metric" in output and "other images" not in output and f"note: {names[2]} and" in output
 
 
 def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit, two_runs, tmp_path):

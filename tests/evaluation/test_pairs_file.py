@@ -34,7 +34,7 @@ def test_the_file_of_lfw(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("p.tsv", b"", "a .csv or .txt file"),
         ("p.csv", b"", "the file is empty; expected a line with the columns' names"),
@@ -54,11 +54,11 @@ def test_the_file_of_lfw(tmp_path: Path):
         ("p.txt", b"Abel 1 two\n", "p.txt:1: got 'Abel 1 two', expected NAME 1 2"),
     ],
 )
-def test_what_is_no_file_of_pairs(tmp_path: Path, name: str, content: bytes, told: str):
+def test_what_is_no_file_of_pairs(tmp_path: Path, name: str, content: bytes, message: str):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
         read_pairs([tmp_path / name])
-    assert told in str(error.value) and len(str(error.value).splitlines()) == 1
+    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
 def test_no_file(tmp_path: Path):

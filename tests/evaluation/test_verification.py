@@ -85,7 +85,7 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "Missing argument"),
         (["a1.png"], "a1.png: expected two images, or a .csv or .txt file of pairs"),
@@ -99,13 +99,13 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
         (["a1.png", "a2.png", "--checkpoint", "last"], ""),
     ],
 )
-def test_what_cannot_be_verified(dmlkit, photos: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str):
+def test_what_cannot_be_verified(dmlkit, photos: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str):
     monkeypatch.chdir(photos)
     result = dmlkit("verify", "run", *words)
-    if not told:  # one epoch: both checkpoints hold the same weights
+    if not message:  # one epoch: both checkpoints hold the same weights
         assert result.code == 0
         return
-    assert result.code == 2 and told in result.err and "Traceback" not in result.err
+    assert result.code == 2 and message in result.err and "Traceback" not in result.err
 
 
 def test_rates_without_one_kind_of_pair():

@@ -128,13 +128,13 @@ def test_a_faiss_index_of_lower_precision_holds_the_rounded_points(dmlkit, embed
         near = points.astype(np.float64) @ kept.T.astype(np.float64)
         np.testing.assert_allclose(found, -np.sort(-near, axis=1)[:, :5], atol=2e-6)
     size = {"fp16": "16 bytes", "int8": "8 bytes", "binary": "1 byte"}[precision]
-    told = float(result.out.split(f"{size} per vector instead of 32; it finds ")[1].split()[0])
+    share = float(result.out.split(f"{size} per vector instead of 32; it finds ")[1].split()[0])
     similarity = points @ points.T
     for scores in (near, similarity):
         np.fill_diagonal(scores, -np.inf)
     best, mine = (np.argsort(-scores, axis=1, kind="stable")[:, :10] for scores in (similarity, near))
     shares = [len({*left} & {*right}) / 10 for left, right in zip(best, mine, strict=True)]
-    assert told == pytest.approx(np.mean(shares), abs=0.05 if precision == "binary" else 0.01)  # ties of distances
+    assert share == pytest.approx(np.mean(shares), abs=0.05 if precision == "binary" else 0.01)  # ties of distances
 
 
 def test_an_index_of_one_vector_has_no_nearest_images_to_report(dmlkit, tmp_path):

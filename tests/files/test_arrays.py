@@ -1,4 +1,4 @@
-"""NumPy files that are damaged, or promise more than they hold, are told before anything is loaded."""
+"""NumPy files that are damaged, or promise more than they hold, are refused before anything is loaded."""
 
 import os
 import tracemalloc
@@ -39,7 +39,7 @@ def test_an_array_is_read(array: np.ndarray, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("write", "told"),
+    ("write", "message"),
     [
         (lambda path: path.write_bytes(b""), "cannot read this NumPy array: EOF"),
         (lambda path: path.write_text("1.0 2.0 3.0 4.0"), "the magic string is not correct"),
@@ -67,10 +67,10 @@ def test_an_array_is_read(array: np.ndarray, tmp_path: Path):
         "missing",
     ],
 )
-def test_what_is_no_array_is_told_t8_u2_u4(write, told: str, tmp_path: Path):
+def test_what_is_no_array_is_told_t8_u2_u4(write, message: str, tmp_path: Path):
     write(tmp_path / "x.npy")
     line = refused(read_array, tmp_path / "x.npy")
-    assert line.startswith(f"{tmp_path / 'x.npy'}: ") and told in line
+    assert line.startswith(f"{tmp_path / 'x.npy'}: ") and message in line
 
 
 def save(path: Path, *, names: tuple[str, ...] = NAMES, values: np.ndarray = VALUES) -> None:
@@ -90,7 +90,7 @@ def test_arrays_of_queries_are_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("write", "told"),
+    ("write", "message"),
     [
         (lambda path: path.write_bytes(b""), "not a zip file"),
         (lambda path: (save(path), path.write_bytes(path.read_bytes()[:200])), "not a zip file"),
@@ -107,9 +107,9 @@ def test_arrays_of_queries_are_read(tmp_path: Path):
         (lambda path: None, "missing"),
     ],
 )
-def test_what_are_no_arrays_of_queries_is_told_t6(write, told: str, tmp_path: Path):
+def test_what_are_no_arrays_of_queries_is_told_t6(write, message: str, tmp_path: Path):
     write(tmp_path / "x.npz")
-    assert told in refused(read_arrays, tmp_path / "x.npz", TYPES, 6)
+    assert message in refused(read_arrays, tmp_path / "x.npz", TYPES, 6)
 
 
 def test_a_zip_is_measured_before_it_is_inflated_s8(tmp_path: Path):

@@ -95,6 +95,6 @@ def test_a_folder_that_cannot_be_written_into_is_told_by_its_name(tmp_path: Path
         raise OSError(EROFS, "Read-only file system", lock.lock_file)
 
     monkeypatch.setattr(FileLock, "acquire", refuse)
-    told = re.escape(f"{tmp_path}: cannot write into this folder: Read-only file system")
-    with pytest.raises(UserError, match=f"^{told}$"), sole_writer(tmp_path, what="a change"):
+    message = re.escape(f"{tmp_path}: cannot write into this folder: Read-only file system")
+    with pytest.raises(UserError, match=f"^{message}$"), sole_writer(tmp_path, what="a change"):
         pass

@@ -165,10 +165,10 @@ def test_a_link_to_a_source_is_the_source(tmp_path: Path):
 
 def test_a_write_that_fails_is_told_with_its_file_t4(tmp_path: Path):
     for error in (OSError(28, "No space left on device"), ValueError("I/O error\nmore")):
-        with pytest.raises(UserError) as told, writing(tmp_path / "x", ValueError):
+        with pytest.raises(UserError) as fault, writing(tmp_path / "x", ValueError):
             raise error
         reason = "No space left on device" if isinstance(error, OSError) else "I/O error"
-        assert str(told.value) == f"{tmp_path / 'x'}: cannot write this file: {reason}"
+        assert str(fault.value) == f"{tmp_path / 'x'}: cannot write this file: {reason}"
 
 
 @contextmanager

@@ -248,7 +248,7 @@ def test_info_verifies(whole: Path, tmp_path: Path, dmlkit: Cli):
 def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit: Cli):
     source = whole / "asked_points"
     points = np.load(source / "embeddings.npy")
-    told = "this file was changed: its checksum differs from manifest.json"
+    message = "this file was changed: its checksum differs from manifest.json"
     for number, change in enumerate(("points", "items")):
         folder = tmp_path / str(number)
         shutil.copytree(source, folder)
@@ -270,4 +270,4 @@ def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit
             ("cluster", folder, "-k", "2"),
             *(("export", folder, "--format", kind, "-o", tmp_path / "out") for kind in ("npz", "parquet", "faiss")),
         ):
-            refused(dmlkit(*words), f"{folder / name}: {told}")
+            refused(dmlkit(*words), f"{folder / name}: {message}")

@@ -74,13 +74,13 @@ def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
 
     searched = dmlkit("search", gallery, tmp_path / "e", "-k", 4, "--json")
     expected = Gallery(found.manifold, points).search(points, k=4)
-    told = json.loads(searched.out)["queries"]
+    report = json.loads(searched.out)["queries"]
     paths = folder.items["path"].to_pylist()
-    assert [[one["path"] for one in query["neighbors"]] for query in told] == [
+    assert [[one["path"] for one in query["neighbors"]] for query in report] == [
         [paths[row] for row in rows] for rows in expected.indices.tolist()
     ]
     by_image = json.loads(dmlkit("search", gallery, place / "photos", "-k", 4, "--json", "--device", "cpu").out)
-    assert by_image["queries"] == told  # the gallery knows its run
+    assert by_image["queries"] == report  # the gallery knows its run
 
 
 def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli):
@@ -247,10 +247,10 @@ def test_any_changes_equal_a_fresh_build(
     assert rows_of(gallery) == rows_of(fresh)
 
 
-def refused(result: Result, *told: str) -> None:
+def refused(result: Result, *parts: str) -> None:
     assert result.code == 2, result.out
     (line,) = result.err.strip().splitlines()
-    assert line.startswith("error: ") and all(part in line for part in told), line
+    assert line.startswith("error: ") and all(part in line for part in parts), line
 
 
 def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):

@@ -101,8 +101,8 @@ def test_search_is_that_of_a_loop(kind: str, queries: str, home: Home, dmlkit: C
     assert len(found) == len(home.points[queries])
     for query, point in zip(found, home.points[queries], strict=True):
         expected = nearest_of(home.points[kind], point, 3)
-        told = [neighbor["similarity"] for neighbor in query["neighbors"]]
-        assert told == pytest.approx([similarity for similarity, _ in expected], abs=1e-5)
+        similarities = [neighbor["similarity"] for neighbor in query["neighbors"]]
+        assert similarities == pytest.approx([similarity for similarity, _ in expected], abs=1e-5)
         for neighbor, (similarity, row) in zip(query["neighbors"], expected, strict=True):
             if sum(abs(similarity - other) < 1e-5 for other, _ in expected) == 1:
                 assert neighbor["label"] == (None if kind == "array" else home.labels[kind][row])
@@ -233,8 +233,8 @@ def test_an_option_that_does_not_apply_is_refused_in_the_same_words(
     }
     for option, value, where in refused:
         result = dmlkit(command, getattr(home, kind), *rest, option, value)
-        told = f"error: {option} {value}: applies to {where}, but {getattr(home, kind)} is {names[kind]}; remove this"
-        assert result.code == 2 and result.err.startswith(told) and result.err.count("\n") == 1, result.err
+        error = f"error: {option} {value}: applies to {where}, but {getattr(home, kind)} is {names[kind]}; remove this"
+        assert result.code == 2 and result.err.startswith(error) and result.err.count("\n") == 1, result.err
 
 
 def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
@@ -245,7 +245,7 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
     np.save(tmp_path / "width.npy", np.eye(5, dtype=np.float32))
     (tmp_path / "empty").mkdir()
     expected = "expected a run, a folder of embeddings, a gallery or a file of vectors"
-    for words, told in (
+    for words, message in (
         (("cluster", tmp_path / "gone", "-k", 2), f"no such file or folder; {expected}"),
         (("cluster", home.photos, "-k", 2), f"{home.photos}: {expected}"),
         (("cluster", tmp_path / "empty", "-k", 2), f"{tmp_path / 'empty'}: {expected}"),
@@ -265,7 +265,7 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
         (("export", home.embeddings, "--format", "onnx"), "expected a run"),
     ):
         result = dmlkit(*words)
-        assert result.code == 2 and told in result.err and result.err.count("\n") == 1, (words, result.err)
+        assert result.code == 2 and message in result.err and result.err.count("\n") == 1, (words, result.err)
 
 
 def test_points_of_a_class_of_ones_own_are_searched(home: Home):

@@ -160,7 +160,7 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "cluster: expected -k COUNT or --threshold SIMILARITY"),
         (["-k", 2, "--threshold", 0.5], "got both -k and --threshold; use only one of them"),
@@ -175,9 +175,9 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
     ],
     ids=str,
 )
-def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[object], told: str):
+def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[object], message: str):
     result = dmlkit("cluster", embeddings_at(tmp_path / "e", turned(0, 1, 90)), *words)
-    assert result.code == 2 and result.err.startswith("error: ") and told in " ".join(result.err.split())
+    assert result.code == 2 and result.err.startswith("error: ") and message in " ".join(result.err.split())
 
 
 def test_options_that_do_not_go_together_are_refused_before_points_are_read(dmlkit: Cli, tmp_path: Path):

@@ -140,7 +140,7 @@ def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["{e}", "--threshold", "1.5"], "--threshold 1.5: expected at most 1, since the similarity is cosine"),
         (["{e}", "--threshold", "nan"], "--threshold nan: expected at most 1, since the similarity is cosine"),
@@ -154,7 +154,7 @@ def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
         (["{folder}", "--threshold", "0.9"], "expected a run, a folder of embeddings"),
     ],
 )
-def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], told: str):
+def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], message: str):
     places = {"{folder}": tmp_path, "{gone}": tmp_path / "gone"}
     places["{e}"] = embeddings_at(tmp_path / "e", turned(0, 1))
     places["{nan}"] = embeddings_at(tmp_path / "nan", turned(0, np.nan))
@@ -162,7 +162,7 @@ def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[st
     other = {"fingerprint": "0" * 64, "checkpoint": "best", "epoch": 1, "backbone": {"name": "small_cnn"}}
     places["{model}"] = embeddings_at(tmp_path / "model", turned(0, 1), model=other)
     result = dmlkit("duplicates", *(places.get(word, word) for word in words))
-    assert result.code == 2 and result.err.startswith("error: ") and told in result.err
+    assert result.code == 2 and result.err.startswith("error: ") and message in result.err
     assert "Traceback" not in result.err
 
 

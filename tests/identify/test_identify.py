@@ -210,7 +210,7 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
     create_gallery(place / "run", place / "photos" / "dove" / "0.jpg", gallery, model=ON_CPU)
     other = embeddings_at(tmp_path / "other", np.eye(5, 8, dtype=np.float32))
     np.save(array := tmp_path / "rows.npy", GalleryFolder(place / "gallery").points_at(torch.arange(4)).numpy())
-    for words, told in (
+    for words, message in (
         ((gallery, place / "asked"), f"{gallery}: no image has a label; add images with their labels"),
         ((place / "gallery", place / "asked", "-k", 0, "--method", "vote"), "-k 0: expected at least 1"),
         (
@@ -229,7 +229,7 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         ),
     ):
         result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))
-        assert result.code == 2 and len(result.err.strip().splitlines()) == 1 and told in result.err, result.err
+        assert result.code == 2 and len(result.err.strip().splitlines()) == 1 and message in result.err, result.err
     assert not table.exists()
 
 

@@ -62,13 +62,13 @@ def test_an_image_a_folder_and_embeddings_find_the_same(place: Path, dmlkit: Cli
         assert [one["path"] for one in query["neighbors"]] == [gallery.items["path"][int(one)].as_py() for one in order]
         assert query["neighbors"][0]["path"] == str(place / "photos" / f"{3 * row}.jpg")
     single = dmlkit("search", source, place / "new" / "1.jpg", "-k", 5, "--json", "-o", tmp_path / "x.csv")
-    told = by_image["queries"][1]["neighbors"]  # a batch of another size rounds otherwise: the order is what agrees
+    near = by_image["queries"][1]["neighbors"]  # a batch of another size rounds otherwise: the order is what agrees
     (alone,) = json.loads(single.out)["queries"]
-    assert [one["id"] for one in alone["neighbors"]] == [one["id"] for one in told]
+    assert [one["id"] for one in alone["neighbors"]] == [one["id"] for one in near]
     with (tmp_path / "x.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["query"], int(row["id"]), row["path"]) for row in rows] == [
-        (str(place / "new" / "1.jpg"), one["id"], one["path"]) for one in told
+        (str(place / "new" / "1.jpg"), one["id"], one["path"]) for one in near
     ]
 
 
@@ -145,10 +145,10 @@ def test_a_page_ends_after_some_queries_and_says_so(tmp_path: Path):
     assert text.count("<section ") == MOST and f"after the first {MOST} queries" in text
 
 
-def refused(result: Result, told: str) -> None:
+def refused(result: Result, message: str) -> None:
     assert result.code == 2, result.out
     (line,) = result.err.strip().splitlines()
-    assert line.startswith("error: ") and told in line, line
+    assert line.startswith("error: ") and message in line, line
 
 
 OTHER = {**manifest()["model"], "fingerprint": "0" * 64}
@@ -156,7 +156,7 @@ SMALLER = {**manifest()["preprocessing"], "size": 8}
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model": OTHER}, "embeddings of another model (fingerprint 000000000000, "),
         ({"manifold": EUCLIDEAN}, "embeddings of another model (manifold.name: was sphere, now euclidean"),
@@ -165,10 +165,10 @@ SMALLER = {**manifest()["preprocessing"], "size": 8}
         ({"dim": 4, "features": 4, "points": POINTS[:, :4]}, "embeddings with 4 dimensions, but "),
     ],
 )
-def test_embeddings_of_another_model_are_refused(changes: dict[str, Any], told: str, tmp_path: Path, dmlkit: Cli):
+def test_embeddings_of_another_model_are_refused(changes: dict[str, Any], message: str, tmp_path: Path, dmlkit: Cli):
     source = embeddings_at(tmp_path / "source")
     other = embeddings_at(tmp_path / "other", **changes)
-    refused(dmlkit("search", source, other), told)
+    refused(dmlkit("search", source, other), message)
 
 
 def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: Path):

@@ -131,14 +131,14 @@ def test_a_reader_whose_files_are_limited_is_an_error():
     assert is_user_error(found.value) and "ulimit -f" in message_of(found.value)
 
 
-@pytest.mark.parametrize(("waiting", "told"), [(0.0, False), (0.19, False), (0.2, True), (0.434, True)])
-def test_a_slow_loader_is_told(waiting: float, told: bool):
+@pytest.mark.parametrize(("waiting", "is_reported"), [(0.0, False), (0.19, False), (0.2, True), (0.434, True)])
+def test_a_slow_loader_is_told(waiting: float, is_reported: bool):
     screen = io.StringIO()
     progress = TrainingProgress(Console(file=screen, width=200), epochs=2)
     row = EpochRow(epoch=1, loss=1.0, lr=0.1, images_per_second=10, waiting=waiting, seconds=1, validation=None)
     progress.epoch(row)
-    assert ("of the time waiting for images" in screen.getvalue()) == told
-    assert (f"({waiting:.0%} " in screen.getvalue()) == told
+    assert ("of the time waiting for images" in screen.getvalue()) == is_reported
+    assert (f"({waiting:.0%} " in screen.getvalue()) == is_reported
 
 
 IMAGENET = TransformConfig.variants["imagenet"]
@@ -159,9 +159,9 @@ def test_a_long_thin_image_is_a_bad_one_before_it_is_resized_s3(shape: tuple[int
     Image.new("1", shape).save(path)
     images = ImageList([str(path)])
     long = 256 * max(shape) // min(shape)
-    told = f"{path}: the image of {shape[0]} x {shape[1]} pixels would have {max(256, long * (shape[0] > 9))} x "
+    message = f"{path}: the image of {shape[0]} x {shape[1]} pixels would have {max(256, long * (shape[0] > 9))} x "
     item = TransformedImages(images, IMAGENET(), training=training)[0, 0]
-    assert item.input is None and item.fault.startswith(told), item.fault
+    assert item.input is None and item.fault.startswith(message), item.fault
     assert "resized to a shorter side of 256 pixels, bilinear; expected at most 80,000,000" in item.fault
 
 

@@ -153,7 +153,7 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([], "no images for train"),
         ([("a", "train")] * 2 + [("b", "train")] * 2, "no images for test"),
@@ -162,13 +162,13 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
         ([("a", "train")] * 2 + [("b", "test")] * 2, "test has a single class, expected at least two"),
     ],
 )
-def test_a_table_that_cannot_be_trained_on_is_an_error_u11(rows: list[tuple[str, str]], told: str, tmp_path, dmlkit):
+def test_a_table_that_cannot_be_trained_on_is_an_error_u11(rows: list[tuple[str, str]], message: str, tmp_path, dmlkit):
     lines = [f"{index}.jpg,{label},{split}" for index, (label, split) in enumerate(rows)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     trees.photos(tmp_path, (f"{index}.jpg" for index in range(len(rows))))
     result = dmlkit("data", "check", tmp_path / "table.csv")
     out = " ".join(result.out.split())
-    assert result.code == 1 and re.search(r"\d errors? found$", out) and told in out
+    assert result.code == 1 and re.search(r"\d errors? found$", out) and message in out
 
 
 def test_a_recipe_is_checked_with_its_own_validation_classes_u11(dmlkit, tiny_recipe: Path, tmp_path: Path):

@@ -106,15 +106,15 @@ def test_a_third_kind_is_one_file(tmp_path: Path):
         f"embed run sounds.py -o new {plugin}",
         f"plot retrieval run {plugin}",
     ]
-    told = commands(tmp_path, *lines)
-    assert [code for code, _, _ in told] == [0] * 5 + [2] * 4, told
-    assert json.loads(told[1][1])["metrics"]["recall@1"] > 0.1
+    outcomes = commands(tmp_path, *lines)
+    assert [code for code, _, _ in outcomes] == [0] * 5 + [2] * 4, outcomes
+    assert json.loads(outcomes[1][1])["metrics"]["recall@1"] > 0.1
     manifest = json.loads((tmp_path / "run/embeddings/test/manifest.json").read_text())
     assert manifest["preprocessing"] == {"input": "sounds, as they are", "num_features": None}
     assert manifest["count"] == 40
     described = json.loads((tmp_path / "run/exports/model.safetensors.json").read_text())
     assert described["input"] == "sounds: float32 (batch, 1, 64)"
-    errors = [err.replace("\n", " ") for _, _, err in told[5:]]
+    errors = [err.replace("\n", " ") for _, _, err in outcomes[5:]]
     assert "backbone.name: identity takes vectors, but dataset waves has sounds; use ear" in errors[0]
     assert "transform: got plain, but dataset waves has sounds, which are not transformed; remove it" in errors[1]
     assert "sounds.py: the model takes sounds, which are not read from files; use --split" in errors[2]

@@ -84,8 +84,8 @@ def test_points_between_antipodes_have_a_finite_gradient():
 
 def test_what_a_manifold_without_words_of_its_own_says_of_a_point():
     """A plug-in's: half as long again as a point is 0.5 of its size off."""
-    told = Manifold.describe_off(Sphere(3), torch.tensor([1.5, 0.0, 0.0]))
-    assert told == "it is 0.5 of its size off the Sphere manifold"
+    words = Manifold.describe_off(Sphere(3), torch.tensor([1.5, 0.0, 0.0]))
+    assert words == "it is 0.5 of its size off the Sphere manifold"
 
 
 def test_a_learned_curvature_moves_it():

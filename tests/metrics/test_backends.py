@@ -43,8 +43,8 @@ def test_cpu_and_gpu_code_count_alike(classes, depth, monkeypatch):
         if depth.to_r:
             limit = limit.maximum((theirs.scores > -torch.inf).sum(1, keepdim=True))
         for one, other in ((ours, theirs), (theirs, ours)):  # each may leave out what is below the depth
-            known, told = one.above < 300, other.above < 300
-            both = known & told
+            known, other_known = one.above < 300, other.above < 300
+            both = known & other_known
             assert torch.equal(one.above[both], other.above[both])
             assert torch.equal(one.reached[both], other.reached[both])
             assert ((other.above >= limit) | known | (other.scores[:, : known.shape[1]] == -torch.inf)).all()

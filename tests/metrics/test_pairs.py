@@ -169,7 +169,7 @@ def test_a_share_that_no_pair_can_have_is_told():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("tar@far=2", "less than 1"),
         ("tar@far=0", "greater than 0"),
@@ -180,8 +180,8 @@ def test_a_share_that_no_pair_can_have_is_told():
         ("tar@1", "unknown metric"),
     ],
 )
-def test_names_that_are_none(name, told):
-    with pytest.raises(ValueError, match=told):
+def test_names_that_are_none(name, message):
+    with pytest.raises(ValueError, match=message):
         metric_configs([name])
 
 

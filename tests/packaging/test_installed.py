@@ -59,8 +59,8 @@ def run(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 
 
 def test_it_is_the_wheel_that_runs_and_nothing_of_development_is_there(run, installed):
-    told = f"print([name for name in {DEVELOPMENT!r} if find_spec(name)]); import dmlkit; print(dmlkit.__file__)"
-    missing, place = run("python", "-c", f"from importlib.util import find_spec; {told}").stdout.splitlines()
+    code = f"print([name for name in {DEVELOPMENT!r} if find_spec(name)]); import dmlkit; print(dmlkit.__file__)"
+    missing, place = run("python", "-c", f"from importlib.util import find_spec; {code}").stdout.splitlines()
     assert missing == "[]" and place.startswith(str(installed.parent))
 
 

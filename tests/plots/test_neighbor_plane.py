@@ -34,9 +34,9 @@ def kl_divergence(distances: torch.Tensor, plane: torch.Tensor, perplexity: floa
 
 def test_it_is_as_good_as_scikit_learns():
     points = clusters(160, 6)
-    told: list[int] = []
-    plane = neighbor_plane(Euclidean(6), points, advance=told.append)
-    assert sum(told) == len(points) and len(told) > 10
+    advanced: list[int] = []
+    plane = neighbor_plane(Euclidean(6), points, advance=advanced.append)
+    assert sum(advanced) == len(points) and len(advanced) > 10
     assert torch.equal(plane, neighbor_plane(Euclidean(6), points))
     theirs = torch.from_numpy(TSNE(random_state=0).fit_transform(points.numpy())).double()
     distances = torch.cdist(points, points)

@@ -179,7 +179,7 @@ def test_names_with_a_number_are_read_and_written_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("metrics", "told"),
+    ("metrics", "message"),
     [
         ("[{name: nmi, restarts: 1}, {name: nmi, restarts: 20}, map@r]", "metrics.1: nmi is listed twice"),
         ("[{name: recall, k: [1]}, {name: recall, k: [1, 2]}, map@r]", "metrics.1: recall@1 is listed twice"),
@@ -189,11 +189,11 @@ def test_names_with_a_number_are_read_and_written_as_they_are():
         ("[map@r]\ntraining: {loggers: [wandb, wandb]}", "training.loggers.1: wandb is listed twice; remove one"),
     ],
 )
-def test_a_figure_has_one_name_w14(metrics: str, told: str):
+def test_a_figure_has_one_name_w14(metrics: str, message: str):
     text = f"dataset: {{name: glyphs}}\nloss: {{name: triplet}}\nmetrics: {metrics}\n"
     with pytest.raises(UserError) as error:
         parse_recipe(text, "r.yaml")
-    assert str(error.value).startswith((f"r.yaml:3: {told}", f"r.yaml:4: {told}"))
+    assert str(error.value).startswith((f"r.yaml:3: {message}", f"r.yaml:4: {message}"))
     merged = parse_recipe(text.replace(metrics, "[recall@1, recall@2, map@r]"), "r.yaml").metrics
     assert [name for metric in merged for name in metric.names()] == ["recall@1", "recall@2", "map@r"]
 
@@ -218,7 +218,7 @@ def test_the_schema_knows_every_loss_and_its_ranges():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("training.clip_grad_norm=1e999", "1e999 is not a finite number"),
         ("seed=18446744073709551616", "does not fit into 64 bits"),
@@ -239,10 +239,10 @@ def test_the_schema_knows_every_loss_and_its_ranges():
     ],
     ids=range(16),
 )
-def test_values_that_hurt_are_one_line(change: str, told: str):
+def test_values_that_hurt_are_one_line(change: str, message: str):
     with pytest.raises(UserError) as error:
         parse_recipe(GOOD, "good.yaml", [change])
-    assert told in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 1000
+    assert message in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 1000
 
 
 def test_a_merge_key_of_a_file_is_told_with_its_line_u9():
@@ -256,7 +256,7 @@ def test_a_message_shows_an_excerpt_of_a_file_u7(text: str):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("metrics=5", "metrics: got 5, expected a list"),
         ("training=5", "training: got 5, expected a mapping"),
@@ -266,9 +266,9 @@ def test_a_message_shows_an_excerpt_of_a_file_u7(text: str):
         ("metrics=[{name: nope}]", "metrics.0.name: unknown metric 'nope'; expected one of ami"),
     ],
 )
-def test_faults_are_told_once_and_in_words_of_recipes_u6_u8(change: str, told: str):
+def test_faults_are_told_once_and_in_words_of_recipes_u6_u8(change: str, message: str):
     (line,) = faults(GOOD, change)
-    assert line.startswith(f"--set {change}: {told}")
+    assert line.startswith(f"--set {change}: {message}")
 
 
 @pytest.mark.parametrize(

@@ -159,17 +159,17 @@ def test_a_run_says_which_plugin_has_changed(folder: Path, site: Path, trained: 
     with (other / "toy_dml" / "losses.py").open("a") as file:
         file.write("# changed\n")
     lines = ("eval runs/installed", "train toy.yaml -o runs/installed --resume")
-    told = commands(folder, *lines, installed=other)
-    assert [code for code, _, _ in told] == [0, 2]
+    outcomes = commands(folder, *lines, installed=other)
+    assert [code for code, _, _ in outcomes] == [0, 2]
     change = "runs/installed: trained with the plug-in toy-dml 1.0, now toy-dml 1.0 (sha256 "
-    assert told[0][2].startswith(f"warning: {change}") and told[0][2].count("\n") == 1
+    assert outcomes[0][2].startswith(f"warning: {change}") and outcomes[0][2].count("\n") == 1
     assert len(list((folder / "runs/installed/vectors").iterdir())) == 2  # other code embeds again
-    assert told[1][2].startswith(f"error: {change}") and told[1][2].count("\n") == 1
+    assert outcomes[1][2].startswith(f"error: {change}") and outcomes[1][2].count("\n") == 1
 
 
 def test_runs_of_a_study_at_once_have_the_file_too(folder: Path):
-    told = commands(folder, "study study.yaml -o runs/study --workers 2 --plugin toy.py")
-    assert told[0][0] == 0, told
+    outcomes = commands(folder, "study study.yaml -o runs/study --workers 2 --plugin toy.py")
+    assert outcomes[0][0] == 0, outcomes
     assert "--plugin toy.py" in (folder / "runs/study/results.md").read_text()
 
 
@@ -198,14 +198,14 @@ def test_a_bad_file_is_told_in_one_line(folder: Path, tmp_path: Path):
         path.write_text(texts.get(text, text))
         lines.append(f"check toy.yaml --plugin {path}")
         expected.append(f"error: {message.format(path=path)}\n")
-    told = commands(
+    outcomes = commands(
         tmp_path, *lines, "check toy.yaml --plugin gone.py", f"check toy.yaml --plugin {tmp_path}", "list losses"
     )
-    assert [err for _, _, err in told[: len(BAD)]] == expected
-    assert [code for code, _, _ in told] == [2] * (len(BAD) + 2) + [0]
-    assert told[-3][2] == "error: gone.py: no such plug-in; expected a Python file\n"
-    assert told[-2][2].endswith("cannot read this plug-in: this is a folder; expected a regular file\n")
-    assert "toy_pairs" not in told[-1][1]
+    assert [err for _, _, err in outcomes[: len(BAD)]] == expected
+    assert [code for code, _, _ in outcomes] == [2] * (len(BAD) + 2) + [0]
+    assert outcomes[-3][2] == "error: gone.py: no such plug-in; expected a Python file\n"
+    assert outcomes[-2][2].endswith("cannot read this plug-in: this is a folder; expected a regular file\n")
+    assert "toy_pairs" not in outcomes[-1][1]
 
 
 def test_an_error_inside_a_plugin_names_its_file_and_line(tmp_path: Path):
@@ -274,9 +274,9 @@ def test_the_page_does_what_it_says(tmp_path: Path):
         else:
             name, _, text = body.removeprefix("# ").partition("\n")
             (tmp_path / name).write_text(text)
-    told = commands(tmp_path, *lines)
-    assert [code for code, _, _ in told] == [0] * 3, told
-    assert "Factor on the similarity; larger is steeper." in told[0][1]
+    outcomes = commands(tmp_path, *lines)
+    assert [code for code, _, _ in outcomes] == [0] * 3, outcomes
+    assert "Factor on the similarity; larger is steeper." in outcomes[0][1]
     failed = Forked(run_code, str(tmp_path), "from test_my_losses import test_my_pairs; test_my_pairs()").communicate()[
         0
     ]

@@ -57,9 +57,9 @@ def test_what_is_no_name_is_told(name: str):
 
 
 def test_an_unknown_name_is_not_copied(dmlkit: Callable[..., Result]):
-    told = dmlkit("copy", "glyphs/tripet")
-    assert told.code == 2
-    assert told.err == "error: copy: dmlkit has no recipe 'glyphs/tripet'; did you mean 'glyphs/triplet'?\n"
+    result = dmlkit("copy", "glyphs/tripet")
+    assert result.code == 2
+    assert result.err == "error: copy: dmlkit has no recipe 'glyphs/tripet'; did you mean 'glyphs/triplet'?\n"
 
 
 def test_the_list_shows_names_to_type(dmlkit: Callable[..., Result]):
@@ -86,8 +86,8 @@ def test_a_group_is_listed_with_published_results(dmlkit: Callable[..., Result],
     lines = dmlkit("list", "recipes", "cgml").out.splitlines()
     whole = [name for name in names_of_recipes() if name.startswith("cgml/") and any(f" {name} " in x for x in lines)]
     assert len(whole) == 12 and max(map(len, lines)) <= 80  # names to copy are not wrapped
-    told = dmlkit("list", "recipes", "cgm")
-    assert told.code == 2 and told.err.startswith(
+    result = dmlkit("list", "recipes", "cgm")
+    assert result.code == 2 and result.err.startswith(
         "error: list: there is no group of recipes 'cgm'; expected one of cars, cgml"
     )
 
@@ -106,5 +106,5 @@ def test_losses_are_listed_by_what_they_compare(dmlkit: Callable[..., Result]):
 def test_one_component_is_listed_with_its_keys(dmlkit: Callable[..., Result]):
     shown = dmlkit("list", "losses", "proxy_anchor").out
     assert shown.startswith("proxy_anchor\n") and "    margin: 0.1" in shown and "arcface" not in shown
-    told = dmlkit("list", "losses", "proxy_ancor")
-    assert (told.code, told.err) == (2, "error: list: losses has no 'proxy_ancor'; did you mean 'proxy_anchor'?\n")
+    result = dmlkit("list", "losses", "proxy_ancor")
+    assert (result.code, result.err) == (2, "error: list: losses has no 'proxy_ancor'; did you mean 'proxy_anchor'?\n")

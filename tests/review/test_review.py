@@ -254,8 +254,8 @@ def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, P
     table.write_bytes(noted)
     stopped = dmlkit(*words, "--add")
     assert stopped.code == 2 and "2 labels new in these answers, so nothing was added" in stopped.err
-    told = " ".join(stopped.out.split())
-    assert f"2 labels that {gallery} did not have: '{spelled}' (not '{spelled.lower()}'), 'a new bird'" in told
+    output = " ".join(stopped.out.split())
+    assert f"2 labels that {gallery} did not have: '{spelled}' (not '{spelled.lower()}'), 'a new bird'" in output
     assert ImageGallery(gallery).labels() == own and (tmp_path / "r/questions.csv.old").read_bytes() == noted
     corrected = (tmp_path / "r/labels.csv").read_bytes() + b"by hand\n"
     (tmp_path / "r/labels.csv").write_bytes(corrected)

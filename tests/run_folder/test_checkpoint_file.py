@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, of another run or of another kind are told in one line, and never make a figure."""
+"""Checkpoints that are damaged, of another run or of another kind get one line, and never make a figure."""
 
 import shutil
 import zipfile
@@ -37,7 +37,7 @@ def run(runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs / "a", tmp_path / "a"))
 
 
-def told(dmlkit, *words: object) -> str:
+def error_of(dmlkit, *words: object) -> str:
     result = dmlkit(*words, "--device", "cpu")
     assert result.code == 2, result.out + result.err
     assert result.err.count("\n") == 1 and result.err.startswith("error: ")
@@ -61,7 +61,7 @@ def test_inverted_bytes_are_noticed_w10(dmlkit, run: Path, name: str):
     content[middle : middle + 64] = bytes(255 - byte for byte in content[middle : middle + 64])
     path.write_bytes(content)
     torch.load(path, weights_only=True)  # takes no notice
-    assert told(dmlkit, "eval", run, "--checkpoint", name).startswith(f"{path}: cannot read this checkpoint")
+    assert error_of(dmlkit, "eval", run, "--checkpoint", name).startswith(f"{path}: cannot read this checkpoint")
 
 
 def test_members_that_would_be_inflated_are_not_read(dmlkit, run: Path):
@@ -71,7 +71,7 @@ def test_members_that_would_be_inflated_are_not_read(dmlkit, run: Path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    assert "cannot read this checkpoint" in told(dmlkit, "eval", run)
+    assert "cannot read this checkpoint" in error_of(dmlkit, "eval", run)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_members_that_would_be_inflated_are_not_read(dmlkit, run: Path):
 def test_what_is_no_checkpoint_of_the_run_is_told_t5(dmlkit, run: Path, edit, expected: str):
     path = run / "checkpoints" / "best.pt"
     change(path, edit)
-    line = told(dmlkit, "eval", run)
+    line = error_of(dmlkit, "eval", run)
     assert line.startswith(f"{path}: ") and expected in line
 
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_in_the_place_of_another_is_told_t5(dmlkit, runs: Path, run
     path = run / "checkpoints" / f"{name}.pt"
     shutil.copy(runs / other, path)
     command = ["eval", run] if name == "best" else resume(runs, run)
-    assert told(dmlkit, *command).startswith(f"{path}: {expected}")
+    assert error_of(dmlkit, *command).startswith(f"{path}: {expected}")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_checkpoint_in_the_place_of_another_is_told_t5(dmlkit, runs: Path, run
 def test_progress_that_does_not_fit_is_told_t5(dmlkit, runs: Path, run: Path, key: str, value: State):
     path = run / "checkpoints" / "last.pt"
     change(path, lambda state: {**state, key: value})
-    assert told(dmlkit, *resume(runs, run)).startswith(f"{path}: does not fit this run")
+    assert error_of(dmlkit, *resume(runs, run)).startswith(f"{path}: does not fit this run")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_progress_that_does_not_fit_is_told_t5(dmlkit, runs: Path, run: Path, ke
 )
 def test_metrics_that_cannot_be_read_stop_a_resume_t5(dmlkit, runs: Path, run: Path, damage, expected: str):
     damage(run / "metrics.jsonl")
-    line = told(dmlkit, *resume(runs, run))
+    line = error_of(dmlkit, *resume(runs, run))
     assert line.startswith(str(run / "metrics.jsonl")) and expected in line
 
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged_u1(dmlkit, run:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(zipfile, "ZipFile", refuse)  # root may read everything
-    assert told(dmlkit, "eval", run) == f"{run / 'checkpoints' / 'best.pt'}: Permission denied\n"
+    assert error_of(dmlkit, "eval", run) == f"{run / 'checkpoints' / 'best.pt'}: Permission denied\n"
 
 
 def test_a_full_disk_is_told_with_the_path_t4(tmp_path: Path, monkeypatch):

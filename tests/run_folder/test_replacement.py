@@ -100,8 +100,8 @@ def test_a_stopped_overwrite_is_continued_by_resume_in_its_place(dmlkit, tiny_re
     words = ("train", tiny_recipe, "-o", run, "--device", "cpu")
     result = dmlkit(*words, "--overwrite")
     assert result.code == 130
-    told = "stopped in epoch 1 after step 1; to resume, rerun the same command with --resume instead of --overwrite"
-    assert " ".join(result.out.split()).endswith(told)
+    message = "stopped in epoch 1 after step 1; to resume, rerun the same command with --resume instead of --overwrite"
+    assert " ".join(result.out.split()).endswith(message)
     monkeypatch.undo()
     assert dmlkit(*words, "--resume").code == 0
 

@@ -35,12 +35,12 @@ def write_study(folder: Path, text: str = STUDY) -> Path:
     return path
 
 
-def write_run(recipe: Recipe, folder: Path, told: tuple[float, float], *, epochs: int | None = None) -> None:
+def write_run(recipe: Recipe, folder: Path, figures: tuple[float, float], *, epochs: int | None = None) -> None:
     """A run that is complete, or has finished some epochs."""
     run = RunFolder(folder)
     if not run.holds_run():
         run.create(recipe, overwrite=False)
-    score, figure = told
+    score, figure = figures
     total = recipe.training.epochs
     for epoch in range(len(run.read_metrics()) + 1, (total if epochs is None else epochs) + 1):
         run.append_metrics(

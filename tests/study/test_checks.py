@@ -32,13 +32,13 @@ def test_samplers_that_differ_are_noted_of_the_variants_that_a_statement_compare
     text = STUDY.replace(
         "{loss.margin: 0.3}", "{loss.margin: 0.3, sampler: {name: class_balanced, images_per_class: 2}}"
     )
-    told = "large has another sampler than small, which may cause their difference"
-    assert notes(tmp_path, text) == [told]
+    message = "large has another sampler than small, which may cause their difference"
+    assert notes(tmp_path, text) == [message]
     assert notes(tmp_path, text[: text.index("expect:")]) == []
     more = text.replace(
         "expect:", "  other: {loss.margin: 0.2}\nexpect:\n- {better: large, than: other, metric: map@r}"
     )
-    assert notes(tmp_path, more) == [told.replace("small", "other, small")]
+    assert notes(tmp_path, more) == [message.replace("small", "other, small")]
 
 
 def test_a_dry_run_says_how_many_runs_may_be_added(dmlkit: Callable[..., Any], tmp_path: Path):

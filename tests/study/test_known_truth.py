@@ -32,8 +32,8 @@ def test_compare_tells_models_apart_that_differ_and_no_others():
     for repetition in range(60):
         easy = rng.beta(6, 4, CLASSES)
         first, second, worse = (model(rng, easy, share) for share in (0.0, 0.0, SHUFFLED))
-        told = [paired_differences(first, other, classes).values() for other in (second, worse)]
-        corrected = [holm([change.p_value for change in changes]) for changes in told]
+        differences = [paired_differences(first, other, classes).values() for other in (second, worse)]
+        corrected = [holm([change.p_value for change in changes]) for changes in differences]
         alike.append(min(corrected[0]) >= 0.05)
         harmed.append(corrected[1][0] < 0.05)
         if repetition < 20:

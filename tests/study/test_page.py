@@ -44,7 +44,7 @@ def test_what_is_asked_does_not_end_the_comment(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("# Somebody's\n", "got 0 and 0 such lines"),
         ("", "got 0 and 0 such lines"),
@@ -57,10 +57,10 @@ def test_what_is_asked_does_not_end_the_comment(tmp_path: Path):
         (f"\udcff{BLOCK}", "is not a UTF-8 text"),
     ],
 )
-def test_a_page_without_one_block_is_one_line_and_stays(tmp_path: Path, text: str, told: str):
+def test_a_page_without_one_block_is_one_line_and_stays(tmp_path: Path, text: str, message: str):
     path = tmp_path / "b.md"
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError) as error:
         text_around(path)
-    assert told in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
     assert path.read_bytes() == text.encode(errors="surrogateescape")

@@ -25,9 +25,9 @@ def end(plan: Plan, tell: Callable[[Recipe], Told], known: int | None = None) ->
     for runs in plan.rounds():
         rounds.append([run.name for run in runs])
         for run in runs:
-            told = tell(run.recipe)
-            if not isinstance(told, str):
-                plan.scores[run.name], figure = told
+            outcome = tell(run.recipe)
+            if not isinstance(outcome, str):
+                plan.scores[run.name], figure = outcome
                 plan.figures[run.name] = {"map@r": figure}
     return [names for names in rounds if names]
 

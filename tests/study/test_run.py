@@ -65,8 +65,8 @@ def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_go
     (judged,) = found["verdicts"]
     assert (judged["verdict"], judged["low"]) == ("not separable at this size", None)  # of one pair
     assert judged["difference"] == pytest.approx(0.1)
-    told = "Incomplete; missing: small (seed 2); large (seeds 1, 2)."
-    assert told in (out / "results.md").read_text() and told in result.out.replace("\n", " ")
+    message = "Incomplete; missing: small (seed 2); large (seeds 1, 2)."
+    assert message in (out / "results.md").read_text() and message in result.out.replace("\n", " ")
     refused = dmlkit("report", out, "-o", tmp_path / "report.md")
     assert refused.code == 2 and "this study is not finished; continue it with: dmlkit study" in refused.err
 

@@ -235,7 +235,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "name", "damage", "told"),
+    ("command", "name", "damage", "message"),
     [
         *(
             (command, name, damage, "cannot read this" if cut else "without a format")
@@ -291,7 +291,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         ),
     ],
 )
-def test_a_damaged_document_is_one_line_t13(dmlkit, whole: Path, tmp_path: Path, command, name, damage, told: str):
+def test_a_damaged_document_is_one_line_t13(dmlkit, whole: Path, tmp_path: Path, command, name, damage, message: str):
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     damage(out / name)
@@ -300,7 +300,7 @@ def test_a_damaged_document_is_one_line_t13(dmlkit, whole: Path, tmp_path: Path,
     )
     result = dmlkit(command, *words)
     assert result.code == 2 and result.err.count("\n") == 1, result.err
-    assert told in result.err and str((out / name).parent) in result.err
+    assert message in result.err and str((out / name).parent) in result.err
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"0.5"', "true"])
@@ -378,9 +378,9 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
     path, out = write_study(tmp_path), tmp_path / "out"
     process = held(4, path, out, tmp_path / "first")  # in the second epoch of the first run
     process.send_signal(signal.SIGINT)
-    told = process.communicate()[0]
-    assert process.returncode == 130, told
-    assert "stopped" in told and "rerun the same command to resume" in told and "Traceback" not in told
+    output = process.communicate()[0]
+    assert process.returncode == 130, output
+    assert "stopped" in output and "rerun the same command to resume" in output and "Traceback" not in output
     assert not finished(out) and not (out / "results.json").exists()
     assert (out / "runs" / "small" / "seed-0" / "checkpoints" / "last.pt").exists()
 
@@ -450,10 +450,10 @@ def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_anot
     path, out = write_study(tmp_path), tmp_path / "out"
     process = held_at_once(4, path, out, tmp_path / "first")
     process.send_signal(signal.SIGTERM)
-    told = process.communicate()[0]
-    assert process.returncode == 130, told
-    assert "stopped, each run after a checkpoint" in told and "rerun the same command to resume" in told, told
-    assert "Traceback" not in told and not finished(out)
+    output = process.communicate()[0]
+    assert process.returncode == 130, output
+    assert "stopped, each run after a checkpoint" in output and "rerun the same command to resume" in output, output
+    assert "Traceback" not in output and not finished(out)
     assert all((out / "runs" / name / "seed-0" / "checkpoints" / "last.pt").exists() for name in NAMES)
 
     process = held_at_once(6, path, out, tmp_path / "second")  # each in its second run
@@ -491,8 +491,8 @@ def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Pat
     path, out = write_study(tmp_path, text), tmp_path / "out"
     process = held_at_once(1, path, out, tmp_path / "marks")
     process.send_signal(signal.SIGTERM)
-    told = process.communicate()[0]
-    assert process.returncode == 130 and "0 of 10 runs are finished" in told, told
+    output = process.communicate()[0]
+    assert process.returncode == 130 and "0 of 10 runs are finished" in output, output
     begun = len(list(out.rglob("recipe.yaml")))
     assert 2 <= begun <= 4  # the pool hands out up to three more than are done
 
@@ -652,7 +652,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         (STUDY, "", "study.yaml: got None, expected a mapping"),
         ("recipe: tiny", "recipe: none", "none.yaml: no such file; expected a recipe"),
@@ -724,8 +724,8 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ),
     ],
 )
-def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, told: str):
-    assert any(told in line for line in faults(dmlkit, tmp_path, STUDY.replace(old, new)))
+def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, message: str):
+    assert any(message in line for line in faults(dmlkit, tmp_path, STUDY.replace(old, new)))
 
 
 def test_a_grid_that_is_too_large_is_counted_before_it_is_built_t16(dmlkit, tmp_path: Path):

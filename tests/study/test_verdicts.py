@@ -164,8 +164,8 @@ def test_a_variant_below_its_network_before_training_is_not_trained_never_worse(
     judged = one(base=base, method=method)
     assert (judged.verdict, judged.not_trained, judged.runs_to_separate) == ("not trained", ("method",), None)
     assert one(base=method, method=base).not_trained == ("base",)
-    told = verdict_text(judged, {"base": base, "method": method})
-    assert told == "not trained; below the network before training: method (0.6000)"
+    text = verdict_text(judged, {"base": base, "method": method})
+    assert text == "not trained; below the network before training: method (0.6000)"
     assert one(base=base, method=variant(BASE, pretrained={"recall@1": 0.9})).not_trained == ()
 
 

@@ -1,4 +1,4 @@
-"""How broken promises are told."""
+"""How broken promises are reported."""
 
 import ast
 from pathlib import Path

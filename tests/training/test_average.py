@@ -24,13 +24,13 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def assert_same_bits(whole: Path, cut: Path, told: str = ""):
+def assert_same_bits(whole: Path, cut: Path, context: str = ""):
     """Of the average, of where the last step left the weights, and of the loss."""
     first, second = (RunFolder(run).load_checkpoint("last") for run in (whole, cut))
     for part in ("model", "latest", "objective"):
         assert first[part] and first[part].keys() == second[part].keys()
         for name, tensor in first[part].items():
-            assert torch.equal(tensor, second[part][name]), (name, told)
+            assert torch.equal(tensor, second[part][name]), (name, context)
     assert any(not torch.equal(first["model"][name], weight) for name, weight in first["latest"].items())
 
 

@@ -126,7 +126,7 @@ class KilledInEpoch(Silent):
     def __init__(self, epoch: int) -> None:
         self.epoch_to_end = epoch
 
-    def step(self, *, epoch: int, **told: Any) -> None:
+    def step(self, *, epoch: int, **figures: Any) -> None:
         if epoch == self.epoch_to_end:
             raise Killed
 

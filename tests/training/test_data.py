@@ -111,15 +111,15 @@ def test_overwrite_replaces_the_features_of_the_run(recipe: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["backbone.tuning.feature_views=2"], "none needs transform.augments True, got False"),
         (["backbone.tuning={name: none, features: live, feature_views: 2}"], "need features: cached"),
         (["training.compile=true"], "none needs training.compile False, got True"),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(overrides: list[str], told: str, recipe: Path):
-    with pytest.raises(UserError, match=told):
+def test_options_that_would_be_ignored_are_refused(overrides: list[str], message: str, recipe: Path):
+    with pytest.raises(UserError, match=message):
         read_recipe(recipe, [NONE, *overrides])
 
 

@@ -64,14 +64,14 @@ def test_runs_without_figures_are_one_line(tmp_path: Path):
         run_at(tmp_path / "empty", []),
         run_at(tmp_path / "blind", [None, None]),
     )
-    for paths, metric, told in (
+    for paths, metric, message in (
         ([good, good], None, "a run is given twice"),
         ([empty], None, "empty: no epoch is finished yet"),
         ([blind], None, "blind: has no map@r on validation classes; its metrics.jsonl has no metrics"),
         ([good], "map@k", "good: has no map@k on validation classes; choose one of map@r, recall@1"),
         ([good, tmp_path / "none"], None, "none: no run here"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             epoch_curves(runs_by_recipe(paths), metric)
 
 

@@ -243,5 +243,5 @@ def test_batch_norms_that_compute_statistics_get_a_warning_of_the_first_rank(bac
     text = TINY_RECIPE.replace("{epochs: 3}", "{epochs: 3, gradient_cache: 4}")
     assemble(parse_recipe(text, "r.yaml", (f"backbone={backbone}",)), rank, 2)
     expected = "r.yaml:9: training.gradient_cache: batch norms compute their statistics per chunk instead of per batch"
-    told = [str(warning.message) for warning in recwarn]
-    assert [one.startswith(expected) for one in told] == ([True] if rank == 0 and "freeze" not in backbone else [])
+    warnings = [str(warning.message) for warning in recwarn]
+    assert [one.startswith(expected) for one in warnings] == ([True] if rank == 0 and "freeze" not in backbone else [])

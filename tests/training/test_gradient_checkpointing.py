@@ -128,7 +128,7 @@ def test_a_run_ends_with_the_same_bits(overrides: tuple[str, ...], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (
             (),
@@ -140,8 +140,8 @@ def test_a_run_ends_with_the_same_bits(overrides: tuple[str, ...], tmp_path: Pat
         ),
     ],
 )
-def test_a_backbone_with_nothing_to_compute_again_is_one_line(overrides: tuple[str, ...], told: str):
+def test_a_backbone_with_nothing_to_compute_again_is_one_line(overrides: tuple[str, ...], message: str):
     text = TINY_RECIPE.replace("{epochs: 3", "{gradient_checkpointing: true, epochs: 3")
-    with pytest.raises(UserError, match=told) as fault:
+    with pytest.raises(UserError, match=message) as fault:
         assemble(parse_recipe(text, "r.yaml", overrides))
     assert "\n" not in str(fault.value)

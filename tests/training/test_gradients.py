@@ -42,7 +42,7 @@ def naive(precision: str) -> tuple[dict[str, torch.Tensor], list[float], list[fl
     averages = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     mixed = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
     sampler = recipe.sampler.build(train.labels, recipe.seed)
-    told: list[float] = []
+    mean_losses: list[float] = []
     rates: list[float] = []
     for epoch in range(3):
         batches = list(sampler.batches(epoch))
@@ -65,8 +65,8 @@ def naive(precision: str) -> tuple[dict[str, torch.Tensor], list[float], list[fl
             for name, weight in model.named_parameters():
                 averages[name] = DECAY * averages[name] + (1 - DECAY) * weight.detach()
             steps.append(mean.item())
-        told.append(sum(steps) / 3)
-    return {**model.state_dict(), **averages, "proxies": loss.proxies.detach()}, told, rates
+        mean_losses.append(sum(steps) / 3)
+    return {**model.state_dict(), **averages, "proxies": loss.proxies.detach()}, mean_losses, rates
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -198,6 +198,6 @@ def test_more_batches_than_an_epoch_has_are_one_line(dmlkit, tmp_path: Path):
     recipe = tmp_path / "more.yaml"
     recipe.write_text(MORE)
     result = dmlkit("train", recipe, "-o", tmp_path / "run", "--set", "training.accumulate=6")
-    told = "training.accumulate: got 6, expected at most 5, the number of batches per epoch"
-    assert result.code == 2 and result.err.startswith(f"error: --set training.accumulate=6: {told}")
+    message = "training.accumulate: got 6, expected at most 5, the number of batches per epoch"
+    assert result.code == 2 and result.err.startswith(f"error: --set training.accumulate=6: {message}")
     assert result.err.count("\n") == 1 and not (tmp_path / "run").exists()

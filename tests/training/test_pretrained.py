@@ -128,8 +128,8 @@ def test_a_run_of_the_same_process_copies_the_figures_of_an_earlier_one(dmlkit, 
     scored = "pretrained, test: 36 images"
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     assert scored in dmlkit("train", recipe, "-o", first, *CPU).out
-    told = dmlkit("train", recipe, "-o", second, *CPU, "--set", "training.epochs=1")
-    assert told.code == 0 and scored not in told.out
+    result = dmlkit("train", recipe, "-o", second, *CPU, "--set", "training.epochs=1")
+    assert result.code == 0 and scored not in result.out
     assert scored in dmlkit("train", recipe, "-o", third, *CPU, "--set", "metrics=[mrr, map@r]").out
     ours, theirs = (json.loads((run / "evaluations/test-pretrained.json").read_text()) for run in (first, second))
     assert (ours.pop("source"), theirs.pop("source")) == (str(first), str(second))
@@ -324,9 +324,9 @@ def test_mistakes_of_recipes_are_one_line(dmlkit, own: tuple[Path, Path], tmp_pa
     ]
     weights.unlink()
     cases.append(((run, *pretrained), f"{weights}: no such file; restore it, because {run} was trained on it"))
-    for words, told in cases:
+    for words, message in cases:
         result = dmlkit(*(words if words[0] in ("align", "export") else ("eval", *words)))
-        assert result.code == 2 and result.err.count("\n") == 1 and told in result.err, (words, result.err)
+        assert result.code == 2 and result.err.count("\n") == 1 and message in result.err, (words, result.err)
 
 
 def test_commands_take_the_checkpoint_before_training(dmlkit, recipe: Path, run: Path, tmp_path: Path):
@@ -455,8 +455,8 @@ def test_a_run_tells_its_cost(dmlkit, tiny_recipe: Path, tmp_path: Path):
 class Stopper(Silent):
     """Asks the run to stop after the first step of its second epoch."""
 
-    def step(self, **told: Any) -> None:
-        if told["epoch"] == 1:
+    def step(self, **figures: Any) -> None:
+        if figures["epoch"] == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
 

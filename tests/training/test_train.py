@@ -156,8 +156,8 @@ def test_a_signal_to_training_and_its_readers_stops_it_after_a_checkpoint(number
     )
     wait_until(RunFolder(tmp_path / "run").checkpoint_path("last").exists, process)
     os.killpg(process.pid, number)
-    told = process.communicate(timeout=END)[0]
-    assert process.returncode == 130 and "to resume, rerun the same command with --resume" in told, told
+    output = process.communicate(timeout=END)[0]
+    assert process.returncode == 130 and "to resume, rerun the same command with --resume" in output, output
     epochs = len(RunFolder(tmp_path / "run").read_metrics())
     assert RunFolder(tmp_path / "run").load_checkpoint("last")["epoch"] == epochs < 100_000
 
@@ -312,23 +312,23 @@ def test_a_run_killed_while_it_was_created_begins_anew(dmlkit, tiny_recipe: Path
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("loss={name: proxy_gml, ratio: 0.0001}", "loss: ProxyGML: ratio 0.0001"),
         ("backbone={name: vit, image_size: 225}", "backbone: "),
     ],
 )
-def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recipe: Path, tmp_path, change, told):
+def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recipe: Path, tmp_path, change, message):
     key, _, value = change.partition("=")
     lines = [line for line in tiny_recipe.read_text().splitlines() if not line.startswith(f"{key}:")]
     tiny_recipe.write_text("\n".join([*lines, f"{key}: {value}"]))
     result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--dry-run")
     assert result.code == 2 and result.err.count("\n") == 1
-    assert result.err.startswith(f"error: {tiny_recipe}:{len(lines) + 1}: {told}"), result.err
+    assert result.err.startswith(f"error: {tiny_recipe}:{len(lines) + 1}: {message}"), result.err
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "error"),
     [
         (["embedding_dim=10000000000"], "embedding_dim: needs more memory than this machine has"),
         (["backbone.width=1000000"], "backbone: needs more memory than this machine has"),
@@ -343,11 +343,11 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
         ),
     ],
 )
-def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, tiny_recipe, tmp_path, changes, told):
+def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, tiny_recipe, tmp_path, changes, error):
     words = [word for change in changes for word in ("--set", change)]
     for dry in (["--dry-run"], []):
         result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *words, *dry)
-        assert result.code == 2 and len(result.err.splitlines()) == 1 and told in result.err
+        assert result.code == 2 and len(result.err.splitlines()) == 1 and error in result.err
         assert not (tmp_path / "run").exists()
 
 

@@ -41,8 +41,8 @@ class Stopper(Silent):
     def __init__(self, epoch: int, last: bool) -> None:
         self.epoch_to_stop, self.last = epoch, last
 
-    def step(self, **told: Any) -> None:
-        if told["epoch"] == self.epoch_to_stop and (told["progress"] == 1 or not self.last):
+    def step(self, **figures: Any) -> None:
+        if figures["epoch"] == self.epoch_to_stop and (figures["progress"] == 1 or not self.last):
             os.kill(os.getpid(), signal.SIGTERM)
 
 

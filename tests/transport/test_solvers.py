@@ -220,7 +220,7 @@ def without_extra(monkeypatch: pytest.MonkeyPatch):
 def test_a_solver_names_the_extra_before_training(solver, package, tmp_path, dmlkit):
     recipe = TINY_RECIPE.replace("{name: proxy_anchor}", f"{{name: grouplet, solver: {{name: {solver}}}}}")
     (tmp_path / "tiny.yaml").write_text(recipe)
-    told = dmlkit("train", tmp_path / "tiny.yaml", "-o", tmp_path / "run")
-    assert told.code == 2 and not (tmp_path / "run").exists()
+    result = dmlkit("train", tmp_path / "tiny.yaml", "-o", tmp_path / "run")
+    assert result.code == 2 and not (tmp_path / "run").exists()
     line = f"loss: {solver} needs {package}, which is not installed; install it with: pip install 'dmlkit[transport]'\n"
-    assert told.err.endswith(line) and told.err.count("\n") == 1
+    assert result.err.endswith(line) and result.err.count("\n") == 1

@@ -76,8 +76,8 @@ def test_evaluation_is_the_command_s(home: Path, dmlkit: Callable[..., Result]):
     import json
 
     report = face.evaluate(str(home / "run"), metrics=["recall@1"], device="cpu").report
-    told = json.loads(dmlkit("eval", home / "run", "--metric", "recall@1", "--json", "--device", "cpu").out)
-    assert report.metrics == told["metrics"]
+    figures = json.loads(dmlkit("eval", home / "run", "--metric", "recall@1", "--json", "--device", "cpu").out)
+    assert report.metrics == figures["metrics"]
 
 
 ODD_VECTORS: list[tuple[Any, str]] = [
@@ -101,12 +101,12 @@ def test_a_run_over_vectors_embeds_arrays(tmp_path: Path):
     points = model.embed(np.load(tmp_path / "x.npy").astype(np.float64))
     assert points.shape == (40, 4) and points.dtype == np.float32
     bad: Any
-    for bad, told in (
+    for bad, message in (
         (np.zeros((2, 5)), r"expected an array \(N, 6\), got an array \(2, 5\)"),
         ([1.0], "got list"),
         *ODD_VECTORS,
     ):
-        with pytest.raises(face.UserError, match=told):
+        with pytest.raises(face.UserError, match=message):
             model.embed(bad)
 
 
@@ -125,9 +125,9 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("images", "told"), BAD, ids=range(len(BAD)))
-def test_what_is_no_image_is_told_in_one_line(images: Any, told: str, model: Embedder):
-    with pytest.raises(face.UserError, match=told):
+@pytest.mark.parametrize(("images", "message"), BAD, ids=range(len(BAD)))
+def test_what_is_no_image_is_told_in_one_line(images: Any, message: str, model: Embedder):
+    with pytest.raises(face.UserError, match=message):
         model.embed(images)
 
 

@@ -107,11 +107,11 @@ def test_parts_that_do_not_arrive_are_reported(trained: TrainedModel, tmp_path: 
 
 def test_a_worker_computes_one_part_after_another(trained: TrainedModel, tmp_path: Path):
     """As on a GPU: its readers stay; together they are the points of one pass."""
-    job, told = job_of(tmp_path, trained, 300), list[int]()
+    job, counts = job_of(tmp_path, trained, 300), list[int]()
     worker = PartEmbedder(job, trained, start_ranks("cpu"), workers=2)
     for number in (2, 0, 1):
-        worker([number], told.append)
-    assert told == [44, 128, 128]
+        worker([number], counts.append)
+    assert counts == [44, 128, 128]
     store = VectorStore.at(job.path, trained)
     whole = embed_dataset(start_ranks("cpu"), trained.model, job.dataset, trained.recipe.transform, workers=0)
     assert torch.equal(store.points_at(store.find(job.keys, exact=True)), whole.points)

@@ -1,4 +1,4 @@
-"""A folder of embeddings: what 0.1.0 wrote is read, and files that are damaged or do not belong together are told."""
+"""A folder of embeddings: what 0.1.0 wrote is read; damaged files and those that do not belong together are refused."""
 
 import json
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"format": 99}, "of format 99, written by dmlkit 0.1.0; this is"),
         ({"format": "onnx"}, "of format onnx"),
@@ -99,16 +99,16 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
         ({"skipped": "no"}, "skipped: input should be a valid array"),
     ],
 )
-def test_another_format_and_wrong_values_are_told(changes: dict[str, Any], told: str, tmp_path: Path):
+def test_another_format_and_wrong_values_are_told(changes: dict[str, Any], message: str, tmp_path: Path):
     line = refused(embeddings_at(tmp_path / "out", **changes))
-    assert line.startswith("manifest.json: ") and told in line
+    assert line.startswith("manifest.json: ") and message in line
 
 
 def test_a_manifest_that_is_none_is_told(tmp_path: Path):
     embeddings_at(tmp_path / "out")
-    for content, told in ((b"", "cannot read this manifest"), (b"\xff", "cannot read this"), (b"[]", "got list")):
+    for content, message in ((b"", "cannot read this manifest"), (b"\xff", "cannot read this"), (b"[]", "got list")):
         (tmp_path / "out" / "manifest.json").write_bytes(content)
-        assert told in refused(tmp_path / "out")
+        assert message in refused(tmp_path / "out")
     (tmp_path / "out" / "manifest.json").unlink()
     assert refused(tmp_path / "out").startswith("manifest.json: missing")
 
@@ -118,7 +118,7 @@ def cut_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda path: path.write_bytes(b""), "cannot read this NumPy array"),
         (lambda path: path.write_bytes(b"\x93NUMPY"), "cannot read this NumPy array"),
@@ -140,14 +140,14 @@ def cut_short(path: Path) -> None:
         ),
     ],
 )
-def test_points_that_are_none_are_told(damage: Callable[[Path], object], told: str, tmp_path: Path):
+def test_points_that_are_none_are_told(damage: Callable[[Path], object], message: str, tmp_path: Path):
     damage(embeddings_at(tmp_path / "out") / "embeddings.npy")
     line = refused(tmp_path / "out")
-    assert line.startswith("embeddings.npy: ") and told in line
+    assert line.startswith("embeddings.npy: ") and message in line
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda path: path.write_bytes(b""), "cannot read these items"),
         (cut_short, "cannot read these items"),
@@ -163,9 +163,9 @@ def test_points_that_are_none_are_told(damage: Callable[[Path], object], told: s
         *(
             (
                 lambda path, change=change: parquet.write_table(pa.table({**items(), **change}), path),
-                told,
+                message,
             )
-            for change, told in (
+            for change, message in (
                 ({"label": [b"\xff"] * 5}, "cannot read these items: Invalid UTF8"),
                 *(({name: NOT_UTF8}, "Invalid UTF8 sequence") for name in ("path", "label")),
                 ({"label": [["a"]] * 5}, "cannot read these items: "),
@@ -176,14 +176,14 @@ def test_points_that_are_none_are_told(damage: Callable[[Path], object], told: s
         (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
     ],
 )
-def test_items_that_are_none_are_told(damage: Callable[[Path], object], told: str, tmp_path: Path):
+def test_items_that_are_none_are_told(damage: Callable[[Path], object], message: str, tmp_path: Path):
     damage(embeddings_at(tmp_path / "out") / "items.parquet")
     line = refused(tmp_path / "out")
-    assert line.startswith("items.parquet: ") and told in line
+    assert line.startswith("items.parquet: ") and message in line
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (
             {"manifold": POINCARE, "similarity": "cosine"},
@@ -196,9 +196,9 @@ def test_items_that_are_none_are_told(damage: Callable[[Path], object], told: st
         ({"features": 99}, "expected (99, 'cosine') for manifold sphere and 99 features"),
     ],
 )
-def test_a_manifest_of_another_geometry_is_told_t7(changes: dict[str, Any], told: str, tmp_path: Path):
+def test_a_manifest_of_another_geometry_is_told_t7(changes: dict[str, Any], message: str, tmp_path: Path):
     line = refused(embeddings_at(tmp_path / "out", **changes))
-    assert line.startswith("manifest.json: got dim and similarity (8, ") and told in line
+    assert line.startswith("manifest.json: got dim and similarity (8, ") and message in line
 
 
 @pytest.mark.parametrize("command", ["eval", "curvature", "npz", "faiss", "parquet", "tensorboard"])
@@ -255,7 +255,7 @@ def test_no_row_is_read_of_points_that_changed(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("value", "space", "told"),
+    ("value", "space", "message"),
     [
         (np.nan, None, "its embedding has nan or inf"),
         (1e30, None, "its length is 1e+30, where points of the sphere have length 1"),
@@ -263,7 +263,7 @@ def test_no_row_is_read_of_points_that_changed(tmp_path: Path):
     ],
     ids=["nan", "long", "outside of the ball"],
 )
-def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: float, space: Any, told: str):
+def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: float, space: Any, message: str):
     points = 0.5 * POINTS if space else POINTS.copy()
     whole = embeddings_at(tmp_path / "whole", points, **({"manifold": space} if space else {}))
     points[3, 3] = value
@@ -279,6 +279,6 @@ def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: f
         *(["export", faulty, "--format", kind, "-o", tmp_path / kind] for kind in ("npz", "faiss", "lancedb")),
     ):
         result = dmlkit(*words)
-        assert result.code == 2 and f"{faulty}: row 3 (photos/3.jpg): {told}; restore emb" in result.err, result.err
+        assert result.code == 2 and f"{faulty}: row 3 (photos/3.jpg): {message}; restore emb" in result.err, result.err
         assert result.err.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} <= {"whole", "faulty", "lancedb"}

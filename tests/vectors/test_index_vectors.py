@@ -21,13 +21,13 @@ def test_they_need_numpy_alone():
 
 
 @pytest.mark.parametrize(
-    ("points", "form", "side", "told"),
+    ("points", "form", "side", "message"),
     [
         (np.zeros(3), "as_is", "query", r"shape \(N, D\), got \(3,\)"),
         (np.zeros((2, 3)), "as_is", "left", "side is 'left'; expected 'query' or 'gallery'"),
         (np.zeros((2, 3)), "x / norm(x)", "query", "unknown form 'x / norm\\(x\\)'"),
     ],
 )
-def test_what_is_none_is_refused(points: Any, form: str, side: Any, told: str):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_none_is_refused(points: Any, form: str, side: Any, message: str):
+    with pytest.raises(ValueError, match=message):
         index_vectors(points, {"form": form, "curvature": None}, side)

@@ -45,18 +45,18 @@ def page(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator
     shape, scheme = request.param
     width, height = SHAPES[shape]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    opened, told = context.new_page(), list[str]()
+    opened, errors = context.new_page(), list[str]()
 
     def note(event: Any) -> None:  # a message, an error or a request
         address = getattr(event, "url", "")
         if not address.startswith(("file:", "data:")):
-            told.append(address or getattr(event, "text", str(event)))
+            errors.append(address or getattr(event, "text", str(event)))
 
     for kind in ("console", "pageerror", "request"):
         opened.on(kind, note)
     opened.goto(report.as_uri())
     yield opened
-    assert told == []
+    assert errors == []
     context.close()
 
 

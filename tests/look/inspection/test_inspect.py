@@ -168,7 +168,7 @@ def test_without_opentsne_the_other_maps_are_drawn(dmlkit: Cli, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("labels", "told", "parts"),
+    ("labels", "message", "parts"),
     [
         ([None] * 4, "4 of 4 images have no label", ["figures", "map"]),
         (["a"] * 4, "one class", ["figures", "map"]),
@@ -178,16 +178,16 @@ def test_without_opentsne_the_other_maps_are_drawn(dmlkit: Cli, tmp_path: Path, 
     ],
     ids=str,
 )
-def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str | None], told: str, parts: list[str]):
+def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str | None], message: str, parts: list[str]):
     source = labelled(embeddings_at(tmp_path / "e", turned(*range(len(labels)))), labels)
     result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
     assert result.code == 0, result.err
-    assert told in " ".join(result.out.split())
+    assert message in " ".join(result.out.split())
     assert read(tmp_path / "x.html")[1] == parts
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["{e}", "-o", "{folder}"], "is a folder; expected the name of a file"),
         (["{e}", "-o", "{new}", "--split", "test"], "applies to a run, but"),
@@ -196,12 +196,12 @@ def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str |
         (["{folder}", "-o", "{new}"], "expected a run, a folder of embeddings"),
     ],
 )
-def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], told: str):
+def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], message: str):
     places = {"{folder}": tmp_path, "{new}": tmp_path / "x.html"}
     places["{e}"] = embeddings_at(tmp_path / "e", turned(0, 1))
     places["{nan}"] = embeddings_at(tmp_path / "nan", turned(0, np.nan))
     result = dmlkit("inspect", *(places.get(word, word) for word in words))
-    assert result.code == 2 and result.err.startswith("error: ") and told in result.err
+    assert result.code == 2 and result.err.startswith("error: ") and message in result.err
     assert not (tmp_path / "x.html").exists()
 
 

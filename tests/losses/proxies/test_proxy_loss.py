@@ -123,7 +123,7 @@ def test_what_cannot_be_shared_out_or_sampled_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"loss": "{name: triplet}"}, "training.shard_proxies: triplet does not support sharded proxies; use one of a"),
         ({"loss": "{name: proxy_gml}"}, "training.shard_proxies: proxy_gml does not support sharded proxies"),
@@ -131,11 +131,11 @@ def test_what_cannot_be_shared_out_or_sampled_is_refused():
         ({"precision": "fp16"}, "training.shard_proxies: got precision fp16, whose scaler"),
     ],
 )
-def test_recipes_that_cannot_share_proxies_out_are_refused_with_the_reason(change: dict[str, str], told: str):
+def test_recipes_that_cannot_share_proxies_out_are_refused_with_the_reason(change: dict[str, str], message: str):
     precision = change.get("precision", "fp32")
     text = TINY_RECIPE.replace("{epochs: 3}", f"{{epochs: 3, shard_proxies: true, precision: {precision}}}")
     text = text.replace("{name: proxy_anchor}", change.get("loss", "{name: proxy_anchor}"))
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=message):
         parse_recipe(text, "tiny.yaml")
 
 

@@ -126,8 +126,8 @@ def test_an_offline_run_holds_the_rows(tmp_path: Path, dmlkit: Callable[..., Any
     wait_until(lambda: any("test/map@r" in one for one in rows_of(tmp_path)))  # another process writes the file
     rows, found = RunFolder(Path("run")).read_metrics(), rows_of(tmp_path)
     for row in rows:
-        (told,) = [one for one in found if one["epoch"] == row.epoch and "loss" in one]
-        assert {name: told[name] for name in loggers.figures_of(row)} == loggers.figures_of(row)
+        (row_of_run,) = [one for one in found if one["epoch"] == row.epoch and "loss" in one]
+        assert {name: row_of_run[name] for name in loggers.figures_of(row)} == loggers.figures_of(row)
     name = json.loads(Path("run/loggers.json").read_text())["loggers"]["wandb"]["known_as"]
     assert list(tmp_path.glob(f"wandb/offline-run-*-{name}"))
     texts = [path.read_text("latin-1") for path in Path("run").rglob("*") if path.is_file()]

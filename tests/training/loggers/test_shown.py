@@ -116,8 +116,8 @@ def test_a_logger_that_fails_at_any_call_costs_the_run_nothing(method, fault, re
             session = loggers.MirroredProgress(loggers.Silent(), read_recipe(recipe), run)
             session.epoch(row)
             session.close()
-        told = [str(warning.message) for warning in warned if "tensorboard fails" in str(warning.message)]
-        assert len(told) == (not is_whole) and not any("\n" in line for line in told)
+        messages = [str(warning.message) for warning in warned if "tensorboard fails" in str(warning.message)]
+        assert len(messages) == (not is_whole) and not any("\n" in line for line in messages)
     assert {epoch for epoch, _ in kept.shown} == {1} and run.read_metrics() == [row]
 
 
