@@ -1,5 +1,6 @@
 """The command line. Commands import torch and other heavy packages in their bodies, so that --help is quick."""
 
+import gc
 import logging
 import os
 import signal
@@ -287,6 +288,9 @@ def prepare_environment() -> None:
         if isinstance(stream, TextIOWrapper):  # None if it was closed
             stream.reconfigure(errors="backslashreplace")  # an ASCII stream gets an escape for a plus-minus sign
     os.environ["MPLBACKEND"] = "agg"  # plots go to files; matplotlib fails at an unknown name
+    # threads that wait by spinning take the processor from others: at a load of 5 a photo took 1.1 s instead of 0.02 s
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    gc.set_threshold(20_000)  # imports make 270 000 objects that stay: their collections take 0.15 s instead of 0.4 s
     if not os.environ.get("COLUMNS", "1").isdigit() or int(os.environ.get("COLUMNS", "1")) == 0:
         del os.environ["COLUMNS"]  # rich prints nothing in 0 columns
     warnings.showwarning = show_warning

@@ -179,6 +179,17 @@ def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatc
     assert all(cell in text for row in rows for cell in row) and "…" not in text
 
 
+@pytest.mark.parametrize("given", [None, "active"])
+def test_waiting_threads_leave_the_processor_to_others_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    prepare_environment()
+    assert os.environ["OMP_WAIT_POLICY"] == (given or "passive")
+
+
 def test_warnings_are_one_plain_line_u15(capsys: pytest.CaptureFixture[str]):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
