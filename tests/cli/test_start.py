@@ -205,7 +205,7 @@ def test_the_estimate_counts_the_passes_through_the_backbone(tuning: str, tiny_r
         seconds += storing
     assert found.seconds == pytest.approx(seconds) and found.images_per_second == 1
     maps = "last_blocks, feature" in tuning
-    numbers = 8 * 4 * 4  # of the map before the last convolution
+    numbers = 16 * 4 * 4  # of the map before the last convolution: four times the width, after two poolings
     assert found.disk == (numbers * (2 * 4 * train + 4 * (validation + test)) if maps else 0)
 
 
