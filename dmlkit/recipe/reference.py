@@ -128,7 +128,7 @@ def as_text(docstring: str) -> str:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of recipes, for editors that check YAML during typing.
 
-    A file that extends another need not repeat its required keys and names of members.
+    A file that extends another need not repeat its required keys and names of members, nor keys that a member requires.
     """
     from dmlkit.recipe.overrides import EXTENDS  # with YAML: 30 ms, which a catalogue that is stored does not need
     from dmlkit.recipe.schema import Recipe
@@ -140,6 +140,8 @@ def schema() -> dict[str, Any]:
     metrics = described["properties"]["metrics"]
     metrics["items"] = {"anyOf": [name, metrics["items"]]}
     described["properties"] = {EXTENDS: extends, **described["properties"]}
+    for member in described["$defs"].values():
+        member.pop("required", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_member(described), "anyOf": complete}
 
 

@@ -11,7 +11,7 @@ from dmlkit.files.yaml_tree import parse_yaml
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.recipe.overrides import overlay, read_tree
 from dmlkit.recipe.reference import schema
-from tests.conftest import Result
+from tests.conftest import ROOT, Result
 
 BASE = """\
 dataset: {name: glyphs, classes: 40}
@@ -212,6 +212,7 @@ def test_a_run_resumes_until_the_extended_file_changes(dmlkit, tiny_recipe, tmp_
         (BASE, True),
         ("extends: _base.yaml", True),
         ("{extends: _base.yaml, loss: {gamma: 0.2}}", True),
+        ("{extends: _base.yaml, dataset: {name: cars196}}", True),  # the other file has its root
         ("{extends: _base.yaml, loss: {gama: 0.2}}", False),
         ("{extends: _base.yaml, loss: {name: triplet, gamma: 0.2}}", False),
         ("{extends: 3}", False),
@@ -222,3 +223,12 @@ def test_the_schema_allows_extending(text: str, is_valid: bool):
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
     assert validator.is_valid(parse_yaml(text, "r.yaml").data) is is_valid
+
+
+def test_the_schema_finds_no_fault_in_a_recipe_of_the_package():
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
+    paths = [path for path in (ROOT / "recipes").rglob("[!_]*.yaml") if path.parent.name != "study"]
+    texts = {path: path.read_text("utf-8") for path in paths}
+    assert len(paths) > 80 and any("extends" in text for text in texts.values())
+    assert [path for path, text in texts.items() if not validator.is_valid(parse_yaml(text, path.name).data)] == []
