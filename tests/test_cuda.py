@@ -108,7 +108,9 @@ def test_embeddings_distances_and_searches_are_the_cpus(dmlkit, tmp_path: Path, 
         points.append(torch.from_numpy(np.load(folder / "embeddings.npy")))
         result = dmlkit("search", folder, folder, "-k", "3", "--json")
         assert result.code == 0, result.err
-        found.append([[one["id"] for one in query["neighbors"]] for query in json.loads(result.out)["queries"]])
+        found.append(
+            [[neighbor["id"] for neighbor in query["neighbors"]] for query in json.loads(result.out)["queries"]]
+        )
     torch.testing.assert_close(points[1], points[0], rtol=5e-3, atol=2e-3)  # the GPU convolves in TF32
     same = sum(mine == theirs for mine, theirs in zip(*found, strict=True))
     assert same >= 0.8 * len(found[0])

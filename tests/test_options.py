@@ -96,8 +96,8 @@ def test_the_configuration_builds_what_the_constructor_builds():
     assert config == Spoked.Config(spokes=4, color="red") and config.round
     built: Any = config.build("wood")
     assert isinstance(built, Spoked) and (built.axle, built.first_count, built.color) == ("wood", 4, "red")
-    assert [one.allowed for one in config.requirements()] == [("red",)]
-    assert [one.reason for one in config.requirements()] == ["new"]
+    assert [requirement.allowed for requirement in config.requirements()] == [("red",)]
+    assert [requirement.reason for requirement in config.requirements()] == ["new"]
 
 
 WRONG = [

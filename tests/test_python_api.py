@@ -109,11 +109,13 @@ def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path,
     ):
         table = tmp_path / "answers.csv"
         assert dmlkit("identify", typed, place / "new", "-o", table, *words).code == 0
-        found = birds.identify(place / "new", **options)
+        identified = birds.identify(place / "new", **options)
         with table.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        assert [(path, answer.label) for path, answer in found.labeled()] == [(r["path"], r["label"]) for r in rows]
-        for answer, row in zip(found.answers, rows, strict=True):
+        assert [(path, answer.label) for path, answer in identified.labeled()] == [
+            (r["path"], r["label"]) for r in rows
+        ]
+        for answer, row in zip(identified.answers, rows, strict=True):
             assert (answer.score, answer.margin) == pytest.approx((float(row["score"]), float(row["margin"])))
 
 
@@ -155,10 +157,10 @@ def test_a_pretrained_model_gives_the_features_of_timm(place: Path):
     before = torch.get_rng_state()
     model = load(LITE, device="cpu")
     assert torch.equal(torch.get_rng_state(), before)
-    found = model.embed(paths)
-    assert found.shape == (9, 1280)
-    np.testing.assert_allclose((found * expected).sum(axis=1), 1, atol=1e-4)
-    np.testing.assert_allclose(model.similarity(found, found), found @ found.T, atol=1e-5)
+    embedded = model.embed(paths)
+    assert embedded.shape == (9, 1280)
+    np.testing.assert_allclose((embedded * expected).sum(axis=1), 1, atol=1e-4)
+    np.testing.assert_allclose(model.similarity(embedded, embedded), embedded @ embedded.T, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -181,9 +183,9 @@ def test_a_pretrained_model_is_the_pretrained_checkpoint_of_its_runs(place: Path
     printed = dmlkit("eval", tmp_path / "run", "--checkpoint", "pretrained", "--json", "--device", "cpu")
     paths = [path for label in range(4, 8) for path in sorted((tmp_path / "birds" / str(label)).iterdir())]
     points = torch.from_numpy(load(f"timm:{name}", device="cpu").embed(paths))
-    found = retrieval_metrics(points, torch.arange(4).repeat_interleave(4), metrics=["recall@1", "map@r"])
+    values = retrieval_metrics(points, torch.arange(4).repeat_interleave(4), metrics=["recall@1", "map@r"])
     figures = json.loads(printed.out)["metrics"]
-    assert found == pytest.approx({name: figures[name] for name in found}), printed.err
+    assert values == pytest.approx({name: figures[name] for name in values}), printed.err
 
 
 @pytest.mark.parametrize(

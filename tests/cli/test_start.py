@@ -195,7 +195,7 @@ def test_the_estimate_counts_the_passes_through_the_backbone(tuning: str, tiny_r
     """With one second per image or map. Of the classes, 3 are trained, 3 validate and 6 test; each has 6 images."""
     monkeypatch.setattr(estimate, "_per_image", lambda *_: 1.0)
     changes = [f"backbone.tuning={tuning}", PLAIN]
-    found = estimate.estimate_training(read_recipe(tiny_recipe, changes), "cpu")
+    estimated = estimate.estimate_training(read_recipe(tiny_recipe, changes), "cpu")
     train, validation, test, epochs = 3 * 6, 3 * 6, 6 * 6, 3
     seconds = epochs * train + (epochs + 1) * validation + 2 * test
     storing = train * (4 if "4" in tuning else 1) + validation + test
@@ -203,10 +203,10 @@ def test_the_estimate_counts_the_passes_through_the_backbone(tuning: str, tiny_r
         seconds = storing + epochs * estimate.EPOCH
     elif "4" in tuning:
         seconds += storing
-    assert found.seconds == pytest.approx(seconds) and found.images_per_second == 1
+    assert estimated.seconds == pytest.approx(seconds) and estimated.images_per_second == 1
     maps = "last_blocks, feature" in tuning
     numbers = 16 * 4 * 4  # of the map before the last convolution: four times the width, after two poolings
-    assert found.disk == (numbers * (2 * 4 * train + 4 * (validation + test)) if maps else 0)
+    assert estimated.disk == (numbers * (2 * 4 * train + 4 * (validation + test)) if maps else 0)
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,9 @@ def test_stored_images_are_saved_as_files_for_all_commands(kind, rows, photos, t
     result = dmlkit("data", "convert", root, "-o", table)
     assert result.code == 0 and "wrote" in result.out, result.err
     files = sorted(photos.rglob("*.jpg"))
-    found = images_at(table)
-    assert [Path(path).read_bytes() for path in found.paths] == [file.read_bytes() for file in files]
-    assert found.label_names(found.labels) == [file.parent.name for file in files]
+    listed = images_at(table)
+    assert [Path(path).read_bytes() for path in listed.paths] == [file.read_bytes() for file in files]
+    assert listed.label_names(listed.labels) == [file.parent.name for file in files]
     sides = read_images(table).table["side"].to_pylist() if kind == "saved" else None
     assert sides is None or sides == ["left", None] * 9
     again = dmlkit("data", "convert", root, "-o", table)
@@ -174,7 +174,7 @@ def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_
         "label": ["a", "a"],
         "split": ["train", "a.b"],
     }
-    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == ["a_b-000000.jpg", "train-000000.jpg"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a_b-000000.jpg", "train-000000.jpg"]
     assert len(found.faults) == 4 and "row 2 of train: cannot read this image" in found.faults[0]
     assert found.notes == [f"{tmp_path / 'd'}: left out: other columns path"]
     assert saved_images(photos, {}, tmp_path / "other") is None and not (tmp_path / "other").exists()

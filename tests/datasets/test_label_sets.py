@@ -143,7 +143,7 @@ def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
         rows = [row.split(",") for row in (tmp_path / "c.csv").read_text().splitlines()[1:]]
         (tmp_path / "c.csv").unlink()
         sets = [[row[2].split("|") for row in rows if row[0] == number] for number in "123"]
-        most = [max(sum(label in one for one in members) for label in known) for members in sets]
+        most = [max(sum(label in member for member in members) for label in known) for members in sets]
         assert f"purity {sum(most) / len(rows):.4f}, no nmi, since images have several labels" in shown
     before = sorted(run.path.rglob("*"))
     for words in (

@@ -29,8 +29,8 @@ def home(tmp_path: Path) -> Path:
 
 
 def rows(file: Path, *names: str, **options: Any) -> list[list[Any]]:
-    found = read_images(file, needs=("path",), **options)
-    return [list(row) for row in zip(*(found.table[name].to_pylist() for name in names), strict=True)]
+    table = read_images(file, needs=("path",), **options)
+    return [list(row) for row in zip(*(table.table[name].to_pylist() for name in names), strict=True)]
 
 
 def write(path: Path, content: object) -> Path:
@@ -166,8 +166,8 @@ def test_detectors(home: Path, caplog: pytest.LogCaptureFixture):
 )
 def test_boxes_tracks_and_polygons_of_yolo(home: Path, line: str, group: str | None):
     folder = write(home / "labels" / "cam1" / "a.txt", f"{line}\n").parent.parent
-    found = read_images(folder, needs=("path",), images=home)
-    row = found.table.to_pylist()[0]
+    table = read_images(folder, needs=("path",), images=home)
+    row = table.table.to_pylist()[0]
     assert [row["path"], *(row[side] for side in SIDES)] == ["cam1/a.jpg", 6, 4.5, 18, 13.5]
     assert row.get("group") == group
 
@@ -369,9 +369,9 @@ def test_pascal_voc(home: Path):
 def test_a_wrong_file_of_pascal_voc_is_a_fault_of_its_own(home: Path, content: str, fault: str):
     write(home / "Annotations/a.xml", voc("cam1/b.jpg", ("fox", 1, 2, 3, 4)))
     write(home / "Annotations/b.xml", content)
-    found = read_images(home)
-    assert len(found) == 1 and len(found.faults) == 1
-    assert found.faults[0].startswith(f"{home / 'Annotations/b.xml'}: {fault}")
+    table = read_images(home)
+    assert len(table) == 1 and len(table.faults) == 1
+    assert table.faults[0].startswith(f"{home / 'Annotations/b.xml'}: {fault}")
 
 
 def test_a_data_set_of_yolo(tmp_path: Path):
@@ -638,9 +638,9 @@ def test_workbooks_of_excel(home: Path):
         ["cam1/a.jpg", "7", "2020-05-30T12:00:00", "3", "0.25"],
         ["cam1/b.jpg", "fox", None, "y", "True"],
     ]
-    found = read_images(file)
-    assert found.place(1) == f"{file}: row 4"
-    assert found.notes == [f"{file}: reads the sheet 'photos'; left out: more"]
+    table = read_images(file)
+    assert table.place(1) == f"{file}: row 4"
+    assert table.notes == [f"{file}: reads the sheet 'photos'; left out: more"]
     with pytest.raises(UserError, match="this workbook has no cells"):
         read_images(workbook(home / "e.xlsx", ("a", [])))
 

@@ -120,7 +120,7 @@ def write_table(folder: Path, cameras: dict[str, str]) -> None:
 def test_one_camera_per_class_is_said_before_the_first_step_and_by_data_check(dmlkit, tiny_recipe, tmp_path, caplog):
     write_table(tmp_path, {name: f"camera of {name}" for name in "abcdefgh"})
     options = [f"dataset={{name: table, file: {tmp_path}/photos.csv, validation_fraction: 0}}", "sampler.batch_size=4"]
-    words = ["train", tiny_recipe, "-o", tmp_path / "run", *(part for one in options for part in ("--set", one))]
+    words = ["train", tiny_recipe, "-o", tmp_path / "run", *(part for option in options for part in ("--set", option))]
     line = "nothing to find in the test split: all images of each class are of one group (camera, burst, video)"
     for command in (("data", "check", tmp_path / "photos.csv"), words, [*words, "--dry-run"]):
         shown = dmlkit(*command)

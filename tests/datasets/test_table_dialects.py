@@ -153,11 +153,11 @@ def test_a_backslash_in_the_name_of_a_file_stays(tmp_path: Path):
 def test_a_column_of_labels_and_sightings_in_any_case_and_with_decimal_commas(tmp_path: Path):
     file = tmp_path / "t.csv"
     file.write_text("Path;Species;Latitude;LONGITUDE;Time\na.jpg;007;46,5;-7,25;2026-05-31\n")
-    found = read_images(file, columns={"label": "species"})
-    assert found.table["label"].to_pylist() == ["007"]
+    table = read_images(file, columns={"label": "species"})
+    assert table.table["label"].to_pylist() == ["007"]
     with pytest.raises(UserError, match=r"t.csv: has no column 'kind'; it has Path, Species, Latitude,"):
         read_images(file, columns={"label": "kind"})
-    assert sighting_cells(found) == [("46,5", "-7,25", "2026-05-31")]
+    assert sighting_cells(table) == [("46,5", "-7,25", "2026-05-31")]
     for cells, message in (
         ("95;0;", "a.jpg: latitude: got '95', expected degrees from -90 to 90"),
         ("north;0;", "a.jpg: latitude: got 'north', expected degrees"),

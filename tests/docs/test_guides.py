@@ -153,9 +153,9 @@ def cells_of(study: str) -> dict[str, list[str]]:
     """R@1 and MAP@R of each loss; bold if it is decided that proxy_anchor differs, or if it is not trained."""
     results = json.loads((ROOT / "docs/results" / study / "results.json").read_text("utf-8"))
     decided = {
-        (one["than"], one["metric"])
-        for one in results["verdicts"]  # that proxy_anchor is better than each
-        if one["corrected_verdict"] in ("holds", "does not hold", "not trained")
+        (verdict["than"], verdict["metric"])
+        for verdict in results["verdicts"]  # that proxy_anchor is better than each
+        if verdict["corrected_verdict"] in ("holds", "does not hold", "not trained")
     }
     cells: dict[str, list[str]] = {}
     for name, variant in results["variants"].items():

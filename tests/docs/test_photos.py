@@ -166,5 +166,5 @@ def test_programs_without_dmlkit_embed_as_dmlkit_does(exported: Path):
         and not subprocess.run(has_packages, cwd=exported, capture_output=True, check=False).returncode
     ):
         typed("node", "embed_folder.js", "photos", "photos.json")
-        found = json.loads((exported / "photos.json").read_text())
-        np.testing.assert_allclose([found[Path(path).name] for path in ours["paths"]], expected, atol=1e-4)
+        report = json.loads((exported / "photos.json").read_text())
+        np.testing.assert_allclose([report[Path(path).name] for path in ours["paths"]], expected, atol=1e-4)

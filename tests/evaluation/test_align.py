@@ -36,8 +36,8 @@ def drawn(rows: int, width: int, seed: int) -> torch.Tensor:
 def test_the_orthogonal_map_is_scipys():
     new, old = drawn(40, 6, 1), drawn(40, 6, 2)
     expected, _ = orthogonal_procrustes(new.numpy(), old.numpy())
-    found = fit_map(new, old, centered=False)
-    assert found.matrix.T.numpy() == pytest.approx(expected) and not found.offset.any()
+    fitted = fit_map(new, old, centered=False)
+    assert fitted.matrix.T.numpy() == pytest.approx(expected) and not fitted.offset.any()
     centered = fit_map(new, old, centered=True)
     expected, _ = orthogonal_procrustes((new - new.mean(0)).numpy(), (old - old.mean(0)).numpy())
     assert centered.matrix.T.numpy() == pytest.approx(expected)
@@ -53,16 +53,16 @@ def test_the_linear_map_is_a_ridge_regression_of_what_the_orthogonal_one_leaves(
     x = new - new.mean(0) if centered else new
     ridge = Ridge(alpha=shrinkage * float((x.T @ x).trace()) / widths[0], fit_intercept=centered)
     ridge.fit(new.numpy(), (old - new @ turn.T).numpy())
-    found = fit_map(new, old, centered=centered, shrinkage=shrinkage)
-    assert found.matrix.numpy() == pytest.approx(ridge.coef_ + turn.numpy())
-    assert found.offset.numpy() == pytest.approx(np.asarray(ridge.intercept_) + np.zeros(widths[1]), abs=1e-9)
+    fitted = fit_map(new, old, centered=centered, shrinkage=shrinkage)
+    assert fitted.matrix.numpy() == pytest.approx(ridge.coef_ + turn.numpy())
+    assert fitted.offset.numpy() == pytest.approx(np.asarray(ridge.intercept_) + np.zeros(widths[1]), abs=1e-9)
 
 
 def test_the_map_of_another_width_keeps_the_angles_if_there_is_room():
     new = Sphere(4).from_features(drawn(30, 4, 5))
     turn, _ = torch.linalg.qr(drawn(7, 4, 6))
-    found = fit_map(new, new @ turn.T, centered=False)
-    assert found.matrix.numpy() == pytest.approx(turn.numpy())
+    fitted = fit_map(new, new @ turn.T, centered=False)
+    assert fitted.matrix.numpy() == pytest.approx(turn.numpy())
 
 
 def test_images_are_divided_by_labels_where_these_are_many():
@@ -111,19 +111,21 @@ def test_figures_against_naive_loops():
     mapped = found(images.new, Sphere(6)).double().numpy()
     clouds = {"old": old, "new": images.new.double().numpy(), "new, mapped": mapped}
     assert fields["finds"] == "label" and len(fields["figures"]) == 5
-    for one in fields["figures"]:
+    for figure in fields["figures"]:
         firsts, precisions = [], []
         for query in rows:
             others = [row for row in rows if row != query]
-            others.sort(key=lambda row: -clouds[one.queries][query] @ clouds[one.gallery][row])
+            others.sort(key=lambda row: -clouds[figure.queries][query] @ clouds[figure.gallery][row])
             hits = [images.labels[row] == images.labels[query] for row in others]
             wanted = sum(hits)
             firsts.append(hits[0])
             precisions.append(sum(hits[i] * sum(hits[: i + 1]) / (i + 1) for i in range(wanted)) / wanted)
-        assert one.metrics == pytest.approx({"recall@1": np.mean(firsts), "map@r": np.mean(precisions)})
-        ends = one.intervals["recall@1"]
-        assert ends is not None and ends[0] < one.metrics["recall@1"] < ends[1]
-    cross, within = (next(one for one in fields["figures"] if one.queries == q) for q in ("new, mapped", "old"))
+        assert figure.metrics == pytest.approx({"recall@1": np.mean(firsts), "map@r": np.mean(precisions)})
+        ends = figure.intervals["recall@1"]
+        assert ends is not None and ends[0] < figure.metrics["recall@1"] < ends[1]
+    cross, within = (
+        next(figure for figure in fields["figures"] if figure.queries == q) for q in ("new, mapped", "old")
+    )
     difference = cross.metrics["map@r"] - within.metrics["map@r"]
     assert fields["gain"]["map@r"].difference == pytest.approx(difference)
 
@@ -135,7 +137,7 @@ def test_images_without_labels_have_to_find_themselves():
     fields = images.figures(found, parts)
     mapped = found(images.new[parts.measure], Sphere(6))
     nearest = (mapped @ images.old[parts.measure].T).argmax(1)
-    cross = next(one for one in fields["figures"] if one.queries == "new, mapped")
+    cross = next(figure for figure in fields["figures"] if figure.queries == "new, mapped")
     assert cross.metrics["recall@1"] == pytest.approx(float((nearest == torch.arange(len(nearest))).double().mean()))
     assert fields["finds"] == "image" and fields["gain"] == {} and len(fields["figures"]) == 2
 
@@ -187,10 +189,10 @@ def test_a_turned_copy_is_recovered_and_searches_among_the_older(name, shift, pl
     assert abs(load(new, device="cpu").embed(files) - expected).max() > 0.1
     result = dmlkit("align", older, new, photos, "--json", "--device", "cpu")
     assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert found["map"] == "orthogonal" and found["fitted"] + found["measured"] == len(files)
+    report = json.loads(result.out)
+    assert report["map"] == "orthogonal" and report["fitted"] + report["measured"] == len(files)
     aligned = tmp_path / "new-aligned"
-    assert Alignment.read(aligned / "alignment.json").plain() == {k: found[k] for k in list(found)[2:]}
+    assert Alignment.read(aligned / "alignment.json").plain() == {k: report[k] for k in list(report)[2:]}
     model = load(aligned, device="cpu")
     assert abs(model.embed(files) - expected).max() < 1e-5
     assert model.trained.aligned_to == load(place / name, device="cpu").trained.fingerprint
@@ -201,7 +203,7 @@ def test_a_turned_copy_is_recovered_and_searches_among_the_older(name, shift, pl
     queries = tmp_path / "queries"
     assert dmlkit("embed", aligned, photos, "-o", queries, "--device", "cpu").code == 0
     assert dmlkit("search", older, queries, "-k", 1).code == 0  # manifests say that both may be compared
-    assert json.loads((queries / "manifest.json").read_text())["aligned_to"] == found["fingerprint"]
+    assert json.loads((queries / "manifest.json").read_text())["aligned_to"] == report["fingerprint"]
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_the_mean_of_an_image_and_its_copies(copies: Copies, manifold: str):
     own = embed_dataset(ranks, model, dataset, recipe.transform, workers=0)
     means = embed_with_copies(ranks, trained, dataset, own, copies)
     changed = SecondScoring(points=Points(means.points, means.labels, model.manifold))
-    found = score_split(ranks, trained, own, dataset, split="test", second=changed)
+    scored = score_split(ranks, trained, own, dataset, split="test", second=changed)
     pixels = torch.stack([dataset.sample(row) for row in range(len(dataset))])
     side = pixels.shape[-1]
     assert recipe.transform is not None and recipe.transform.size == side
@@ -48,8 +48,8 @@ def test_the_mean_of_an_image_and_its_copies(copies: Copies, manifold: str):
         points = model.manifold.from_features(torch.stack(features).mean(0))
     assert (means.points - points).abs().max() < (1e-4 if copies == "flip" else 0.02)  # resized in whole numbers
     expected = score_retrieval(Labeled(means.points, dataset.labels), manifold=model.manifold, metrics=recipe.metrics)
-    assert found.alternative.values == pytest.approx(expected.values)
-    assert found.alternative.values != found.scores.values
+    assert scored.alternative.values == pytest.approx(expected.values)
+    assert scored.alternative.values != scored.scores.values
 
 
 @pytest.mark.parametrize("transform", ["{name: imagenet}", "{name: hyp_vit, size: 160, resize: 182}"])

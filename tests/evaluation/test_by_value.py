@@ -26,7 +26,7 @@ def test_the_difference_against_numpy():
     generator = torch.Generator().manual_seed(1)
     values, classes = torch.rand(90, generator=generator), torch.randint(0, 12, (90,), generator=generator)
     part = torch.rand(90, generator=generator) < 0.4
-    found = part_comparison(values, part, classes)
+    comparison = part_comparison(values, part, classes)
     order = list(dict.fromkeys(classes.tolist()))
     x, y, is_part = values.double().numpy(), classes.numpy(), part.numpy()
     draws = torch.randint(12, (2000, 12), generator=torch.Generator().manual_seed(0)).numpy()
@@ -37,10 +37,10 @@ def test_the_difference_against_numpy():
     sizes = [[int((is_part == side)[y == code].sum()) for code in order] for side in (True, False)]
     count = min(effective_number(torch.tensor(side).double()) for side in sizes)
     low, high = np.quantile(differences, [tail_of(count), 1 - tail_of(count)])
-    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-    assert found.difference == pytest.approx(x[is_part].mean() - x[~is_part].mean())
+    assert (comparison.low, comparison.high) == (pytest.approx(low), pytest.approx(high))
+    assert comparison.difference == pytest.approx(x[is_part].mean() - x[~is_part].mean())
     error = np.std(differences, ddof=1) * (count / (count - 1)) ** 0.5
-    assert found.p_value == pytest.approx(2 * t.sf(abs(found.difference) / error, count - 1))
+    assert comparison.p_value == pytest.approx(2 * t.sf(abs(comparison.difference) / error, count - 1))
 
 
 def test_the_p_value_is_uniform_without_a_difference():
@@ -73,7 +73,7 @@ def test_a_planted_value_is_worst_and_differs():
 
 def test_few_classes_have_no_interval():
     found = figures_by_value({"mrr": torch.rand(12)}, torch.arange(12) % 6, ["a", "b"] * 6, "species")
-    assert all(one.metrics["mrr"].interval is None and one.metrics["mrr"].p_value == 1 for one in found.values)
+    assert all(value.metrics["mrr"].interval is None and value.metrics["mrr"].p_value == 1 for value in found.values)
 
 
 def test_images_are_found_in_a_table(tmp_path: Path):
@@ -137,12 +137,14 @@ def test_a_run_and_its_embeddings_by_column(tmp_path: Path, dmlkit: Callable[...
         wrong = dmlkit(*words, "--by", "sides", "--device", "cpu")
         assert wrong.code == 2 and "did you mean 'side'" in wrong.err, wrong.err
     assert sorted(run.rglob("*")) == before  # refused before anything was embedded, measured or written
-    found = json.loads(dmlkit("eval", run, "--by", "side", "--json", "--device", "cpu").out)
-    by = found["by"]["values"]
-    assert [sorted(one["value"] for one in by), found["by"]["without"]] == [["left", "right"], 12]
+    report = json.loads(dmlkit("eval", run, "--by", "side", "--json", "--device", "cpu").out)
+    by = report["by"]["values"]
+    assert [sorted(one["value"] for one in by), report["by"]["without"]] == [["left", "right"], 12]
     again = json.loads(dmlkit("eval", folder, "--by", f"{table}:side", "--metric", "map@r", "--json").out)
     assert [one["queries"] for one in again["by"]["values"]] == [12, 12]
-    means = [{one["value"]: one["metrics"]["map@r"]["mean"] for one in each["by"]["values"]} for each in (found, again)]
+    means = [
+        {one["value"]: one["metrics"]["map@r"]["mean"] for one in each["by"]["values"]} for each in (report, again)
+    ]
     assert means[0] == pytest.approx(means[1])
     shown = dmlkit("eval", folder, "--by", "side")  # the table of its run
     assert "per side, worst first" in shown.out and "12 queries have no side" in shown.out
@@ -161,9 +163,9 @@ def other_images_by_side(run: Path, place: Path, dmlkit: Callable[..., Result]) 
     others.write_text("\n".join(["path,label,side", *rows]))
     for images, folder in ((others, "of_table"), (others.parent, "of_folder")):
         assert dmlkit("embed", run, images, "-o", place / folder, "--device", "cpu").code == 0
-    found = json.loads(dmlkit("eval", place / "of_table", "--by", "side", "--json").out)["by"]
-    assert (sorted(one["value"] for one in found["values"]), found["without"]) == (["down", "up"], 0)
-    assert [one["queries"] for one in found["values"]] == [18, 18]
+    answer = json.loads(dmlkit("eval", place / "of_table", "--by", "side", "--json").out)["by"]
+    assert (sorted(value["value"] for value in answer["values"]), answer["without"]) == (["down", "up"], 0)
+    assert [value["queries"] for value in answer["values"]] == [18, 18]
     moved = others.rename(others.with_name("moved.csv"))
     for folder, message in (
         ("of_table", "is no longer there; name a table"),
@@ -177,11 +179,11 @@ def other_images_by_side(run: Path, place: Path, dmlkit: Callable[..., Result]) 
 def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> None:
     """FAR and FRR of a run per value, by a loop over its test images."""
     words = ("calibrate", run, "--far", "0.3", "--by", "side", "--device", "cpu")
-    found = json.loads(dmlkit(*words, "--json").out)
+    report = json.loads(dmlkit(*words, "--json").out)
     points = np.load(folder / "embeddings.npy").astype(float)
     items = EmbeddingFolder(folder).items
     labels, rows = np.array(items["label"].to_pylist()), [int(Path(path).stem) for path in items["path"].to_pylist()]
-    accepted = points @ points.T >= found["threshold"]
+    accepted = points @ points.T >= report["threshold"]
     far: dict[str, list[float]] = {"left": [], "right": []}
     frr: dict[str, list[float]] = {"left": [], "right": []}
     for place, row in enumerate(rows):
@@ -190,7 +192,7 @@ def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> Non
         others = np.arange(len(rows)) != place
         far[side].append(accepted[place][labels != labels[place]].mean())
         frr[side].append(1 - accepted[place][others & (labels == labels[place])].mean())
-    by = found["by"]["values"]
+    by = report["by"]["values"]
     for one in by:
         assert one["metrics"]["far"]["mean"] == pytest.approx(np.mean(far[one["value"]]), abs=0.01)  # float32
         assert one["metrics"]["frr"]["mean"] == pytest.approx(np.mean(frr[one["value"]]), abs=0.01)
@@ -201,14 +203,14 @@ def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> Non
 def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[..., Result]) -> None:
     """FPIR and FNIR of a gallery per value, by a loop over its images."""
     assert dmlkit("gallery", "create", run, table, "-o", gallery, "--device", "cpu").code == 0
-    found = json.loads(
+    report = json.loads(
         dmlkit("calibrate", gallery, "--fpir", "0.3", "--by", f"{table}:side", "--json", "--device", "cpu").out
     )
     opened = open_points(gallery)
     x, labels = in_memory(opened).points.double().numpy(), np.array(opened.labels)
     rates: dict[tuple[str, str], list[bool]] = {}
-    fit = found["fits"][0]
-    trained = set(() if found["is_optimistic"] else found["trained_labels"])
+    fit = report["fits"][0]
+    trained = set(() if report["is_optimistic"] else report["trained_labels"])
     for place, path in enumerate(opened.paths):
         side = ("left", "right", "")[int(Path(path).stem) // 12 % 3]
         if side == "" or labels[place] in trained:
@@ -220,7 +222,7 @@ def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[...,
             accepted = 1 / (1 + np.exp(-logit - fit["offset"])) >= fit["threshold"]
             wrong = accepted if name == "fpir" else not (accepted and guess == labels[place])
             rates.setdefault((side, name), []).append(wrong)
-    for one in found["by"]["values"]:
-        assert one["queries"] == len(rates[one["value"], "fnir"])
+    for value in report["by"]["values"]:
+        assert value["queries"] == len(rates[value["value"], "fnir"])
         for name in ("fpir", "fnir"):
-            assert one["metrics"][name]["mean"] == pytest.approx(np.mean(rates[one["value"], name]), abs=0.09)
+            assert value["metrics"][name]["mean"] == pytest.approx(np.mean(rates[value["value"], name]), abs=0.09)

@@ -166,19 +166,19 @@ def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Pa
     enough = re.search(r"use --far (\S+), or more classes", shown)
     assert enough and "cannot carry" not in dmlkit("calibrate", run, "--far", enough[1]).out
     assert dmlkit("calibrate", run, "--far", "0.1").code == 0
-    found = Threshold.read(run / "threshold.json")
-    assert (found.validation.classes, found.validation.images) == (3, 18)
-    assert (found.validation.same, found.validation.different) == (45, 108)
-    assert found.test is not None and found.test.different == 15 * 36 and found.validation.far <= 0.1
+    threshold = Threshold.read(run / "threshold.json")
+    assert (threshold.validation.classes, threshold.validation.images) == (3, 18)
+    assert (threshold.validation.same, threshold.validation.different) == (45, 108)
+    assert threshold.test is not None and threshold.test.different == 15 * 36 and threshold.validation.far <= 0.1
     answer = json.loads(dmlkit("calibrate", run, "--far", "0.1", "--json").out)
-    assert answer["threshold"] == found.threshold and answer["far_interval"] is None
+    assert answer["threshold"] == threshold.threshold and answer["far_interval"] is None
     lowest = dmlkit("calibrate", run)  # 108 pairs do not allow 0.001
     assert lowest.code == 0 and "requested FAR: 0.093, the lowest that 108 pairs" in " ".join(lowest.out.split())
     assert int(0.092 * 108) < 10 <= Threshold.read(run / "threshold.json").far * 108
     assert dmlkit("calibrate", run, "--far", "0.1").code == 0
     assert dmlkit("embed", run, "--split", "test", "-o", tmp_path / "e").code == 0
     carried = json.loads((tmp_path / "e" / "manifest.json").read_text())["threshold"]
-    assert carried["threshold"] == found.threshold and carried["weights"] == found.weights
+    assert carried["threshold"] == threshold.threshold and carried["weights"] == threshold.weights
     assert dmlkit("export", run, "--format", "safetensors", "-o", tmp_path / "m.safetensors").code == 0
     assert json.loads((tmp_path / "m.safetensors.json").read_text())["threshold"]["far"] == 0.1
 
@@ -213,7 +213,7 @@ def test_weights_with_nan_are_told_in_one_line(dmlkit, run: Path, tmp_path: Path
 def test_bins_and_their_intervals_are_drawn(classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     generator = np.random.default_rng(0)
     said = generator.random(400)
-    found = measure_reliability(said, generator.random(400) < said, said < 0, np.arange(400) % classes)
+    reliability = measure_reliability(said, generator.random(400) < said, said < 0, np.arange(400) % classes)
     figure = Figure()
 
     @contextmanager
@@ -221,14 +221,16 @@ def test_bins_and_their_intervals_are_drawn(classes: int, tmp_path: Path, monkey
         yield figure
 
     monkeypatch.setattr(calibration, "picture", captured)
-    plot_reliability(found, tmp_path / "a.png", title="Pairs", share="share of the same class")
+    plot_reliability(reliability, tmp_path / "a.png", title="Pairs", share="share of the same class")
     (axes,) = figure.axes
     (bars,) = axes.containers
     line, _, (stems,) = bars
-    assert np.array(line.get_xydata()) == pytest.approx(np.array([(one.probability, one.share) for one in found.bins]))
-    ends = [one.interval or (one.share, one.share) for one in found.bins]
+    assert np.array(line.get_xydata()) == pytest.approx(
+        np.array([(one.probability, one.share) for one in reliability.bins])
+    )
+    ends = [one.interval or (one.share, one.share) for one in reliability.bins]
     assert np.array(stems.get_segments())[:, :, 1] == pytest.approx(np.array(ends))
-    assert axes.get_title().startswith("Pairs\n") and f"calibration error {found.error:.3f}" in axes.get_title()
+    assert axes.get_title().startswith("Pairs\n") and f"calibration error {reliability.error:.3f}" in axes.get_title()
     assert axes.get_ylabel() == "share of the same class"
     legend = figure.legends[0].get_texts()[1].get_text()
     assert ("95 % interval" in legend) == (" to " in axes.get_title()) == (classes == 20)
@@ -236,7 +238,7 @@ def test_bins_and_their_intervals_are_drawn(classes: int, tmp_path: Path, monkey
 
 def test_the_picture_is_written_and_replaced(tmp_path: Path):
     said = np.linspace(0, 1, 50)
-    found = measure_reliability(said, said > 0.5, said > 0.5, np.arange(50) % 10)
+    reliability = measure_reliability(said, said > 0.5, said > 0.5, np.arange(50) % 10)
     for _ in range(2):
-        path = plot_reliability(found, tmp_path / "plots" / "a.png", title="Pairs", share="right")
+        path = plot_reliability(reliability, tmp_path / "plots" / "a.png", title="Pairs", share="right")
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -151,7 +151,7 @@ def test_compare_by_queries_draws_queries(dmlkit, two_runs):
     a, b = json.loads(result.out)["runs"]
     values = [np.load(run / "evaluations" / "test-best.npz") for run in (first, second)]
     for name, change in b["difference_to_first"].items():
-        alone = paired_comparison(*(torch.from_numpy(one[name]) for one in values), None)
+        alone = paired_comparison(*(torch.from_numpy(value[name]) for value in values), None)
         assert {key: change[key] for key in alone.as_dict()} == alone.as_dict()
         interval = bootstrap_intervals({name: torch.from_numpy(values[0][name])}, None)[name]
         assert a["intervals"][name] == pytest.approx(list(interval.ends or ()), abs=1e-12)

@@ -127,7 +127,7 @@ def map_at_r(points: Tensor, labels: Tensor, manifold: Manifold, favor: float = 
 @pytest.mark.parametrize("manifold", [Sphere(5), Euclidean(5), Poincare(5)], ids=["sphere", "euclidean", "poincare"])
 def test_the_share_is_that_of_painted_images(table: str, size: int, manifold: Manifold, folder: Path):
     trained, dataset, embeddings, images = trained_on(folder, manifold, size)
-    found = evidence_of(trained, dataset, embeddings, "map@r", str(folder / table))
+    evidence = evidence_of(trained, dataset, embeddings, "map@r", str(folder / table))
     masks = torch.stack(
         [
             torch.from_numpy(np.array(Image.open(folder / "masks" / f"{path.parent.name}-{path.stem}.png"))).clone()
@@ -142,17 +142,17 @@ def test_the_share_is_that_of_painted_images(table: str, size: int, manifold: Ma
         shown.append(torch.from_numpy(painted).permute(0, 3, 1, 2).contiguous())
     with torch.no_grad():
         embedded = embeddings.points, *map(trained.model, shown)
-    for value, points in zip((found.whole, found.inside, found.outside), embedded, strict=True):
+    for value, points in zip((evidence.whole, evidence.inside, evidence.outside), embedded, strict=True):
         # processors round similarities differently, so that neighbors that are equally near change places
         low, high = (float(map_at_r(points, dataset.labels, manifold, favor).mean()) for favor in (-2e-7, 2e-7))
         assert low - 1e-3 < value < high + 1e-3 and high - low < 0.01
     whole, inside, outside = (map_at_r(points, dataset.labels, manifold) for points in embedded)
     # by chance: positives are equally likely at each rank; 4 of 39 are of the class
     chance = sum((1 + place * 3 / 38) / (place + 1) * 4 / 39 for place in range(4)) / 4
-    assert found.chance == pytest.approx(chance, abs=1e-6) and found.area == pytest.approx(0.75)
+    assert evidence.chance == pytest.approx(chance, abs=1e-6) and evidence.area == pytest.approx(0.75)
     expected = float(((outside - chance) + (whole - inside)).mean() / 2 / (whole - chance).mean())
-    assert found.share == pytest.approx(expected, abs=5e-3)
-    assert found.interval is not None and found.interval[0] < expected < found.interval[1]
+    assert evidence.share == pytest.approx(expected, abs=5e-3)
+    assert evidence.interval is not None and evidence.interval[0] < expected < evidence.interval[1]
 
 
 def test_images_without_an_outside_resemble_all_others(folder: Path, tmp_path: Path):
@@ -160,8 +160,12 @@ def test_images_without_an_outside_resemble_all_others(folder: Path, tmp_path: P
     whole = tmp_path / "whole.csv"
     rows = [f"{path},0,0,{SIDE},{SIDE}" for path in dataset.paths]
     whole.write_text("\n".join(["path,x1,y1,x2,y2", *rows]))
-    found = evidence_of(trained, dataset, embeddings, "map@r", str(whole))
-    assert found.area == 0 and found.inside == pytest.approx(found.whole) and found.share == pytest.approx(0, abs=1e-6)
+    evidence = evidence_of(trained, dataset, embeddings, "map@r", str(whole))
+    assert (
+        evidence.area == 0
+        and evidence.inside == pytest.approx(evidence.whole)
+        and evidence.share == pytest.approx(0, abs=1e-6)
+    )
 
 
 def test_a_ratio_to_the_number_of_queries_has_the_interval_of_a_mean():
@@ -205,8 +209,8 @@ def test_regions_are_read_by_the_names_of_columns_of_the_recipe(folder: Path, ca
         table = folder / "renamed.csv"
         table.write_text("\n".join([head, *lines]))
         caplog.clear()
-        found = evidence_of(replace(trained, recipe=recipe), dataset, embeddings, "map@r", str(table))
-        assert found == expected.model_copy(update={"regions": str(table)}) and caplog.text == ""
+        evidence = evidence_of(replace(trained, recipe=recipe), dataset, embeddings, "map@r", str(table))
+        assert evidence == expected.model_copy(update={"regions": str(table)}) and caplog.text == ""
 
 
 def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):
@@ -230,8 +234,8 @@ def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(dmlki
     result = dmlkit("eval", run, "--metric", "map@r", "--evidence", "center", "--device", "cpu")
     assert result.code == 0, result.err
     assert "of map@r comes from outside the central square (" in result.out and "outside alone" in result.out
-    found = json.loads(dmlkit("eval", run, "--metric", "map@r", "--evidence", "center", "--json").out)["evidence"]
-    assert found["metric"] == "map@r" and f"{found['share']:.2f} of map@r" in result.out
+    answer = json.loads(dmlkit("eval", run, "--metric", "map@r", "--evidence", "center", "--json").out)["evidence"]
+    assert answer["metric"] == "map@r" and f"{answer['share']:.2f} of map@r" in result.out
     np.save(tmp_path / "x.npy", np.eye(4))
     for words, message in (
         ((run, "--evidence", tmp_path / "missing.csv"), "missing.csv: no such file or folder; expected center"),

@@ -135,8 +135,8 @@ def test_a_gallery_of_two_runs_sums_their_cosines(two: Path, tmp_path: Path, dml
     assert fusion is not None and f"with {fusion.share:.2f} of the similarity of {two / 'two'}" in result.out
     assert f"with {fusion.share:.2f}" in dmlkit("gallery", "info", gallery).out
     one, other = (stored(two / name, photos, dmlkit) for name in ("one", "two"))
-    found = json.loads(dmlkit("search", gallery, photos, "-k", "12", "--device", "cpu", "--json").out)
-    for query in found["queries"]:
+    report = json.loads(dmlkit("search", gallery, photos, "-k", "12", "--device", "cpu", "--json").out)
+    for query in report["queries"]:
         name = Path(query["path"]).name
         for neighbor in query["neighbors"]:
             near = Path(neighbor["path"]).name
@@ -145,7 +145,7 @@ def test_a_gallery_of_two_runs_sums_their_cosines(two: Path, tmp_path: Path, dml
     assert dmlkit("gallery", "add", gallery, photos, "--device", "cpu").out.count("already in the gallery") == 1
     moved = Path(shutil.copytree(two / "two", tmp_path / "moved"))
     same = dmlkit("search", gallery, photos, "-k", "12", "--with", moved, "--device", "cpu", "--json")
-    assert json.loads(same.out)["queries"] == found["queries"]
+    assert json.loads(same.out)["queries"] == report["queries"]
     answers = dmlkit("identify", gallery, photos, "--device", "cpu")
     assert answers.code == 0 and "the best guess is correct for 12 of 12" in answers.out
     refused = dmlkit("identify", gallery, photos, "--with", two / "of_others", "--device", "cpu")
@@ -208,8 +208,8 @@ def test_a_gallery_whose_second_run_has_moved(two: Path, tmp_path: Path, dmlkit:
 def test_a_second_run_named_local(two: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(two / "two", tmp_path / "local")
     monkeypatch.chdir(tmp_path)
-    found = json.loads(dmlkit("eval", two / "one", "--with", "./local", "--device", "cpu", "--json").out)
-    assert found["alternative"]["fusion"]["run"] == str(tmp_path / "local")
+    report = json.loads(dmlkit("eval", two / "one", "--with", "./local", "--device", "cpu", "--json").out)
+    assert report["alternative"]["fusion"]["run"] == str(tmp_path / "local")
 
 
 @pytest.mark.slow
@@ -218,17 +218,17 @@ def test_eval_search_and_verify_with_a_second_run(two: Path, tmp_path: Path, dml
 
     result = dmlkit("eval", two / "one", "--with", two / "two", "--device", "cpu", "--json")
     assert result.code == 0, result.err
-    found = json.loads(result.out)["alternative"]
-    share = found["fusion"]["share"]
+    answer = json.loads(result.out)["alternative"]
+    share = answer["fusion"]["share"]
     arrays = [split_of(two / name).points for name in ("one", "two")]
     joined = join([Sphere(8), Sphere(6)], arrays, share)
     metrics = ["recall@1", "recall@2", "map@r"]
     expected = retrieval_metrics(joined, np.arange(36) // 6, manifold=Sphere(14), metrics=metrics)
-    assert found["metrics"] == pytest.approx(expected, abs=1e-9)  # the tiny networks have ties, up to rounding
+    assert answer["metrics"] == pytest.approx(expected, abs=1e-9)  # the tiny networks have ties, up to rounding
     plain = json.loads(dmlkit("eval", two / "one", "--device", "cpu", "--json").out)
     assert plain["alternative"] is None
-    difference = found["metrics"]["map@r"] - plain["metrics"]["map@r"]
-    assert found["differences"]["map@r"]["difference"] == pytest.approx(difference)
+    difference = answer["metrics"]["map@r"] - plain["metrics"]["map@r"]
+    assert answer["differences"]["map@r"]["difference"] == pytest.approx(difference)
     names = sorted((two / "photos").rglob("*.png"), key=lambda path: int(path.stem))[:2]
     words = ("verify", two / "one", *names, "--with", two / "two", "--device", "cpu")
     verdict = json.loads(dmlkit(*words, "--json").out)

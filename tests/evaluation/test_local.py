@@ -34,9 +34,9 @@ def naive_match(a: np.ndarray, b: np.ndarray) -> float:
 def test_matches_are_those_of_a_loop():
     a, b = patches_of(6, 0), patches_of(6, 1)
     for query in a:
-        found = match_patches(query, b)
-        assert found.tolist() == pytest.approx([naive_match(query.numpy(), item.numpy()) for item in b], abs=1e-6)
-        assert found.tolist() == pytest.approx([float(match_patches(item, query[None])) for item in b], abs=1e-6)
+        matched = match_patches(query, b)
+        assert matched.tolist() == pytest.approx([naive_match(query.numpy(), item.numpy()) for item in b], abs=1e-6)
+        assert matched.tolist() == pytest.approx([float(match_patches(item, query[None])) for item in b], abs=1e-6)
     assert match_patches(a[0], a[:1]).item() == pytest.approx(1)
     assert match_patches(a[0], a[:1].flip(1)).item() == pytest.approx(1)  # whatever the order of the patches
 
@@ -64,19 +64,19 @@ def test_without_weight_the_metrics_stay():
     labels, patches = torch.arange(30) % 5, patches_of(30, 5)
     plain = score_retrieval(Labeled(points, labels), metrics=["recall@1", "map@r"])
     rescorer = Rescorer(match_scores(patches.__getitem__), 0.0, CANDIDATES)
-    found = score_retrieval(Labeled(points, labels), metrics=["recall@1", "map@r"], rerank=rescorer)
-    assert found.values == plain.values
+    scored = score_retrieval(Labeled(points, labels), metrics=["recall@1", "map@r"], rerank=rescorer)
+    assert scored.values == plain.values
     patches = patches[labels]  # patches that tell the classes apart
     rescorer = Rescorer(match_scores(patches.__getitem__), 1.0, CANDIDATES)
     assert score_retrieval(Labeled(points, labels), metrics=["map@r"], rerank=rescorer).values["map@r"] == 1
 
 
 def test_eval_with_local_scores(patches_run: Path, dmlkit: Callable[..., Result]):
-    found = json.loads(dmlkit("eval", patches_run, "--with", "local", "--metric", "recall@1", "--json").out)
-    changed = found["alternative"]
+    report = json.loads(dmlkit("eval", patches_run, "--with", "local", "--metric", "recall@1", "--json").out)
+    changed = report["alternative"]
     assert changed["fusion"]["run"] == "local" and 0 <= changed["fusion"]["share"] <= 1
     difference = changed["differences"]["recall@1"]["difference"]
-    assert difference == pytest.approx(changed["metrics"]["recall@1"] - found["metrics"]["recall@1"])
+    assert difference == pytest.approx(changed["metrics"]["recall@1"] - report["metrics"]["recall@1"])
     assert "of matches of patches (" in dmlkit("eval", patches_run, "--with", "local", "--metric", "recall@1").out
 
 

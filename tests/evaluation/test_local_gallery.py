@@ -95,25 +95,27 @@ def test_a_gallery_keeps_patches_and_search_compares_them(gallery, photos, patch
     mean = torch.tensor(local.mean)
     stored = folder.local_at(torch.arange(len(folder))).float().numpy()
     assert stored == pytest.approx(naive_patches(patches_run, folder.paths, mean), abs=2e-3)
-    found = json.loads(dmlkit("search", gallery, photos / "asked", "-k", len(folder), "--json", "--device", "cpu").out)
-    assert found["similarity"] == "cosine_and_matches"
+    report = json.loads(dmlkit("search", gallery, photos / "asked", "-k", len(folder), "--json", "--device", "cpu").out)
+    assert report["similarity"] == "cosine_and_matches"
     plain = search(gallery, photos / "asked", k=len(folder), model=ON_CPU)
-    assert plain.plain()["queries"] == found["queries"]
+    assert plain.plain()["queries"] == report["queries"]
     from dmlkit import load
 
-    asked = [query["path"] for query in found["queries"]]
+    asked = [query["path"] for query in report["queries"]]
     points = load(patches_run, device="cpu").embed([*asked, *folder.paths]).astype(float)
     cosines = points[: len(asked)] @ points[len(asked) :].T
-    for row, (query, patches) in enumerate(zip(found["queries"], naive_patches(patches_run, asked, mean), strict=True)):
+    for row, (query, patches) in enumerate(
+        zip(report["queries"], naive_patches(patches_run, asked, mean), strict=True)
+    ):
         order = np.argsort(-cosines[row])
         mixed = {int(near): 0.6 * cosines[row, near] for near in order}
         for near in order[:5]:
             mixed[int(near)] += 0.4 * naive_match(patches, stored[near])
         expected = {folder.paths[near]: value for near, value in mixed.items()}
-        got = {one["path"]: one["similarity"] for one in query["neighbors"]}
+        got = {neighbor["path"]: neighbor["similarity"] for neighbor in query["neighbors"]}
         assert got == pytest.approx(expected, abs=2e-3)
         assert list(got.values()) == sorted(got.values(), reverse=True)
-        assert {one["id"] for one in query["neighbors"]} == set(folder.ids)
+        assert {neighbor["id"] for neighbor in query["neighbors"]} == set(folder.ids)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -133,11 +135,11 @@ def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch
         units = part.codes if absent else part.groups
         for place, (row, members) in enumerate(zip(rows, groups.tolist(), strict=True)):
             scores = np.zeros(len(part.sizes))
-            for one in members:
+            for member in members:
                 others = np.flatnonzero(units != units[row])
-                mixed = 0.6 * cosines[one]
-                for near in others[np.argsort(-cosines[one, others], kind="stable")][:3]:
-                    mixed[near] += 0.4 * naive_match(patches[one], patches[near])
+                mixed = 0.6 * cosines[member]
+                for near in others[np.argsort(-cosines[member, others], kind="stable")][:3]:
+                    mixed[near] += 0.4 * naive_match(patches[member], patches[near])
                 scores += [
                     max((mixed[other] for other in others[part.codes[others] == code]), default=-inf)
                     for code in range(len(scores))
@@ -171,16 +173,16 @@ def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Pat
         reached.append(alone.sigmoid.at(best[0] - best[1], best[0]) >= alone.threshold)
     assert 0 < np.mean(reached) <= 0.4
     asked = dmlkit("identify", own, photos / "asked", "-o", tmp_path / "a.json", "--device", "cpu")
-    found = json.loads((tmp_path / "a.json").read_text())
+    report = json.loads((tmp_path / "a.json").read_text())
     assert asked.code == 0
-    for one in found["images"]:
+    for one in report["images"]:
         assert one["least_probability"] == with_matches.threshold
         assert one["score"] == one["nearest"][0]["similarity"]
         assert one["probability"] == pytest.approx(with_matches.sigmoid.at(one["margin"], one["score"]))
     grouped = dmlkit("identify", own, photos / "asked", "--by", "folder", "--device", "cpu")
     assert grouped.code == 0, grouped.err
     review = propose(own, photos / "asked", 0.05, 0.1, model=ON_CPU)
-    labels_of = {one["path"]: one["label"] for one in found["images"]}
+    labels_of = {one["path"]: one["label"] for one in report["images"]}
     assert {one.path: one.label or "unknown" for one in review.proposals} == labels_of
     again = dmlkit("gallery", "add", own, photos / "asked", "--device", "cpu")
     assert again.code == 0
@@ -235,8 +237,8 @@ def test_an_interrupted_addition_resumes(gallery, photos, tmp_path, patches_run,
         patched.setattr(change, "commit", killed)
         add_images(place, photos / "known", model=ON_CPU)
     assert len(GalleryFolder(place)) == 0
-    found = add_images(place, photos / "known", model=ON_CPU)
-    assert found.resumed == found.added == len(GalleryFolder(gallery))
+    incoming = add_images(place, photos / "known", model=ON_CPU)
+    assert incoming.resumed == incoming.added == len(GalleryFolder(gallery))
     assert set(GalleryFolder(place).ids) == set(GalleryFolder(gallery).ids)
 
 
@@ -293,11 +295,11 @@ def test_verify_keeps_what_it_calibrates_with_patches(photos, patches_run, tmp_p
     assert dmlkit("calibrate", run, "--far", "0.1", *device).code == 0
     validation = len(split_of(run, "validation"))
     embedded.clear()
-    found = dmlkit(*words)
+    result = dmlkit(*words)
     once = validation + 2
-    assert found.code == 0 and sum(embedded) == once
+    assert result.code == 0 and sum(embedded) == once
     again = dmlkit(*words)
-    assert again.out == found.out and sum(embedded) == 2 * once - validation
+    assert again.out == result.out and sum(embedded) == 2 * once - validation
     embedded.clear()
     assert dmlkit("calibrate", run, "--far", "0.2", *device).code == 0 and not embedded
     assert json.loads(dmlkit(*words).out)["far"] == 0.2 and sum(embedded) == once
@@ -317,26 +319,26 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
     first, *others = sorted(map(str, (photos / "asked").rglob("*.jpg")))
     (tmp_path / "pairs.csv").write_text("a,b\n" + "".join(f"{first},{other}\n" for other in others))
     words = ("verify", run, tmp_path / "pairs.csv", "--with", "local", "--json", "--device", "cpu")
-    found = json.loads(dmlkit(*words).out)
+    report = json.loads(dmlkit(*words).out)
     fusion = choose_second(run, Path("local"), ranks=start_ranks("cpu"))
-    assert isinstance(fusion, LocalFusion) and found["fusion"] == fusion.weight.model_dump(mode="json")
-    assert found["similarity"] == "cosine_and_matches"
+    assert isinstance(fusion, LocalFusion) and report["fusion"] == fusion.weight.model_dump(mode="json")
+    assert report["similarity"] == "cosine_and_matches"
 
     def scores(paths: list[str]) -> np.ndarray:
         points = load(run, device="cpu").embed(paths).astype(float)
         patches = naive_patches(run, paths, torch.tensor(fusion.mean))
-        matches = [[naive_match(one, other) for other in patches] for one in patches]
+        matches = [[naive_match(patch, other) for other in patches] for patch in patches]
         return (1 - fusion.share) * points @ points.T + fusion.share * np.array(matches)
 
     expected = scores([first, *others])[0, 1:]
-    assert [pair["score"] for pair in found["pairs"]] == pytest.approx(expected.tolist(), abs=2e-3)
+    assert [pair["score"] for pair in report["pairs"]] == pytest.approx(expected.tolist(), abs=2e-3)
     dataset, paths = RunFolder(run).recipe().dataset.build("validation"), list[str]()
     for index in range(len(dataset)):
         paths.append(str(tmp_path / f"{index}.png"))
         Image.fromarray(dataset.sample(index).permute(1, 2, 0).numpy()).save(paths[-1])
     upper = np.triu_indices(len(paths), 1)
     different = (dataset.labels[:, None] != dataset.labels).numpy()[upper]
-    accepted = (scores(paths)[upper][different] >= found["threshold"]).mean()
+    accepted = (scores(paths)[upper][different] >= report["threshold"]).mean()
     assert accepted == pytest.approx(0.1, abs=0.02)  # equal cells of glyphs match either way
     assert "of matches of patches" in dmlkit(*words[:-3]).out
     wrong = dmlkit("verify", run, first, others[0], "--with", "flip")

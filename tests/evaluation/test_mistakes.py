@@ -43,11 +43,11 @@ def test_suspects_are_those_of_a_loop(k: int):
         if positives and others and others[0][1] > of_near.count(label):
             wanted.append((of_near.count(label) / min(k, positives), -others[0][1], row, others[0][0]))
     wanted.sort()
-    found = suspects(labels, neighbors)
-    assert len(wanted) > 3 and found.rows.tolist() == [row for _, _, row, _ in wanted]
-    assert found.own.tolist() == pytest.approx([own for own, *_ in wanted])
-    assert found.suggested.tolist() == [label for *_, label in wanted]
-    assert found.agreeing.tolist() == [-agreeing for _, agreeing, _, _ in wanted]
+    suspected = suspects(labels, neighbors)
+    assert len(wanted) > 3 and suspected.rows.tolist() == [row for _, _, row, _ in wanted]
+    assert suspected.own.tolist() == pytest.approx([own for own, *_ in wanted])
+    assert suspected.suggested.tolist() == [label for *_, label in wanted]
+    assert suspected.agreeing.tolist() == [-agreeing for _, agreeing, _, _ in wanted]
 
 
 def test_wrong_labels_are_found_and_the_expected_precision_is_told():
@@ -56,9 +56,9 @@ def test_wrong_labels_are_found_and_the_expected_precision_is_told():
     wrong = torch.arange(0, 360, 20)
     changed = labels.clone()
     changed[wrong] = (labels[wrong] + 5) % 12
-    found = suspects(changed, neighbors)
-    assert set(found.rows[:18].tolist()) == set(wrong.tolist())
-    assert torch.equal(found.suggested[:18], labels[found.rows[:18]])
+    suspected = suspects(changed, neighbors)
+    assert set(suspected.rows[:18].tolist()) == set(wrong.tolist())
+    assert torch.equal(suspected.suggested[:18], labels[suspected.rows[:18]])
     assert planted_precision(labels, neighbors) >= 0.95
     random = torch.randperm(360, generator=torch.Generator().manual_seed(1))
     assert planted_precision(labels[random], neighbors) < 0.3  # neighbours that say nothing find nothing
@@ -76,21 +76,21 @@ def test_pairs_are_the_most_alike_of_all_of_two_labels():
 
 def test_one_label_has_no_such_pair():
     points = Sphere(2).from_features(torch.eye(2).repeat(3, 1))
-    found = similar_pairs_across_labels(torch.zeros(6, dtype=torch.int64), neighbors_of(Sphere(2), points, 3), 4)
-    assert [len(column) for column in found] == [0, 0, 0]
+    pairs = similar_pairs_across_labels(torch.zeros(6, dtype=torch.int64), neighbors_of(Sphere(2), points, 3), 4)
+    assert [len(column) for column in pairs] == [0, 0, 0]
 
 
 def test_the_worst_queries_are_few_of_a_class():
     generator = torch.Generator().manual_seed(1)
     values = torch.randint(4, (60,), generator=generator).double() / 4
     labels, wrong = torch.arange(60) % 5, torch.rand(60, generator=generator)
-    found = worst_queries(values, labels, wrong, 7)
+    worst = worst_queries(values, labels, wrong, 7)
     order = sorted(range(60), key=lambda row: (float(values[row]), -float(wrong[row])))
     kept: list[int] = []
     for row in order:
         if sum(int(labels[one] == labels[row]) for one in kept) < 2 and len(kept) < 7:
             kept.append(row)
-    assert found.tolist() == kept
+    assert worst.tolist() == kept
 
 
 def some(manifold: Manifold, count: int = 150) -> Points:

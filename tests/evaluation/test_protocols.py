@@ -66,8 +66,8 @@ def by_hand(similarity: Tensor, labels: Tensor, groups: Tensor, query: Tensor, g
 def equal_error(same: Tensor, different: Tensor) -> float:
     """Where the shares of wrongly accepted and wrongly refused pairs meet, between two thresholds on a line."""
     thresholds = torch.cat([same, different]).unique().flip(0)
-    accepted = torch.tensor([0.0, *((different >= one).double().mean().item() for one in thresholds)])
-    refused = torch.tensor([1.0, *((same < one).double().mean().item() for one in thresholds)])
+    accepted = torch.tensor([0.0, *((different >= threshold).double().mean().item() for threshold in thresholds)])
+    refused = torch.tensor([1.0, *((same < threshold).double().mean().item() for threshold in thresholds)])
     place = int((accepted >= refused).nonzero()[0])
     gap, before = accepted[place] - refused[place], refused[place - 1] - accepted[place - 1]
     share = before / (before + gap)
@@ -90,7 +90,7 @@ def test_a_query_never_finds_its_own_group(searches: bool, manifold: Any):
     data = Labelled(labels, tuple("abcdefgh"), list(map(str, range(90))), query=query, gallery=gallery, groups=groups)
     indices = torch.arange(90)[torch.arange(90) != 33]  # an image that could not be read
     embedded = Embeddings(points[indices], labels[indices], indices, [])
-    found = score_dataset(embedded, data, manifold, metric_configs(METRICS))
+    scored = score_dataset(embedded, data, manifold, metric_configs(METRICS))
     every = torch.ones(90, dtype=torch.bool)
     masks = [(every if mask is None else mask).clone() for mask in (query, gallery)]
     for mask in masks:
@@ -98,14 +98,14 @@ def test_a_query_never_finds_its_own_group(searches: bool, manifold: Any):
     similarity = manifold.paired_similarity(points[:, None].double(), points.double())
     expected = by_hand(similarity, labels, groups, *masks)
     for name in METRICS:
-        assert found.scores.values[name] == pytest.approx(expected[name], abs=1e-6), name
-    assert found.scores.left_out == expected["left_out"] and found.nearest_labels.tolist() == expected["nearest"]
+        assert scored.scores.values[name] == pytest.approx(expected[name], abs=1e-6), name
+    assert scored.scores.left_out == expected["left_out"] and scored.nearest_labels.tolist() == expected["nearest"]
     plain = Labelled(labels, tuple("abcdefgh"), list(map(str, range(90))), query=query, gallery=gallery)
     alone = Labelled(
         labels, tuple("abcdefgh"), plain.paths, query=query, gallery=gallery, groups=torch.arange(90)
     )  # each in a group of its own: as if there were none
     values = [score_dataset(embedded, one, manifold, metric_configs(METRICS)).scores.values for one in (plain, alone)]
-    assert values[0] == pytest.approx(values[1], abs=1e-12) and values[0] != found.scores.values
+    assert values[0] == pytest.approx(values[1], abs=1e-12) and values[0] != scored.scores.values
 
 
 def recipe_of(dataset: dict[str, Any]) -> Recipe:
@@ -209,20 +209,20 @@ def test_cmc_and_map_with_and_without_re_ranking(market: Path):
     model = build_model(recipe).eval()
     embeddings = embed_dataset(ranks, model, dataset, recipe.transform, workers=0)
     trained = TrainedModel.of(recipe, model)
-    found = score_split(ranks, trained, embeddings, dataset, split="test", second=SecondScoring(rerank=method))
-    assert dataset.query is not None and dataset.gallery is not None and found.alternative is not None
+    scored = score_split(ranks, trained, embeddings, dataset, split="test", second=SecondScoring(rerank=method))
+    assert dataset.query is not None and dataset.gallery is not None and scored.alternative is not None
     names = [Path(dataset.key(index)).name for index in range(len(dataset))]
     queries, items = ([names[row] for row in side.nonzero()[:, 0]] for side in (dataset.query, dataset.gallery))
     x, y = embeddings.points[dataset.query], embeddings.points[dataset.gallery]
     plain, left_out = by_names(x @ y.T, queries, items)
     assert (len(queries), len(items), left_out) == (13, 44, 1)
-    assert found.scores.values == pytest.approx(plain, abs=1e-9) and found.scores.left_out == 1
+    assert scored.scores.values == pytest.approx(plain, abs=1e-9) and scored.scores.left_out == 1
     reranked, _ = by_names(ReciprocalGallery(model.manifold, y, method).scores(x), queries, items)
-    assert found.alternative.values == pytest.approx(reranked, abs=1e-9) and reranked != plain
-    assert "1 of 13 queries are left out" in found.scores.notes[0]
-    junk = [note for note in found.scores.notes if "in their own group alone" in note]
+    assert scored.alternative.values == pytest.approx(reranked, abs=1e-9) and reranked != plain
+    assert "1 of 13 queries are left out" in scored.scores.notes[0]
+    junk = [note for note in scored.scores.notes if "in their own group alone" in note]
     assert junk == ["all of them have images of their class in their own group alone, so they are not scored"]
-    assert evaluate(ranks, model, dataset, recipe, split="test").scores.values == found.scores.values
+    assert evaluate(ranks, model, dataset, recipe, split="test").scores.values == scored.scores.values
 
 
 def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: Path, dmlkit: Callable[..., Result]):

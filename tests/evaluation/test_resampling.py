@@ -124,11 +124,11 @@ def test_over_classes_the_interval_holds_the_truth_nineteen_times_in_twenty(size
 def test_the_interval_of_a_model_that_misses_nothing_has_a_width():
     """Wilson's for 12 answers that are all right, near Clopper and Pearson's by scipy."""
     classes = torch.arange(12).repeat_interleave(5)
-    found = bootstrap_intervals({"all": torch.ones(60), "none": torch.zeros(60)}, classes)
+    intervals = bootstrap_intervals({"all": torch.ones(60), "none": torch.zeros(60)}, classes)
     tail = tail_of(12.0)
     low = 1 / (1 + stats.norm.ppf(tail) ** 2 / 12)
-    assert (found["all"].low, found["all"].high) == (pytest.approx(low), 1)
-    assert (found["none"].low, found["none"].high) == (0, pytest.approx(1 - low))
+    assert (intervals["all"].low, intervals["all"].high) == (pytest.approx(low), 1)
+    assert (intervals["none"].low, intervals["none"].high) == (0, pytest.approx(1 - low))
     assert abs(low - stats.binomtest(12, 12).proportion_ci(1 - 2 * tail).low) < 0.06
     same = paired_comparison(torch.ones(60), torch.ones(60), classes)
     assert (same.low, same.high, same.p_value) == (0, 0, 1)
@@ -149,9 +149,9 @@ def test_the_interval_of_a_model_that_misses_little_holds_the_truth(few_draws: N
 def test_fewer_than_five_classes_have_no_interval(count: int):
     """Their percentile interval would hold the truth in 48 to 86 of 100 cases; see `LEAST_CLASSES`."""
     values, classes = (torch.from_numpy(one) for one in of_classes(np.random.default_rng(11), np.full(count, 20)))
-    found = paired_comparison(torch.zeros_like(values), values, classes)
-    assert found.ends is None and found.as_dict()["low"] is None
-    assert found.p_value >= 2 / 2**count - 0.02
+    comparison = paired_comparison(torch.zeros_like(values), values, classes)
+    assert comparison.ends is None and comparison.as_dict()["low"] is None
+    assert comparison.p_value >= 2 / 2**count - 0.02
     assert bootstrap_intervals({"x": values}, classes)["x"].ends is None
     assert f"no intervals over {count} classes: at least 5" in str(few_classes_note(count))
 
@@ -192,9 +192,9 @@ def test_p_values_over_classes_are_uniform_where_models_differ_by_chance_in_each
 
 def test_a_single_class_has_no_interval():
     first, second = torch.zeros(9), torch.ones(9)
-    found = paired_comparison(first, second, torch.full((9,), 3))
-    assert (found.difference, found.p_value, found.ends) == (1, 1, None)
-    assert found.as_dict() == {"difference": 1, "low": None, "high": None, "p_value": 1}
+    comparison = paired_comparison(first, second, torch.full((9,), 3))
+    assert (comparison.difference, comparison.p_value, comparison.ends) == (1, 1, None)
+    assert comparison.as_dict() == {"difference": 1, "low": None, "high": None, "p_value": 1}
     assert bootstrap_intervals({"x": second}, torch.zeros(9, dtype=torch.int64))["x"].ends is None
     assert "a single class" in str(few_classes_note(1)) and bootstrap_intervals({}, None) == {}
 

@@ -36,7 +36,7 @@ def photos(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path):
     result = dmlkit("verify", photos / "run", photos / "pairs.csv", "--json", "-o", tmp_path / "o.csv")
     assert result.code == 0
-    found = json.loads(result.out)
+    report = json.loads(result.out)
     images = tmp_path / "images"
     images.mkdir()
     for name in ("a1", "a2", "b1", "b2"):
@@ -45,20 +45,20 @@ def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path
     a1, a2, b1, b2 = np.load(tmp_path / "e" / "embeddings.npy").astype(np.float64)
     expected = [a1 @ a2, a1 @ b1, None, b1 @ b2, 1.0]
     threshold = json.loads((photos / "run" / "threshold.json").read_text())["threshold"]
-    for pair, score in zip(found["pairs"], expected, strict=True):
+    for pair, score in zip(report["pairs"], expected, strict=True):
         assert pair["score"] == (None if score is None else pytest.approx(score, abs=1e-6))
         assert pair["same"] == (None if score is None else bool(pair["score"] >= threshold))
-    verdicts, stored = [pair["same"] for pair in found["pairs"]], Threshold.read(photos / "run" / "threshold.json")
-    assert stored.probability is not None and found["prior"] == 0.5
-    for pair in found["pairs"]:
+    verdicts, stored = [pair["same"] for pair in report["pairs"]], Threshold.read(photos / "run" / "threshold.json")
+    assert stored.probability is not None and report["prior"] == 0.5
+    for pair in report["pairs"]:
         logit = stored.probability.slope * (pair["score"] or 0.0) + stored.probability.offset
         assert pair["probability"] == (None if pair["score"] is None else pytest.approx(1 / (1 + np.exp(-logit))))
-    assert found["correctness"]["frr"] == pytest.approx(1 - np.mean([verdicts[0], verdicts[3], verdicts[4]]))
-    assert found["correctness"]["far"] == float(verdicts[1])
-    assert len(found["skipped"]) == 1 and "broken.png" in found["skipped"][0]
+    assert report["correctness"]["frr"] == pytest.approx(1 - np.mean([verdicts[0], verdicts[3], verdicts[4]]))
+    assert report["correctness"]["far"] == float(verdicts[1])
+    assert len(report["skipped"]) == 1 and "broken.png" in report["skipped"][0]
     rows = list(csv.DictReader((tmp_path / "o.csv").open()))
     assert [row["verdict"] for row in rows][2] == "not read" and rows[0]["known"] == "same"
-    assert rows[2]["probability"] == "" and float(rows[0]["probability"]) == found["pairs"][0]["probability"]
+    assert rows[2]["probability"] == "" and float(rows[0]["probability"]) == report["pairs"][0]["probability"]
     again = dmlkit("verify", photos / "run", photos / "pairs.csv", "-o", tmp_path / "o.csv")
     assert again.code == 0 and "1 image could not be read; 1 pair without a verdict" in again.out
     assert "over 3 same-class and 1 different-class pairs" in again.out
@@ -112,6 +112,6 @@ def test_rates_without_one_kind_of_pair():
     pairs = [
         JudgedPair(a="a", b="b", score=s, same=s >= 0.5, known=True, probability=None) for s in (0.4, 0.5, 0.6, 0.7)
     ]
-    found = correctness(pairs)
-    assert found is not None and (found.accuracy, found.frr, found.far) == (0.75, 0.25, None)
+    correct = correctness(pairs)
+    assert correct is not None and (correct.accuracy, correct.frr, correct.far) == (0.75, 0.25, None)
     assert correctness([pairs[0].model_copy(update={"known": None})]) is None

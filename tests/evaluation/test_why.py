@@ -17,14 +17,14 @@ def test_the_command_explains_the_score_of_search(dmlkit, trained_run: Path, tmp
     pair = tmp_path / "a.png", tmp_path / "b.png"
     result = dmlkit("why", trained_run, *pair, "--json", "-o", tmp_path / "why.svg")
     assert result.code == 0, result.err
-    found = json.loads(result.out)
+    report = json.loads(result.out)
     assert dmlkit("embed", trained_run, pair[0], "-o", tmp_path / "one").code == 0
     searched = json.loads(dmlkit("search", tmp_path / "one", pair[1], "--json").out)
     (score,) = (neighbor["similarity"] for query in searched["queries"] for neighbor in query["neighbors"])
-    assert sum(map(sum, found["contributions"])) == pytest.approx(score, abs=1e-5)
-    assert "a.png" in (tmp_path / "why.svg").read_text() and found["threshold"] is None
+    assert sum(map(sum, report["contributions"])) == pytest.approx(score, abs=1e-5)
+    assert "a.png" in (tmp_path / "why.svg").read_text() and report["threshold"] is None
     shown = dmlkit("why", trained_run, *pair, "-n", "2")
-    best = max(max(row) for row in found["contributions"])
+    best = max(max(row) for row in report["contributions"])
     assert shown.code == 0 and f"{best:.4f}" in shown.out and "sum to the cosine" in shown.out
     (tmp_path / "c.png").write_bytes(b"no image")
     for bad, message in ((tmp_path, "this is a folder"), (tmp_path / "d.png", "no such file"), ("c", "c.png")):

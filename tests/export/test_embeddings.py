@@ -75,7 +75,7 @@ def test_indexes_of_similar_names_have_files_of_their_own(tmp_path: Path):
 
 def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_path: Path):
     export_embeddings(EmbeddingFolder(embeddings_at(tmp_path / "out")), "faiss", tmp_path / "index.faiss")
-    found = json.loads((tmp_path / "index.faiss.json").read_text())
+    report = json.loads((tmp_path / "index.faiss.json").read_text())
     index = {**INDEX, "type": "IndexFlatIP", "dim": 8}
     keys = {
         "fusion": None,
@@ -85,11 +85,11 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
         "run": None,
         "checksums": None,
     }
-    assert found == {**manifest(), "index": index, **keys}
+    assert report == {**manifest(), "index": index, **keys}
     assert FaissManifest.read(tmp_path / "index.faiss.json").index.dim == 8
     (tmp_path / "index.faiss.json").write_text(MANIFEST)  # as 0.1.0 wrote it
     with pytest.raises(UserError, match="a manifest of a FAISS index of format 1"):
         FaissManifest.read(tmp_path / "index.faiss.json")
-    (tmp_path / "index.faiss.json").write_text(json.dumps({**found, "index": {**index, "metric": 0}}))
+    (tmp_path / "index.faiss.json").write_text(json.dumps({**report, "index": {**index, "metric": 0}}))
     with pytest.raises(UserError, match=r"index\.faiss\.json: .*index\.metric: extra inputs"):
         FaissManifest.read(tmp_path / "index.faiss.json")

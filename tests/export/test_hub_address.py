@@ -143,8 +143,8 @@ def test_what_is_no_model_is_refused(hub: Path, monkeypatch: pytest.MonkeyPatch)
     (hub / "someone" / "timm" / "main" / "config.json").write_text("{}")
     assert "hf://nobody/nothing: no such repository, or it is private" in refused("hf://nobody/nothing")
     assert "has no branch, tag or commit v9" in refused("hf://someone/timm@v9")
-    found = refused("hf://someone/timm")
-    assert "has no model.safetensors and no recipe.yaml" in found and "timm:hf-hub:someone/timm" in found
+    message = refused("hf://someone/timm")
+    assert "has no model.safetensors and no recipe.yaml" in message and "timm:hf-hub:someone/timm" in message
     for address in ("hf://", "hf://a", "hf://a/b/c", "hf://../b", "hf://a/b@../c", "hf://a/b@", "hf://a/b@v/../../x"):
         assert f"{address}: expected hf://OWNER/NAME" in refused(address)
     with pytest.raises(UserError, match="this is an exported model; checkpoint='best' applies only to runs"):
@@ -158,8 +158,8 @@ def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytes
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    found = refused("hf://a/b")
-    assert "hf://a/b: cannot download it (" in found and "load their folder" in found
+    message = refused("hf://a/b")
+    assert "hf://a/b: cannot download it (" in message and "load their folder" in message
     for command in (
         ["embed", "hf://a/b", tmp_path],
         ["eval", "hf://a/b"],

@@ -132,8 +132,8 @@ def test_what_cannot_be_converted_is_refused(run: Path, monkeypatch: pytest.Monk
         assert result.code == 2 and "Traceback" not in result.err and result.err.count("\n") == 1, result.err
         return result.err
 
-    found = refused("--format", "safetensors", "--precision", "int8")
-    assert "--precision applies only to onnx and faiss; remove this option" in found
+    message = refused("--format", "safetensors", "--precision", "int8")
+    assert "--precision applies only to onnx and faiss; remove this option" in message
     nothing = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]> g (float[1, 3] x) => (float[1, 3] y) {y = Relu(x)}'
     )
@@ -147,8 +147,8 @@ def test_what_cannot_be_converted_is_refused(run: Path, monkeypatch: pytest.Monk
 
     traced_before(monkeypatch, nothing)
     monkeypatch.setattr("dmlkit.export.precision.to_int8", fail)
-    found = refused("--format", "onnx", "--precision", "int8")
-    assert "onnxruntime cannot convert this model (operator Foo is unknown); use --precision fp32" in found
+    message = refused("--format", "onnx", "--precision", "int8")
+    assert "onnxruntime cannot convert this model (operator Foo is unknown); use --precision fp32" in message
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # an import fails as if it were not installed
-    found = refused("--format", "onnx", "--precision", "int8")
-    assert "--precision int8 needs onnxruntime; install it with: pip install 'dmlkit[onnx]'" in found
+    message = refused("--format", "onnx", "--precision", "int8")
+    assert "--precision int8 needs onnxruntime; install it with: pip install 'dmlkit[onnx]'" in message

@@ -169,7 +169,7 @@ def nearest(kind: str, target: str, index: Mapping[str, Any], queries: np.ndarra
     elif kind == "qdrant":
         client: Any = QdrantClient(path=target)
         found = [
-            [one.id for one in client.query_points("embeddings", query=query.tolist(), limit=k).points]
+            [point.id for point in client.query_points("embeddings", query=query.tolist(), limit=k).points]
             for query in queries
         ]
         client.close()
@@ -239,7 +239,7 @@ def test_a_table_is_replaced_when_asked_and_if_it_is_ours(kind: Any, tmp_path, t
         lancedb.connect(store).create_table("mine", pa.table({"x": [1]}))
     elif kind == "qdrant":
         client = QdrantClient(path=store)
-        assert [one.name[:8] for one in client.get_collections().collections] == ["Birds-2-"]
+        assert [collection.name[:8] for collection in client.get_collections().collections] == ["Birds-2-"]
         client.create_collection("mine", vectors_config=models.VectorParams(size=1, distance=models.Distance.DOT))
         client.close()
     else:
@@ -279,7 +279,7 @@ def tables_in(kind: str, target: str) -> list[str]:
         return list(lancedb.connect(target).list_tables().tables) if Path(target).exists() else []
     if kind == "qdrant":
         client: Any = QdrantClient(path=target)
-        names = [one.name for one in client.get_collections().collections]
+        names = [collection.name for collection in client.get_collections().collections]
         client.close()
         return names
     with psycopg.connect(target) as connection:

@@ -34,8 +34,8 @@ def refused(read, *arguments: object) -> str:
 @pytest.mark.parametrize("array", [np.eye(3), np.eye(3, dtype=">f4"), np.array(["ä", "b"]), np.zeros((0, 4))])
 def test_an_array_is_read(array: np.ndarray, tmp_path: Path):
     np.save(tmp_path / "x.npy", array)
-    found = read_array(tmp_path / "x.npy")
-    assert found.dtype == array.dtype and np.array_equal(found, array)
+    values = read_array(tmp_path / "x.npy")
+    assert values.dtype == array.dtype and np.array_equal(values, array)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def save(path: Path, *, names: tuple[str, ...] = NAMES, values: np.ndarray = VAL
 
 def test_arrays_of_queries_are_read(tmp_path: Path):
     save(tmp_path / "x.npz")
-    found = read_arrays(tmp_path / "x.npz", TYPES, 6)
-    assert list(found) == list(NAMES) and all(np.array_equal(values, VALUES) for values in found.values())
+    arrays = read_arrays(tmp_path / "x.npz", TYPES, 6)
+    assert list(arrays) == list(NAMES) and all(np.array_equal(values, VALUES) for values in arrays.values())
     types = {"map@r": np.float64, "class": np.int64}
     np.savez(tmp_path / "y.npz", **{"map@r": VALUES, "class": np.arange(6)})
     assert read_arrays(tmp_path / "y.npz", types, 6)["class"].tolist() == list(range(6))

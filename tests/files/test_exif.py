@@ -144,7 +144,7 @@ def test_the_photos_of_one_individual_and_day_are_a_group(tmp_path: Path, caplog
     images = config.build("all")
     assert images.groups is not None
     keys = [(label, day or f"{label}{number}") for label, own in days.items() for number, day in enumerate(own)]
-    expected = [[one == two for two in keys] for one in keys]
+    expected = [[key == two for two in keys] for key in keys]
     assert (images.groups[:, None] == images.groups).tolist() == expected
     assert "photos: 4 images have no time, each of which is a group of its own: a/4.jpg, b/4.jpg" in caplog.text
     by_time = config.model_copy(update={"split": {"time": 0.8}})

@@ -44,8 +44,8 @@ def test_no_command_writes_into_data_a_run_or_a_gallery(
     monkeypatch.chdir(trained)
 
     def works(*command: str) -> None:
-        found = dmlkit(*command)
-        assert found.code == 0, (command, found.err)
+        result = dmlkit(*command)
+        assert result.code == 0, (command, result.err)
 
     works("train", "r.yaml", "-o", "run")
     works("embed", "run", "photos", "-o", "emb")
@@ -77,8 +77,8 @@ def test_no_command_writes_into_data_a_run_or_a_gallery(
         asked = [(*command, place) for command in commands]
         asked.append(("train", "r.yaml", "-o", "fresh", "--set", cached % place))
         for command in asked:
-            found = dmlkit(*command)
-            assert (found.code, reason in found.err) == (2, True), (command, found.err)
+            result = dmlkit(*command)
+            assert (result.code, reason in result.err) == (2, True), (command, result.err)
     for command in (
         ("train", "r.yaml", "-o", "fresh", "--set", cached % "photos"),
         ("train", "r.yaml", "-o", "fresh", "--set", cached % "fresh/mine"),

@@ -68,17 +68,17 @@ FORMATS: dict[str, Callable[[Path], Any]] = {
 def test_each_format_gives_the_vectors_and_labels_that_were_written(name: str, tmp_path: Path):
     FORMATS[name](tmp_path / name)
     assert kind_of(tmp_path / name) == require_source(tmp_path / name) == "array"
-    found = VectorFile(tmp_path / name)
-    np.testing.assert_array_equal(found.values.astype(np.float32), X)
-    assert found.labels().to_pylist() == NAMES.tolist() and found.names[:2] == ["row 0", "row 1"]
+    file = VectorFile(tmp_path / name)
+    np.testing.assert_array_equal(file.values.astype(np.float32), X)
+    assert file.labels().to_pylist() == NAMES.tolist() and file.names[:2] == ["row 0", "row 1"]
 
 
 def test_safetensors_may_be_half_precision(tmp_path: Path):
     save_file({"embeddings": X, "labels": Y}, tmp_path / "x.safetensors")
     save_tensors({"x": torch.from_numpy(X).bfloat16()}, tmp_path / "b.safetensors")
-    found = VectorFile(tmp_path / "x.safetensors")
-    np.testing.assert_array_equal(found.values, X)
-    assert found.labels().to_pylist() == [str(label) for label in Y]
+    file = VectorFile(tmp_path / "x.safetensors")
+    np.testing.assert_array_equal(file.values, X)
+    assert file.labels().to_pylist() == [str(label) for label in Y]
     half = VectorFile(tmp_path / "b.safetensors")
     np.testing.assert_allclose(half.values, X, rtol=2**-8)
     assert half.labels() is None
@@ -182,8 +182,8 @@ def test_commands_take_vectors_of_any_file_as_those_of_npy(
     cosines = X / np.linalg.norm(X, axis=1, keepdims=True)
     nearest = np.argsort(-(cosines @ cosines.T), axis=1, kind="stable")[:, 1]
     for name in ("x.npz", "x.csv", "x.parquet"):
-        found = json.loads(dmlkit("eval", name, "--json").out)
-        assert [found[key] for key in ("metrics", "intervals")] == [expected[key] for key in ("metrics", "intervals")]
+        report = json.loads(dmlkit("eval", name, "--json").out)
+        assert [report[key] for key in ("metrics", "intervals")] == [expected[key] for key in ("metrics", "intervals")]
         assert dmlkit("search", name, "x.npy", "-k", 2, "-o", "near.csv").code == 0
         with Path("near.csv").open() as file:
             second = [row["path"] for row in csv.DictReader(file)][1::2]

@@ -58,9 +58,9 @@ def commands() -> dict[tuple[str, ...], Callable[..., Any]]:
     for module in {MODULES.get(name, name) for name in PANEL_OF}:
         place = import_module(f"dmlkit.cli.{module}")
         group = APPS[place.__name__]
-        for one in group.registered_commands:
-            name = one.name or get_command_name(one.callback.__name__)
-            found[(group.info.name, name) if isinstance(group.info.name, str) else (name,)] = one.callback
+        for registered in group.registered_commands:
+            name = registered.name or get_command_name(registered.callback.__name__)
+            found[(group.info.name, name) if isinstance(group.info.name, str) else (name,)] = registered.callback
     return found
 
 

@@ -120,11 +120,11 @@ def test_whatever_is_embedded_has_one_row_each_or_is_refused(kind: str, images: 
 def test_similarity_is_of_embeddings_or_refused(a: Any, b: Any, given_models: Given):
     model = given_models.models["images"]
     try:
-        found = model.similarity(a, b)
+        similarity = model.similarity(a, b)
     except UserError as error:
         assert str(error)
         return
-    assert found.shape == (len(a), len(b)) and found.dtype == np.float32
+    assert similarity.shape == (len(a), len(b)) and similarity.dtype == np.float32
 
 
 @pytest.fixture(scope="module")

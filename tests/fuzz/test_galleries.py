@@ -169,14 +169,14 @@ class GalleryMachine(RuleBasedStateMachine):
         for query, row in zip(found["queries"], all_distances, strict=True):
             assert len(query["neighbors"]) == min(k, len(ids))
             np.testing.assert_allclose(
-                [-one["similarity"] for one in query["neighbors"]], np.sort(row)[:k], rtol=1e-5, atol=1e-6
+                [-neighbor["similarity"] for neighbor in query["neighbors"]], np.sort(row)[:k], rtol=1e-5, atol=1e-6
             )
-            for one in query["neighbors"]:
-                label, path, _ = self.model[one["id"]]
-                assert (one["label"], one["path"]) == (label, path)
-                assert -one["similarity"] == pytest.approx(row[ids.index(one["id"])], rel=1e-5, abs=1e-6)
+            for neighbor in query["neighbors"]:
+                label, path, _ = self.model[neighbor["id"]]
+                assert (neighbor["label"], neighbor["path"]) == (label, path)
+                assert -neighbor["similarity"] == pytest.approx(row[ids.index(neighbor["id"])], rel=1e-5, abs=1e-6)
         approximate = search(self.path, self.home / "asked.points", k=1).plain()
-        assert all(one["id"] in self.model for query in approximate["queries"] for one in query["neighbors"])
+        assert all(neighbor["id"] in self.model for query in approximate["queries"] for neighbor in query["neighbors"])
 
     @rule(threshold=st.floats(-4, 0))
     def identify(self, threshold: float) -> None:
@@ -200,9 +200,9 @@ class GalleryMachine(RuleBasedStateMachine):
         if hasattr(self, "model"):
             gallery = GalleryFolder(self.path)
             gallery.check()
-            found = content(self.path)
-            assert {id: row[:2] for id, row in found.items()} == {id: row[:2] for id, row in self.model.items()}  # noqa: A001
-            for id, (_, _, point) in found.items():  # noqa: A001
+            after = content(self.path)
+            assert {id: row[:2] for id, row in after.items()} == {id: row[:2] for id, row in self.model.items()}  # noqa: A001
+            for id, (_, _, point) in after.items():  # noqa: A001
                 assert point == pytest.approx(self.model[id][2], abs=1e-6)  # one image alone, or in a batch
             assert len(gallery) == len(self.model)
             numbers = {one.number: one.images for one in read_summary(self.path).versions}

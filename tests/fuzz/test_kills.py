@@ -49,8 +49,8 @@ def test_a_kill_anywhere_costs_no_file(name, ground, command, tmp_path):
         with chdir(folder):
             code, said = command(*words)
         assert code == 0, (step, said)
-        found = contents(folder)
-        assert found == expected, (step, {key for key in found | expected if found.get(key) != expected.get(key)})
+        after = contents(folder)
+        assert after == expected, (step, {key for key in after | expected if after.get(key) != expected.get(key)})
         shutil.rmtree(folder)
 
 

@@ -102,8 +102,8 @@ def meant(cells: Iterable[str | None]) -> list[str]:
 def test_a_csv_table_is_listed_as_it_reads_or_refused(table: Columns, folder: Path):
     file = folder / "table.csv"
     file.write_bytes(csv_of(table))
-    found = labels_of(file)
-    assert found is None or found == meant(ESCAPED.sub(r"\1", cell) for cell in dict(table)["label"])
+    labels = labels_of(file)
+    assert labels is None or labels == meant(ESCAPED.sub(r"\1", cell) for cell in dict(table)["label"])
 
 
 @examples(80, 10_000)
@@ -129,7 +129,7 @@ def test_a_parquet_table_of_any_types_is_listed_or_refused(changed, encoded, are
         cells[name] = column.dictionary_encode() if encoded and pa.types.is_string(column.type) else column
     file = folder / "table.parquet"
     parquet.write_table(pa.table(cells), file)
-    found = labels_of(file)
+    labels = labels_of(file)
     label = cells["label"]
-    if found is not None and (isinstance(label, list) or pa.types.is_string(label.type)):
-        assert found == meant(label if isinstance(label, list) else label.to_pylist())
+    if labels is not None and (isinstance(label, list) or pa.types.is_string(label.type)):
+        assert labels == meant(label if isinstance(label, list) else label.to_pylist())

@@ -111,9 +111,13 @@ def answers(gallery: Path, asked: Path) -> dict[str, Callable[[], Any]]:
     paths = [str(path) for path in (gallery.parent / "more").glob("*")]
 
     def info() -> Any:
-        found = GalleryFolder(gallery)
-        found.check()
-        return found.label_counts(), len(found), [item.thumbnail for item in found.items_at(torch.arange(len(found)))]
+        opened = GalleryFolder(gallery)
+        opened.check()
+        return (
+            opened.label_counts(),
+            len(opened),
+            [item.thumbnail for item in opened.items_at(torch.arange(len(opened)))],
+        )
 
     def changed(change: Callable[[], object]) -> Callable[[], Any]:
         def act() -> Any:
@@ -134,7 +138,7 @@ def answers(gallery: Path, asked: Path) -> dict[str, Callable[[], Any]]:
         "nearest": lambda: identify(gallery, asked).answers,
         "vote": lambda: identify(gallery, asked, rule=LabelRule(method="vote", k=3)).answers,
         "info": info,
-        "history": lambda: [(one.number, one.images) for one in read_summary(gallery).versions],
+        "history": lambda: [(version.number, version.images) for version in read_summary(gallery).versions],
         "remove": changed(lambda: remove_images(gallery, labels=["dove"])),
         "restore": changed(lambda: restore_version(gallery, 3)),
         "compact": changed(lambda: compact_gallery(gallery)),
@@ -191,9 +195,9 @@ def test_a_damaged_index_is_refused_or_its_answers_are_true(whole: Path, place: 
     before = stocked(place, tmp_path / "before", rows=400, dim=4)
     index_gallery(before, "ivf_hnsw_sq", 0.9)
     exact = {
-        (query["path"], one["id"]): (one["label"], one["similarity"])
+        (query["path"], neighbor["id"]): (neighbor["label"], neighbor["similarity"])
         for query in search(before, whole / "asked_points", k=400).plain()["queries"]
-        for one in query["neighbors"]
+        for neighbor in query["neighbors"]
     }
     random, gallery = np.random.default_rng(0), tmp_path / "gallery"
     files = sorted(path.relative_to(before) for path in before.glob("index-*.faiss"))
@@ -208,8 +212,11 @@ def test_a_damaged_index_is_refused_or_its_answers_are_true(whole: Path, place: 
         else:
             for query in found["queries"]:
                 assert len(query["neighbors"]) == 5
-                for one in query["neighbors"]:
-                    assert exact[query["path"], one["id"]] == (one["label"], pytest.approx(one["similarity"], abs=1e-6))
+                for neighbor in query["neighbors"]:
+                    assert exact[query["path"], neighbor["id"]] == (
+                        neighbor["label"],
+                        pytest.approx(neighbor["similarity"], abs=1e-6),
+                    )
         shutil.rmtree(gallery)
 
 

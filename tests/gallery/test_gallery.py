@@ -42,10 +42,10 @@ Cli = Callable[..., Result]
 
 def rows_of(path: Path) -> dict[str, tuple[Any, ...]]:
     """What a gallery holds, by id, without the times."""
-    found = GalleryFolder(path)
-    items, points = (read(torch.arange(len(found))) for read in (found.items_at, found.points_at))
+    opened = GalleryFolder(path)
+    items, points = (read(torch.arange(len(opened))) for read in (opened.items_at, opened.points_at))
     held = {str(item.id): (item.label, item.path, item.thumbnail) for item in items}
-    assert len(held) == len(found)
+    assert len(held) == len(opened)
     return {
         name: (label, path, point, picture)
         for (name, (label, path, picture)), point in zip(held.items(), points.tolist(), strict=True)
@@ -57,12 +57,12 @@ def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
     result = dmlkit("gallery", "create", place / "run", place / "photos", "-o", gallery, "--device", "cpu")
     assert result.code == 0 and f"12 images added to {gallery}" in result.out, result.err
     assert dmlkit("embed", place / "run", place / "photos", "-o", tmp_path / "e", "--device", "cpu").code == 0
-    folder, found = EmbeddingFolder(tmp_path / "e"), GalleryFolder(gallery)
-    assert [item.path for item in found.items_at(torch.arange(12))] == folder.items["path"].to_pylist()
-    assert [item.label for item in found.items_at(torch.arange(12))] == [name for name in BIRDS for _ in range(3)]
+    folder, opened = EmbeddingFolder(tmp_path / "e"), GalleryFolder(gallery)
+    assert [item.path for item in opened.items_at(torch.arange(12))] == folder.items["path"].to_pylist()
+    assert [item.label for item in opened.items_at(torch.arange(12))] == [name for name in BIRDS for _ in range(3)]
     points = torch.from_numpy(np.array(folder.points))
-    assert torch.equal(torch.cat(list(found.blocks(5))), points)
-    assert torch.equal(found.points_at(torch.tensor([7, 0, 7])), points[[7, 0, 7]])
+    assert torch.equal(torch.cat(list(opened.blocks(5))), points)
+    assert torch.equal(opened.points_at(torch.tensor([7, 0, 7])), points[[7, 0, 7]])
     (part,) = (gallery / "vectors").glob("*/*.safetensors")
     np.testing.assert_array_equal(load_file(part)["points"], points)  # any program reads them
     listed = parquet.read_table(gallery / "versions" / "1.parquet")
@@ -73,10 +73,10 @@ def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
     assert manifest["model"]["fingerprint"] == folder.manifest.model.fingerprint
 
     searched = dmlkit("search", gallery, tmp_path / "e", "-k", 4, "--json")
-    expected = Gallery(found.manifold, points).search(points, k=4)
+    expected = Gallery(opened.manifold, points).search(points, k=4)
     report = json.loads(searched.out)["queries"]
     paths = folder.items["path"].to_pylist()
-    assert [[one["path"] for one in query["neighbors"]] for query in report] == [
+    assert [[neighbor["path"] for neighbor in query["neighbors"]] for query in report] == [
         [paths[row] for row in rows] for rows in expected.indices.tolist()
     ]
     by_image = json.loads(dmlkit("search", gallery, place / "photos", "-k", 4, "--json", "--device", "cpu").out)
@@ -155,15 +155,15 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     whole = rows_of(gallery)
     assert remove_images(gallery, labels=["crow"], images=[str(place / "photos" / "dove" / "1.jpg")]) == 4
     versions = json.loads(dmlkit("gallery", "history", gallery, "--json").out)
-    assert [one["images"] for one in versions] == [0, 3, 6, 9, 5]
+    assert [version["images"] for version in versions] == [0, 3, 6, 9, 5]
     shown = dmlkit("gallery", "history", gallery).out
     assert "+3" in shown and "-4" in shown
     result = dmlkit("gallery", "restore", gallery, versions[-2]["version"])
     assert result.code == 0 and "9 images" in result.out and rows_of(gallery) == whole
     files = len(list((gallery / "vectors").glob("*/*.safetensors")))
     assert dmlkit("gallery", "compact", gallery).code == 0
-    found = GalleryFolder(gallery)
-    assert rows_of(gallery) == whole and files == 3 and len(found.parts) == 1
+    opened = GalleryFolder(gallery)
+    assert rows_of(gallery) == whole and files == 3 and len(opened.parts) == 1
     restore_version(gallery, versions[1]["version"])
     assert GalleryFolder(gallery).label_counts() == {"crow": 3}
     info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
@@ -323,8 +323,8 @@ def test_a_gallery_takes_over_the_threshold_that_its_run_was_calibrated_to(
     run = tmp_path / "run"
     assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
     assert dmlkit("calibrate", run, "--far", "0.5", "--device", "cpu").code == 0
-    found = json.loads((run / "threshold.json").read_text())["threshold"]
-    for option, expected in (((), found), (("--threshold", "0.25"), 0.25)):
+    answer = json.loads((run / "threshold.json").read_text())["threshold"]
+    for option, expected in (((), answer), (("--threshold", "0.25"), 0.25)):
         gallery = tmp_path / f"gallery{len(option)}"
         assert dmlkit("gallery", "create", run, "-o", gallery, *option, "--device", "cpu").code == 0
         assert GalleryManifest.read(gallery / "gallery.json").threshold == expected

@@ -150,15 +150,15 @@ def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Callable[
     exact = json.loads(dmlkit("search", path, photo, "--json").out)
     assert dmlkit("gallery", "index", path, "--recall", "0.9").code == 0
     assert json.loads(dmlkit("search", path, photo, "--json", "--exact").out) == exact and exact["recall"] == 1
-    found = json.loads(dmlkit("search", path, photo, "--json").out)
+    report = json.loads(dmlkit("search", path, photo, "--json").out)
     recall = GalleryManifest.read(path / "gallery.json").approximate
-    assert recall is not None and found["recall"] == recall.recall
+    assert recall is not None and report["recall"] == recall.recall
     assert (
         f"found by ivf_pq, measured recall {recall.recall:.4f}; use --exact for all"
         in dmlkit("search", path, photo).out
     )
     everything = json.loads(dmlkit("search", path, photo, "--json", "-k", "520").out)
-    assert len({one["id"] for one in everything["queries"][0]["neighbors"]}) == 520
+    assert len({neighbor["id"] for neighbor in everything["queries"][0]["neighbors"]}) == 520
     for by in ("nearest", "vote"):
         result = dmlkit("identify", path, photo, "-o", tmp_path / f"{by}.csv", "--method", by)
         assert result.code == 0, result.err

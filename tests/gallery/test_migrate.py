@@ -126,8 +126,8 @@ def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(
     for module in (store, fill):
         monkeypatch.setattr(module, "BATCH_IMAGES", 4)
     monkeypatch.setattr(PartEmbedder, "__call__", counted)
-    found = migrate_gallery(gallery, place / "other", model=ON_CPU)
-    assert images == [5] and found.resumed == 7
+    migrated = migrate_gallery(gallery, place / "other", model=ON_CPU)
+    assert images == [5] and migrated.resumed == 7
     create_gallery(place / "other", place / "photos", fresh, model=ON_CPU)
     add_images(fresh, new, label="wren", model=ON_CPU)
     remove_images(fresh, images=[str(place / "photos" / "crow" / "1.jpg")])

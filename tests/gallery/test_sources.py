@@ -97,9 +97,9 @@ def nearest_of(points: np.ndarray, query: np.ndarray, count: int) -> list[tuple[
 def test_search_is_that_of_a_loop(kind: str, queries: str, home: Home, dmlkit: Cli):
     result = dmlkit("search", getattr(home, kind), getattr(home, queries), "-k", 3, "--json")
     assert result.code == 0, result.err
-    found = json.loads(result.out)["queries"]
-    assert len(found) == len(home.points[queries])
-    for query, point in zip(found, home.points[queries], strict=True):
+    answer = json.loads(result.out)["queries"]
+    assert len(answer) == len(home.points[queries])
+    for query, point in zip(answer, home.points[queries], strict=True):
         expected = nearest_of(home.points[kind], point, 3)
         similarities = [neighbor["similarity"] for neighbor in query["neighbors"]]
         assert similarities == pytest.approx([similarity for similarity, _ in expected], abs=1e-5)

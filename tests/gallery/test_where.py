@@ -137,7 +137,7 @@ def sides(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def answers_of(dmlkit: Cli, *words: object) -> dict[str, dict[str, Any]]:
     result = dmlkit("identify", *words, "-o", "answers.json", "--device", "cpu")
     assert result.code == 0, result.err
-    return {one["path"]: one for one in json.loads(Path("answers.json").read_text())["images"]}
+    return {image["path"]: image for image in json.loads(Path("answers.json").read_text())["images"]}
 
 
 @pytest.mark.slow
@@ -156,11 +156,13 @@ def test_calibrating_by_value_is_calibrating_each_value_alone(sides: Path, dmlki
     wanted["--bylabel"] = answers_of(dmlkit, sides, "sides.csv", "--by", "label")  # of both sides
     for file in sides.glob("identification-*.json"):
         file.unlink()
-    found = json.loads(dmlkit(*calibrate, "--by", "Side", "--json").out)
-    assert found["column"] == "side" and list(found["values"]) == ["left", "right", "top"]
+    report = json.loads(dmlkit(*calibrate, "--by", "Side", "--json").out)
+    assert report["column"] == "side" and list(report["values"]) == ["left", "right", "top"]
     for side in ("left", "right"):
-        assert found["values"][side]["fits"] == alone[side]["fits"]
-    assert alone["left"]["fits"] != alone["right"]["fits"] and "each label has a single image" in found["values"]["top"]
+        assert report["values"][side]["fits"] == alone[side]["fits"]
+    assert (
+        alone["left"]["fits"] != alone["right"]["fits"] and "each label has a single image" in report["values"]["top"]
+    )
     for options, expected in wanted.items():
         by = () if not options else ("--by", options.removeprefix("--by"))
         given = answers_of(dmlkit, sides, "sides.csv", *by)
@@ -211,10 +213,10 @@ def test_what_calibrating_by_value_and_identify_say(sides: Path, dmlkit: Cli):
 
 def test_tables_of_queries_and_vectors_are_limited(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(home)
-    found = json.loads(dmlkit("search", "all", "all.csv", "-k", 1, "--where", "side=right", "--json").out)
-    assert len(found["queries"]) == 16
-    assert all(int(Path(one["path"]).stem) % 2 for one in found["queries"])
-    assert all(one["neighbors"][0]["path"].endswith(one["path"].removeprefix("./")) for one in found["queries"])
+    report = json.loads(dmlkit("search", "all", "all.csv", "-k", 1, "--where", "side=right", "--json").out)
+    assert len(report["queries"]) == 16
+    assert all(int(Path(query["path"]).stem) % 2 for query in report["queries"])
+    assert all(query["neighbors"][0]["path"].endswith(query["path"].removeprefix("./")) for query in report["queries"])
     x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
     labels, sites = [f"c{row % 3}" for row in range(12)], [["a", "b"][row // 6] for row in range(12)]
     np.savez("x.npz", x=x, label=labels, site=sites)

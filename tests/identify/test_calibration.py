@@ -302,13 +302,13 @@ def test_identify_says_how_much_has_changed_and_calibrates_nothing(gallery: Path
     for count in (1, 2):  # 1 of 12 is less than a tenth, 2 are more
         trees.photo(tmp_path / f"more{count}" / "gull" / "0.jpg", 70 + count, (40, 30))
         add_images(gallery, tmp_path / f"more{count}", model=ON_CPU)
-        found = identify(gallery, tmp_path / "more1", model=ON_CPU)
-        assert (found.note is None) == (count == 1)
-        (answer,) = found.answers
+        identified = identify(gallery, tmp_path / "more1", model=ON_CPU)
+        assert (identified.note is None) == (count == 1)
+        (answer,) = identified.answers
         assert answer.least_probability == first.fits[0].threshold
         assert answer.probability == first.fits[0].sigmoid.at(answer.margin, answer.score)
     changed, advice = f"17% of the images of {gallery} have changed", f"; run dmlkit calibrate {gallery} again"
-    assert found.note is not None and changed in found.note and advice in found.note
+    assert identified.note is not None and changed in identified.note and advice in identified.note
     remove_images(gallery, labels=["gull"])  # the 2 new ones and 3 others
     again = identify(gallery, tmp_path / "more1", model=ON_CPU)
     assert again.note is not None and "58% of the images" in again.note
@@ -322,8 +322,11 @@ def test_near_duplicates_count_as_one_image(gallery: Path):
     points = opened.points_at(torch.arange(12))
     first_of, second_of = torch.combinations(torch.arange(12)).T
     near = float(opened.manifold.paired_similarity(points[first_of], points[second_of]).median())
-    found = calibrate_gallery(gallery, fpir=0.5, near=near, model=ON_CPU)
-    assert found.near == near and found.reliability != calibrate_gallery(gallery, fpir=0.5, model=ON_CPU).reliability
+    calibration = calibrate_gallery(gallery, fpir=0.5, near=near, model=ON_CPU)
+    assert (
+        calibration.near == near
+        and calibration.reliability != calibrate_gallery(gallery, fpir=0.5, model=ON_CPU).reliability
+    )
 
 
 @pytest.mark.slow

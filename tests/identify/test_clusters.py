@@ -68,22 +68,22 @@ def test_kmeans_ends_whatever_the_rows_are(manifold: Manifold):
 @pytest.mark.parametrize("manifold", [Sphere(3), Euclidean(3), Poincare(3)], ids=lambda one: type(one).__name__)
 def test_kmeans_ends_where_every_point_is_nearest_to_its_own_mean(manifold: Manifold):
     points = manifold.from_features(torch.randn(80, 3, generator=torch.Generator().manual_seed(2)))
-    found = frechet_kmeans(manifold, points, 6)
-    means = torch.stack([frechet_mean(manifold, points[found == cluster]) for cluster in range(6)])
-    assert torch.equal(manifold.similarity(points.double(), means).argmax(1), found)
+    clusters = frechet_kmeans(manifold, points, 6)
+    means = torch.stack([frechet_mean(manifold, points[clusters == cluster]) for cluster in range(6)])
+    assert torch.equal(manifold.similarity(points.double(), means).argmax(1), clusters)
 
 
 def test_on_flat_space_it_does_as_well_as_scikit_learn():
     points = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
-    found = frechet_kmeans(Euclidean(5), points, 8)
-    inertia = sum(float((points[found == one] - points[found == one].mean(0)).square().sum()) for one in range(8))
+    clusters = frechet_kmeans(Euclidean(5), points, 8)
+    inertia = sum(float((points[clusters == one] - points[clusters == one].mean(0)).square().sum()) for one in range(8))
     theirs = float(KMeans(8, random_state=0).fit(points.numpy()).inertia_ or 0)
     assert inertia < 1.1 * theirs
 
 
 def test_more_clusters_than_distinct_points_are_filled():
-    found = frechet_kmeans(Euclidean(1), torch.tensor([[0.0]] * 4 + [[1.0]] * 2), 4)
-    assert found.unique().tolist() == [0, 1, 2, 3]
+    clusters = frechet_kmeans(Euclidean(1), torch.tensor([[0.0]] * 4 + [[1.0]] * 2), 4)
+    assert clusters.unique().tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("manifold", SPACES, ids=lambda one: f"{type(one).__name__} {one.similarity_name}")
@@ -118,9 +118,9 @@ def collection(source: Path) -> PointsInMemory:
     ids=str,
 )
 def test_every_method_finds_planted_clusters_the_largest_first(collection: PointsInMemory, options: dict[str, Any]):
-    found = cluster(collection, **options)
-    assert torch.equal(found.assignments, torch.arange(4).repeat_interleave(torch.tensor(SIZES)))
-    assert (found.purity(), found.nmi(), found.noise) == (1.0, pytest.approx(1.0), 0)
+    clustered = cluster(collection, **options)
+    assert torch.equal(clustered.assignments, torch.arange(4).repeat_interleave(torch.tensor(SIZES)))
+    assert (clustered.purity(), clustered.nmi(), clustered.noise) == (1.0, pytest.approx(1.0), 0)
 
 
 def test_purity_and_majorities_are_those_of_a_count(collection: PointsInMemory):

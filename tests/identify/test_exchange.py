@@ -114,12 +114,12 @@ def test_boxes_of_megadetector_get_labels_and_all_else_stays(tmp_path: Path):
     (tmp_path / "md.json").write_text(json.dumps(data))
     text = written(answers("rex", "Käthe", "unknown"), tmp_path / "out.json", tmp_path / "md.json")
     assert text == "2 boxes with a label"
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["classification_categories"] == {"0": "cat", "7": "rex", "8": "Käthe"}
-    assert found["images"][0]["detections"][1].pop("classifications") == [["7", 0.75], ["0", 0.8]]
-    assert found["images"][2]["detections"][0].pop("classifications") == [["8", 0.75]]
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["classification_categories"] == {"0": "cat", "7": "rex", "8": "Käthe"}
+    assert report["images"][0]["detections"][1].pop("classifications") == [["7", 0.75], ["0", 0.8]]
+    assert report["images"][2]["detections"][0].pop("classifications") == [["8", 0.75]]
     data["images"][0]["detections"][1].pop("classifications")
-    assert found | {"classification_categories": 0} == data | {"classification_categories": 0}
+    assert report | {"classification_categories": 0} == data | {"classification_categories": 0}
     assert data["classification_categories"] == {"0": "cat", "7": "rex"}
 
 

@@ -115,18 +115,18 @@ def gallery(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # n
 
 
 def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
-    found = identify(gallery / "birds", gallery / "asked", rule=LabelRule(by="folder"), model=ON_CPU)
-    assert found.neighbors.queries == [str(gallery / "asked" / name) for name in "abc"]
-    assert [answer.images for answer in found.answers] == [3, 1, 9]
+    identified = identify(gallery / "birds", gallery / "asked", rule=LabelRule(by="folder"), model=ON_CPU)
+    assert identified.neighbors.queries == [str(gallery / "asked" / name) for name in "abc"]
+    assert [answer.images for answer in identified.answers] == [3, 1, 9]
     folder = shutil.copytree(gallery / "asked", gallery / "asked.npy")  # no array
     same = identify(gallery / "birds", folder, rule=LabelRule(by="folder"), model=ON_CPU)
-    assert [answer.guess for answer in same.answers] == [answer.guess for answer in found.answers]
+    assert [answer.guess for answer in same.answers] == [answer.guess for answer in identified.answers]
     alone = identify(gallery / "birds", gallery / "asked" / "b" / "0.jpg", model=ON_CPU)
-    assert found.answers[1].guess == alone.answers[0].guess and found.answers[1].images == 1
-    assert found.answers[1].probability == pytest.approx(alone.answers[0].probability, abs=1e-5)
+    assert identified.answers[1].guess == alone.answers[0].guess and identified.answers[1].images == 1
+    assert identified.answers[1].probability == pytest.approx(alone.answers[0].probability, abs=1e-5)
     searched = open_points(gallery / "birds")
     _, decider = labeled_decider(searched)
-    for answer, size in ((found.answers[0], 2), (found.answers[2], 4)):  # of 3 images, and of 9
+    for answer, size in ((identified.answers[0], 2), (identified.answers[2], 4)):  # of 3 images, and of 9
         sigmoid = estimate_probability(decider, size)
         assert sigmoid is not None and answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score))
     words = ("identify", gallery / "birds", gallery / "asked", "--by", "folder", "--device", "cpu")
@@ -178,9 +178,9 @@ def test_groups_of_a_table(gallery: Path, dmlkit: Cli):
     paths = [f"asked/c/{index}.jpg" for index in range(6)]
     rows = zip(paths, ["bird0", "bird0", "x", "bird1", "x", "bird2"], ["p", "p", "q", "s", "", "t"], strict=True)
     table.write_text("path,label,track\n" + "".join(f"{path},{label},{track}\n" for path, label, track in rows))
-    found = identify(gallery / "birds", table, rule=LabelRule(by="track"), model=ON_CPU)
-    assert found.neighbors.queries[:3] == ["p", "q", "s"] and found.neighbors.queries[3].endswith("c/4.jpg")
-    assert [(answer.images, answer.known) for answer in found.answers[:2]] == [(2, "bird0"), (1, None)]
+    identified = identify(gallery / "birds", table, rule=LabelRule(by="track"), model=ON_CPU)
+    assert identified.neighbors.queries[:3] == ["p", "q", "s"] and identified.neighbors.queries[3].endswith("c/4.jpg")
+    assert [(answer.images, answer.known) for answer in identified.answers[:2]] == [(2, "bird0"), (1, None)]
     for by, message in (
         ("day", "has no column 'day'; it has path, track"),
         ("folder", "has images of 'bird0' and of 'bird1'; expected images of one label in each group"),

@@ -87,16 +87,18 @@ def test_images_without_a_label_do_not_count(by: Any, by_group: str | None, plac
 @pytest.mark.parametrize("by", ["nearest", "vote"])
 def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decisions, "FIRST", first)
-    found = identify(place / "gallery", place / "asked", rule=LabelRule(by, 5 if by == "vote" else None), model=ON_CPU)
+    identified = identify(
+        place / "gallery", place / "asked", rule=LabelRule(by, 5 if by == "vote" else None), model=ON_CPU
+    )
     gallery = GalleryFolder(place / "gallery")
     asked = in_memory(open_queries(place / "asked", gallery, model=ON_CPU))
     assert [Path(path).name for path in asked.paths][-1] == "known.jpg"
-    for answer, point in zip(found.answers, torch.cat(list(asked.blocks())), strict=True):
+    for answer, point in zip(identified.answers, torch.cat(list(asked.blocks())), strict=True):
         label, score, margin = naive(gallery, point, by, 5)
         assert answer.label == label and answer.score == pytest.approx(score, abs=1e-6)
         assert answer.margin == pytest.approx(margin, abs=1e-6)
     if by == "nearest":
-        assert found.answers[-1].label == "finch" and found.answers[-1].score == pytest.approx(0, abs=1e-6)
+        assert identified.answers[-1].label == "finch" and identified.answers[-1].score == pytest.approx(0, abs=1e-6)
 
 
 def test_the_table_says_unknown_below_the_threshold(place: Path, tmp_path: Path, dmlkit: Cli):
@@ -197,10 +199,10 @@ def test_one_label_has_no_margin(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
     for by in ("nearest", "vote"):
-        found = identify(gallery, place / "asked", rule=LabelRule(by), model=ON_CPU)
-        assert {answer.label for answer in found.answers} == {"crow"}
-        assert {answer.margin for answer in found.answers} == {None}
-    found.write(tmp_path / "answers.csv")
+        identified = identify(gallery, place / "asked", rule=LabelRule(by), model=ON_CPU)
+        assert {answer.label for answer in identified.answers} == {"crow"}
+        assert {answer.margin for answer in identified.answers} == {None}
+    identified.write(tmp_path / "answers.csv")
     row = (tmp_path / "answers.csv").read_text().splitlines()[1].split(",")
     assert row[3] == "" and row[5] == "" and row[20] == "" and len(row) == 33  # two pictures: no third one is near
 
@@ -362,7 +364,7 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
         found.append(json.loads((tmp_path / "answers.json").read_text()))
     without, with_labels = found
     assert without["accuracy"] is None and with_labels["accuracy"]["images"] == 2
-    assert [one | {"known": None} for one in with_labels["images"]] == without["images"]
+    assert [image | {"known": None} for image in with_labels["images"]] == without["images"]
     assert caplog.messages == [f"{table}: other columns: camera"]  # once
     caplog.clear()
     for name in ("Labels", "lable"):

@@ -112,12 +112,12 @@ def test_decisions_are_those_of_numpy(
         scores = sorted(score for _, score, _ in expected)
         none = (None, 1e9) if by == "nearest" else ()  # what is known is decided after the label
         for threshold in (scores[len(scores) // 2] - 1e-4, *none):
-            found = identify(
+            identified = identify(
                 tmp_path / "gallery",
                 tmp_path / "asked",
                 rule=LabelRule(by, k if by == "vote" else None, threshold),  # type: ignore[arg-type]
             )
-            for answer, (label, score, margin) in zip(found.answers, expected, strict=True):
+            for answer, (label, score, margin) in zip(identified.answers, expected, strict=True):
                 if threshold is not None and abs(score - threshold) < 5e-5:
                     continue
                 known = threshold is None or score >= threshold

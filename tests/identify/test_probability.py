@@ -129,11 +129,11 @@ def test_too_few_images_give_no_probability():
 
 def test_the_probability_of_an_answer_is_that_of_its_margin(place: Path, tmp_path: Path):  # noqa: F811
     stocked(place, tmp_path, "sphere")
-    found = identify(tmp_path / "gallery", tmp_path / "asked", rule=LabelRule(threshold=1e9))
+    identified = identify(tmp_path / "gallery", tmp_path / "asked", rule=LabelRule(threshold=1e9))
     searched = open_points(tmp_path / "gallery")
     _, codes = np.unique(np.array(searched.labels), return_inverse=True)
     sigmoid = estimate_probability(Decider(searched, codes, "nearest"))
     assert sigmoid is not None
-    for answer in found.answers:
+    for answer in identified.answers:
         assert answer.margin is not None and answer.label == "unknown" and answer.guess.startswith("c")
         assert answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score), abs=1e-9)

@@ -49,9 +49,9 @@ def test_search_by_expansion_is_a_naive_one(arrays: Path, dmlkit: Cli, tmp_path:
     gallery = np.array([expanded(x[row], np.delete(x, row, 0)) for row in range(32)])
     expected = np.array([expanded(one, x) for one in z]) @ gallery.T
     words = ("search", arrays / "x.npy", arrays / "z.npy", "-k", "32", "--rerank", "expansion:n=3,alpha=2")
-    found = json.loads(dmlkit(*words, "--json", "-o", tmp_path / "near.csv").out)
-    assert found["rerank"] == {"method": "expansion", "n": 3, "alpha": 2.0} and found["similarity"] == "cosine"
-    for query, scores in zip(found["queries"], expected, strict=True):
+    report = json.loads(dmlkit(*words, "--json", "-o", tmp_path / "near.csv").out)
+    assert report["rerank"] == {"method": "expansion", "n": 3, "alpha": 2.0} and report["similarity"] == "cosine"
+    for query, scores in zip(report["queries"], expected, strict=True):
         near = query["neighbors"]
         assert [one["id"] for one in near] == np.argsort(-scores).tolist()
         assert np.abs(np.array([one["similarity"] for one in near]) - np.sort(scores)[::-1]).max() < 1e-6
@@ -63,17 +63,17 @@ def test_search_by_k_reciprocal_does_not_look_at_other_queries(arrays: Path, dml
     x, z = (torch.from_numpy(np.load(arrays / f"{name}.npy")) for name in "xz")
     expected = 1 + ReciprocalGallery(Sphere(6), x, KReciprocal(8, 3, 0.3)).scores(z)
     words = ("--rerank", "k_reciprocal:k1=8,k2=3", "-k", "32", "--json")
-    found = json.loads(dmlkit("search", arrays / "x.npy", arrays / "z.npy", *words).out)
-    assert found["similarity"] == "k_reciprocal_similarity" and found["rerank"]["k1"] == 8
+    report = json.loads(dmlkit("search", arrays / "x.npy", arrays / "z.npy", *words).out)
+    assert report["similarity"] == "k_reciprocal_similarity" and report["rerank"]["k1"] == 8
     alone = json.loads(dmlkit("search", arrays / "x.npy", arrays / "one.npy", *words).out)
-    for query, scores in zip(found["queries"], expected, strict=True):
+    for query, scores in zip(report["queries"], expected, strict=True):
         shown = {one["id"]: one["similarity"] for one in query["neighbors"]}
         assert [*shown.values()] == sorted(shown.values(), reverse=True) and min(shown.values()) >= 0
         assert np.abs(np.array([shown[row] for row in range(32)]) - scores.numpy()).max() < 1e-6
-    ranked = found["queries"][5]["neighbors"], alone["queries"][0]["neighbors"]
+    ranked = report["queries"][5]["neighbors"], alone["queries"][0]["neighbors"]
     assert [one["id"] for one in ranked[0]] == [one["id"] for one in ranked[1]]
     plain = json.loads(dmlkit("search", arrays / "x.npy", arrays / "z.npy", "--json").out)
-    assert plain["rerank"] is None and plain["queries"][0]["neighbors"] != found["queries"][0]["neighbors"][:10]
+    assert plain["rerank"] is None and plain["queries"][0]["neighbors"] != report["queries"][0]["neighbors"][:10]
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_identify_searches_once(monkeypatch: pytest.MonkeyPatch):
         return original(self, queries, k)
 
     monkeypatch.setattr(StoredGallery, "search", search)
-    found = identifier.answers(asked, [None] * 40)
+    answers = identifier.answers(asked, [None] * 40)
     assert sum(counted) == 40
-    assert [(one.guess, one.score, one.margin) for one in found.answers] == [
+    assert [(one.guess, one.score, one.margin) for one in answers.answers] == [
         (identifier.names[code], score, margin) for code, score, margin in expected
     ]
-    assert found.neighbors.similarities.shape == (40, 3)
+    assert answers.neighbors.similarities.shape == (40, 3)

@@ -48,7 +48,7 @@ def test_a_cosine_is_the_double_sum_over_patches():
     torch.manual_seed(0)
     backbone = SmallCNN(width=4)
     model = model_of(backbone, Sphere(8))
-    found = pair_contributions(model, A, B)
+    contributions = pair_contributions(model, A, B)
     with torch.no_grad():
         maps = backbone.layers(torch.stack([A, B])).double()
     (weight, bias) = (one.detach().double() for one in model.head.get_submodule("linear").parameters())
@@ -57,20 +57,20 @@ def test_a_cosine_is_the_double_sum_over_patches():
     for p in range(16):
         for q in range(16):
             expected = (parts[0][p] @ parts[1][q]) / (lengths[0] * lengths[1])
-            assert float(found.values[p, q]) == pytest.approx(float(expected), abs=1e-6)
+            assert float(contributions.values[p, q]) == pytest.approx(float(expected), abs=1e-6)
     with torch.no_grad():
         x, y = model(torch.stack([A, B]))
-    assert found.is_sum and float(found.values.sum()) == pytest.approx(float(x @ y), abs=1e-5)
-    assert found.grid == (4, 4) and min(found.spread) > 0.01  # the bias
+    assert contributions.is_sum and float(contributions.values.sum()) == pytest.approx(float(x @ y), abs=1e-5)
+    assert contributions.grid == (4, 4) and min(contributions.spread) > 0.01  # the bias
 
 
 @pytest.mark.parametrize("pooling", [Avg(), Max(), AvgMax(), GeM()], ids=lambda one: type(one).__name__)
 def test_every_pooling_divides_the_similarity_without_a_rest(pooling: Pooling):
     model = model_of(Pooled(pooling), Sphere(8))
     nn.init.zeros_(model.head.get_parameter("linear.bias"))
-    found = pair_contributions(model, A, B)
-    assert found.is_sum and float(found.values.sum()) == pytest.approx(found.score, abs=1e-5)
-    assert max(found.spread) < 1e-5  # GeM clamps features at 1e-6
+    contributions = pair_contributions(model, A, B)
+    assert contributions.is_sum and float(contributions.values.sum()) == pytest.approx(contributions.score, abs=1e-5)
+    assert max(contributions.spread) < 1e-5  # GeM clamps features at 1e-6
     same = pair_contributions(model, A, A)
     assert float(same.values.sum()) == pytest.approx(1.0, abs=1e-5)
     if isinstance(pooling, Max):  # a patch has the channels of which it is the maximum, and no others
@@ -99,9 +99,9 @@ def test_a_distance_is_divided_by_its_slope_along_the_inner_product(manifold: Ma
         return float(manifold.paired_similarity(*map(manifold.from_features, (z, y)))), float(z @ y)
 
     (above, more), (below, less) = turned(1e-4), turned(-1e-4)
-    found = pair_contributions(model, A, B)
-    assert not found.is_sum
-    assert float(found.values.sum()) == pytest.approx(float(x @ y) * (above - below) / (more - less), rel=1e-3)
+    contributions = pair_contributions(model, A, B)
+    assert not contributions.is_sum
+    assert float(contributions.values.sum()) == pytest.approx(float(x @ y) * (above - below) / (more - less), rel=1e-3)
 
 
 class Scaled(nn.Module):
@@ -133,7 +133,7 @@ def test_falls_are_those_of_images_with_one_patch_painted():
 
 
 def test_parts_of_a_hyperbolic_head_and_of_a_class_token():
-    found = pair_contributions(model_of(Pooled(Avg()), Poincare(8), MobiusLinear), A, B)
-    assert bool(found.values.isfinite().all())
+    contributions = pair_contributions(model_of(Pooled(Avg()), Poincare(8), MobiusLinear), A, B)
+    assert bool(contributions.values.isfinite().all())
     with pytest.raises(UserError, match="the class token, which is not pooled from patches"):
         pair_contributions(model_of(Pooled(Cls()), Sphere(8)), A, B)

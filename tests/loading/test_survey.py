@@ -24,29 +24,29 @@ def write_photos(root: Path, counts: dict[str, int], size: tuple[int, int] = (30
 
 def test_counts_the_images_and_classes_of_each_split(tmp_path: Path) -> None:
     write_photos(tmp_path, {"a": 2, "b": 5, "c": 3, "d": 4, "e": 2, "f": 7})
-    found = survey(FolderConfig(root=str(tmp_path)))
-    assert found.images == {"train": 10, "validation": 0, "test": 13}
-    assert found.classes == {"train": 3, "validation": 0, "test": 3}
-    assert found.per_class == (2, 3, 5)
-    assert not found.names_validation
-    assert (found.sides, found.measured, found.unreadable) == ((20, 20, 20), 23, [])
-    assert found.trained == 10 and found.held_out == {"test": ("d", "e", "f")}  # three classes are not divided
+    surveyed = survey(FolderConfig(root=str(tmp_path)))
+    assert surveyed.images == {"train": 10, "validation": 0, "test": 13}
+    assert surveyed.classes == {"train": 3, "validation": 0, "test": 3}
+    assert surveyed.per_class == (2, 3, 5)
+    assert not surveyed.names_validation
+    assert (surveyed.sides, surveyed.measured, surveyed.unreadable) == ((20, 20, 20), 23, [])
+    assert surveyed.trained == 10 and surveyed.held_out == {"test": ("d", "e", "f")}  # three classes are not divided
 
 
 def test_a_dataset_that_names_its_validation_classes_is_told(tmp_path: Path) -> None:
     for split, names in (("train", "ab"), ("validation", "cd"), ("test", "ef")):
         write_photos(tmp_path / split, dict.fromkeys(names, 2))
-    found = survey(FolderConfig(root=str(tmp_path)))
-    assert found.names_validation and found.trained == 4
-    assert found.held_out == {"validation": ("c", "d"), "test": ("e", "f")}
+    surveyed = survey(FolderConfig(root=str(tmp_path)))
+    assert surveyed.names_validation and surveyed.trained == 4
+    assert surveyed.held_out == {"validation": ("c", "d"), "test": ("e", "f")}
 
 
 def test_validation_classes_are_those_that_training_holds_out(tmp_path: Path) -> None:
     write_photos(tmp_path, dict.fromkeys("abcdefghij", 2))
-    found = survey(FolderConfig(root=str(tmp_path)))
+    surveyed = survey(FolderConfig(root=str(tmp_path)))
     config = FolderConfig(root=str(tmp_path), validation_fraction=validation_fraction(5))
-    assert found.held_out == {"validation": config.build("validation").class_names, "test": tuple("fghij")}
-    assert found.held_out["validation"] == ("d", "e") and found.trained == len(config.build("train")) == 6
+    assert surveyed.held_out == {"validation": config.build("validation").class_names, "test": tuple("fghij")}
+    assert surveyed.held_out["validation"] == ("d", "e") and surveyed.trained == len(config.build("train")) == 6
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
@@ -118,10 +118,10 @@ def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_named(
     write_photos(tmp_path, {"a": 40, "b": 3, "c": 3, "d": 3})
     (tmp_path / "d" / "2.png").write_bytes(b"no image")
     advanced: list[int] = []
-    found = survey(FolderConfig(root=str(tmp_path)), lambda *_: nullcontext(advanced.append))
-    assert sum(advanced) == found.measured == 20
-    assert found.unreadable == [str(tmp_path / "d" / "2.png")]  # the last image is always of the sample
-    assert found.images["train"] == 43
+    surveyed = survey(FolderConfig(root=str(tmp_path)), lambda *_: nullcontext(advanced.append))
+    assert sum(advanced) == surveyed.measured == 20
+    assert surveyed.unreadable == [str(tmp_path / "d" / "2.png")]  # the last image is always of the sample
+    assert surveyed.images["train"] == 43
 
 
 def test_photos_none_of_which_opens_are_told(tmp_path: Path) -> None:

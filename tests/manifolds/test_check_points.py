@@ -60,8 +60,8 @@ def test_how_far_off_is_that_of_the_closed_form():
         expected = off_by_closed_form(manifold, points)
         assert manifold.distance_off(points).detach().numpy() == pytest.approx(expected, rel=1e-4, abs=1e-6)
         faulty = np.flatnonzero(expected > 0.01)
-        found = find_invalid_point(manifold, points)
-        assert (found is None and len(faulty) == 0) or (found is not None and found[0] == faulty[0])
+        invalid = find_invalid_point(manifold, points)
+        assert (invalid is None and len(faulty) == 0) or (invalid is not None and invalid[0] == faulty[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -47,8 +47,8 @@ def test_points_are_those_of_the_factors_side_by_side():
     torch.testing.assert_close(product.to_features(points)[:, :3], raw[:, :3])
     off = points.clone()
     off[4, 5] += 0.5  # on the sphere
-    found = find_invalid_point(product, off)
-    assert found is not None and found[0] == 4 and found[1].startswith("factor 1 (sphere): its length is")
+    invalid = find_invalid_point(product, off)
+    assert invalid is not None and invalid[0] == 4 and invalid[1].startswith("factor 1 (sphere): its length is")
 
 
 def test_the_distance_is_that_of_geoopt():

@@ -78,8 +78,8 @@ def test_rescoring_all_candidates_equals_the_full_search():
     whole, metrics = points(), ["recall@1", "map@r"]
     codec = Codec(Sphere(16), Stored(None, "rescored"), whole)
     rescore = by_full_points(Sphere(16), whole, whole)
-    found = score_retrieval(Labeled(codec.decode(whole), LABELS), None, codec.space, metrics, rerank=rescore)
-    assert found.values == pytest.approx(retrieval_metrics(whole, LABELS, metrics=metrics))
+    scored = score_retrieval(Labeled(codec.decode(whole), LABELS), None, codec.space, metrics, rerank=rescore)
+    assert scored.values == pytest.approx(retrieval_metrics(whole, LABELS, metrics=metrics))
 
 
 FORMS = ("--precision", "fp32", "--precision", "int8", "--precision", "rescored")

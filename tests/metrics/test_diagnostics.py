@@ -45,20 +45,20 @@ def in_ball(a, b):
 def test_spread_against_loops(manifold, centre, distance):
     features = torch.randn(10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     points = manifold.double().from_features(features)
-    found = retrieval_metrics(points, LABELS, manifold=manifold, metrics=["spread"])
+    figures = retrieval_metrics(points, LABELS, manifold=manifold, metrics=["spread"])
     within, between = naive_spread(points.numpy(), centre, distance)
-    assert found["intra_distance"] == pytest.approx(within, rel=1e-9)
-    assert found["inter_distance"] == pytest.approx(between, rel=1e-9)
-    assert found["density"] == pytest.approx(within / between, rel=1e-9)
+    assert figures["intra_distance"] == pytest.approx(within, rel=1e-9)
+    assert figures["inter_distance"] == pytest.approx(between, rel=1e-9)
+    assert figures["density"] == pytest.approx(within / between, rel=1e-9)
 
 
 def test_spread_of_classes_of_one_image_has_distances_of_centers_alone():
-    found = retrieval_metrics(
+    figures = retrieval_metrics(
         torch.eye(3).repeat(2, 1), [0, 1, 2] * 2, manifold=Euclidean(3), metrics=["spread"]
     )  # both images of a class are equal
-    assert found["intra_distance"] == found["density"] == 0 and found["inter_distance"] == pytest.approx(2**0.5)
+    assert figures["intra_distance"] == figures["density"] == 0 and figures["inter_distance"] == pytest.approx(2**0.5)
     scattered = MetricConfig.variants["spread"]().of_points(Points(torch.eye(3), torch.arange(3), Euclidean(3)))
-    assert scattered == {**found, "inter_distance": pytest.approx(2**0.5)}
+    assert scattered == {**figures, "inter_distance": pytest.approx(2**0.5)}
 
 
 def from_origin(a):
@@ -72,16 +72,16 @@ def from_origin(a):
 def test_norms_are_the_ways_from_the_origin(manifold, length):
     features = torch.randn(10, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     points = manifold.double().from_features(features)
-    found = retrieval_metrics(points, LABELS, manifold=manifold, metrics=["norm"])
+    figures = retrieval_metrics(points, LABELS, manifold=manifold, metrics=["norm"])
     expected = [length(point) for point in points.numpy()]
-    assert found["norm"] == pytest.approx(np.mean(expected), rel=1e-9)
-    assert found["squared_norm"] == pytest.approx(np.mean(np.square(expected)), rel=1e-9)
+    assert figures["norm"] == pytest.approx(np.mean(expected), rel=1e-9)
+    assert figures["squared_norm"] == pytest.approx(np.mean(np.square(expected)), rel=1e-9)
 
 
 def test_the_density_of_classes_around_one_centre_is_finite_t13():
     points = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
-    found = retrieval_metrics(points, torch.tensor([0, 0, 1, 1]), manifold=Euclidean(2), metrics=["spread"])
-    assert found["inter_distance"] == 0 and 1e9 < found["density"] < float("inf")
+    figures = retrieval_metrics(points, torch.tensor([0, 0, 1, 1]), manifold=Euclidean(2), metrics=["spread"])
+    assert figures["inter_distance"] == 0 and 1e9 < figures["density"] < float("inf")
 
 
 @pytest.mark.parametrize("dim", [4, 30])  # fewer directions than points, and more
@@ -89,9 +89,9 @@ def test_spectrum_against_numpy(dim):
     points = torch.randn(10, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * torch.arange(
         1, dim + 1
     )
-    found = retrieval_metrics(points, LABELS, manifold=Euclidean(dim), metrics=["spectrum"])
+    figures = retrieval_metrics(points, LABELS, manifold=Euclidean(dim), metrics=["spectrum"])
     shares = np.linalg.svd(points.numpy(), compute_uv=False)
     shares /= shares.sum()
     uniform = np.full(len(shares), 1 / len(shares))
-    assert found["spectral_decay"] == pytest.approx(entropy(uniform, shares), rel=1e-6)
-    assert found["effective_rank"] == pytest.approx(np.exp(entropy(shares)), rel=1e-6)
+    assert figures["spectral_decay"] == pytest.approx(entropy(uniform, shares), rel=1e-6)
+    assert figures["effective_rank"] == pytest.approx(np.exp(entropy(shares)), rel=1e-6)

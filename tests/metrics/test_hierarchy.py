@@ -96,11 +96,11 @@ def test_metrics_of_a_hierarchy_are_their_definitions(drawn, ties):
     expected = naive(points, paths, ties)
     if len(set(paths)) == 1 or not expected:
         return
-    found = score_retrieval(
+    scored = score_retrieval(
         Labeled([[x] for x in points], by_level(paths)), manifold=Euclidean(1), metrics=list(METRICS), ties=ties
     )
-    assert found.values == pytest.approx(expected, abs=1e-12)
-    assert any("of one family" in note for note in found.notes) == (len({path[0] for path in paths}) == 1)
+    assert scored.values == pytest.approx(expected, abs=1e-12)
+    assert any("of one family" in note for note in scored.notes) == (len({path[0] for path in paths}) == 1)
 
 
 @pytest.mark.parametrize("with_gallery", [False, True])
@@ -153,11 +153,11 @@ def test_metrics_of_points_are_those_of_the_level():
     points = torch.randn(60, 4)
     species = torch.arange(60) % 6
     labels = {"genus": species // 2, "species": species}
-    found = retrieval_metrics(points, labels, metrics=["nmi:genus", "eer:genus", "eer"])
+    figures = retrieval_metrics(points, labels, metrics=["nmi:genus", "eer:genus", "eer"])
     alone = retrieval_metrics(points, species // 2, metrics=["nmi", "eer"])
-    assert found["nmi:genus"] == alone["nmi"]
-    assert found["eer:genus"] == pytest.approx(alone["eer"])
-    assert found["eer"] == pytest.approx(retrieval_metrics(points, species, metrics=["eer"])["eer"])
+    assert figures["nmi:genus"] == alone["nmi"]
+    assert figures["eer:genus"] == pytest.approx(alone["eer"])
+    assert figures["eer"] == pytest.approx(retrieval_metrics(points, species, metrics=["eer"])["eer"])
 
 
 @pytest.mark.parametrize(

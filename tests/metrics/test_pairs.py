@@ -106,14 +106,14 @@ def clusters(count: int = 240, classes: int = 11, width: int = 6, noise: float =
 def test_against_scikit_learn_on_every_manifold(manifold):
     features, labels = clusters()
     points = manifold.from_features(features).detach()
-    found = retrieval_metrics(points, labels, manifold=manifold, metrics=NAMES)
+    figures = retrieval_metrics(points, labels, manifold=manifold, metrics=NAMES)
     i, j = torch.triu_indices(len(labels), len(labels), 1)
     scores = manifold.paired_similarity(points[i].double(), points[j].double()).detach().numpy()
     same = (labels[i] == labels[j]).numpy()
     fpr, tpr, _ = roc_curve(same, scores, drop_intermediate=False)
-    assert found["roc_auc"] == pytest.approx(roc_auc_score(same, scores), abs=1e-6)
-    assert found["tar@far=0.1"] == pytest.approx(tpr[fpr <= 0.1].max(), abs=1e-3)
-    assert np.interp(found["eer"], fpr, tpr) == pytest.approx(1 - found["eer"], abs=1e-3)
+    assert figures["roc_auc"] == pytest.approx(roc_auc_score(same, scores), abs=1e-6)
+    assert figures["tar@far=0.1"] == pytest.approx(tpr[fpr <= 0.1].max(), abs=1e-3)
+    assert np.interp(figures["eer"], fpr, tpr) == pytest.approx(1 - figures["eer"], abs=1e-3)
 
 
 def test_the_result_does_not_depend_on_blocks_and_bands(monkeypatch: pytest.MonkeyPatch):

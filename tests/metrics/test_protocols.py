@@ -42,13 +42,13 @@ def test_equals_loops_over_sets_of_labels(backend: str, monkeypatch: pytest.Monk
     if backend == "gpu":  # its code also runs on a CPU
         monkeypatch.setattr(rankings, "cpu_search", gpu_search)
     points, matrix = random_items(0, 12)
-    found = retrieval_metrics(points, matrix, manifold=Euclidean(2), metrics=list(NAMES))
-    assert found == pytest.approx(naive(points, matrix, points, matrix, lambda q, j: q == j), abs=1e-9)
+    figures = retrieval_metrics(points, matrix, manifold=Euclidean(2), metrics=list(NAMES))
+    assert figures == pytest.approx(naive(points, matrix, points, matrix, lambda q, j: q == j), abs=1e-9)
     items, labels = random_items(1, 9)
     groups, others = np.arange(12) % 4, np.arange(9) % 5
-    found = retrieval_metrics(points, matrix, items, labels.numpy(), Euclidean(2), list(NAMES), ids=(groups, others))
+    figures = retrieval_metrics(points, matrix, items, labels.numpy(), Euclidean(2), list(NAMES), ids=(groups, others))
     hidden = lambda q, j: groups[q] == others[j]  # noqa: E731
-    assert found == pytest.approx(naive(points, matrix, items, labels, hidden), abs=1e-9)
+    assert figures == pytest.approx(naive(points, matrix, items, labels, hidden), abs=1e-9)
 
 
 def test_one_label_each_gives_the_plain_metrics():
@@ -148,7 +148,7 @@ def sides(seed: int, *, has_ties: bool) -> tuple[Labeled, Labeled]:
     points = [
         corners[random.integers(0, 4, count)] if has_ties else random.normal(size=(count, 2)) for count in (8, 13)
     ]
-    x, y = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in points)
+    x, y = (point / np.linalg.norm(point, axis=1, keepdims=True) for point in points)
     labels = random.integers(0, 5, 8), np.concatenate([np.arange(5), random.integers(0, 5, 8)])
     cameras = random.integers(0, 4, 8), random.integers(0, 4, 13)
     return Labeled(x, labels[0], cameras[0]), Labeled(y, labels[1], cameras[1])

@@ -195,13 +195,13 @@ def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Callable[..., Res
     np.save(tmp_path / "x.npy", points)
     np.save(tmp_path / "y.npy", np.arange(40) % 5)
     words = ("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--metric", "map@r", "--metric", "nmi")
-    found = json.loads(dmlkit(*words, "--rerank", "k_reciprocal:k1=6,k2=3", "--json").out)
+    report = json.loads(dmlkit(*words, "--rerank", "k_reciprocal:k1=6,k2=3", "--json").out)
     plain = json.loads(dmlkit(*words, "--json").out)
-    reranked = found["alternative"]
-    assert found["metrics"] == plain["metrics"] and plain["alternative"] is None
+    reranked = report["alternative"]
+    assert report["metrics"] == plain["metrics"] and plain["alternative"] is None
     assert reranked["options"] == {"k1": 6, "k2": 3, "weight": 0.3} and list(reranked["metrics"]) == ["map@r"]
     change = reranked["differences"]["map@r"]
-    assert change["difference"] == pytest.approx(reranked["metrics"]["map@r"] - found["metrics"]["map@r"])
+    assert change["difference"] == pytest.approx(reranked["metrics"]["map@r"] - report["metrics"]["map@r"])
     assert change["low"] <= change["difference"] <= change["high"]
     shown = dmlkit(*words, "--rerank", "expansion").out
     assert "re-ranked by expansion: n 5, alpha 3" in shown and "the gallery as a whole" in shown

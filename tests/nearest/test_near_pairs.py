@@ -94,14 +94,14 @@ def test_without_pairs_there_is_no_group():
 def test_neighbors_are_those_of_all_pairs(manifold: Manifold):
     points = manifold.from_features(torch.randn(300, 4, generator=torch.Generator().manual_seed(0)))
     exact = manifold.paired_similarity(points.double()[:, None], points.double()).fill_diagonal_(-torch.inf)
-    found = neighbors_of(manifold, points, 7)
-    assert torch.equal(found.indices, exact.argsort(1, descending=True)[:, :7])
+    neighbors = neighbors_of(manifold, points, 7)
+    assert torch.equal(neighbors.indices, exact.argsort(1, descending=True)[:, :7])
 
 
 def test_nothing_is_its_own_neighbor_among_equals():
     points = torch.zeros(30, 2)
-    found = neighbors_of(Euclidean(2), points, 3)
-    assert not (found.indices == torch.arange(30)[:, None]).any()
+    neighbors = neighbors_of(Euclidean(2), points, 3)
+    assert not (neighbors.indices == torch.arange(30)[:, None]).any()
 
 
 @pytest.mark.parametrize("manifold", [Sphere(3), Euclidean(3), Euclidean(3, similarity="dot")], ids=["cos", "d", "dot"])

@@ -67,8 +67,8 @@ def test_completion_imports_no_torch(monkeypatch: pytest.MonkeyPatch):
         "with redirect_stdout(out):\n    try: main()\n    except SystemExit: pass\n"
         f"print(out.getvalue().split(), [name for name in {HEAVY} if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "['schema'] []\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout == "['schema'] []\n"
 
 
 def test_it_is_made_once_and_again_after_a_change(cold, described, monkeypatch):

@@ -135,8 +135,8 @@ def test_values_of_one_part_that_do_not_go_together_are_told_plainly():
     ],
 )
 def test_hostile_or_broken_yaml_is_one_line(text: str, line: str):
-    found = faults(text)
-    assert len(found) == 1 and line in found[0]
+    printed = faults(text)
+    assert len(printed) == 1 and line in printed[0]
 
 
 def test_overrides_replace_and_are_named_in_faults():

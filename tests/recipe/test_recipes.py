@@ -124,8 +124,8 @@ def test_a_listing_shows_headers_and_skips_what_is_no_recipe(dmlkit, tmp_path):
     (folder / "one.yaml").write_text("# One [bold].\n# Published: R@1 1.0\nloss: {name: triplet}\n# Published: 9.9\n")
     (folder / "two.yaml").write_text("# yaml-language-server: $schema=x\n# Two.\nextends: _base.yaml\n")
     (folder / "three.yaml").write_text("loss: {name: triplet}\n")
-    found = find_recipes(tmp_path)
-    assert [(header.path.name, header.summary, header.published) for header in found[folder]] == [
+    recipes = find_recipes(tmp_path)
+    assert [(header.path.name, header.summary, header.published) for header in recipes[folder]] == [
         ("one.yaml", "One [bold].", "R@1 1.0"),
         ("three.yaml", "", ""),
         ("two.yaml", "Two.", ""),

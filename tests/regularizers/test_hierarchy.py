@@ -56,12 +56,12 @@ def test_equals_the_loops(margin, temperature):
     distance = ball.distance(ball.from_features(points), ball.from_features(proxies))
     triplets = draw_triplets((LABELS[:, None] - LABELS).abs().double(), 4, 4)
     torch.manual_seed(3)
-    found = triplet_values(distance, triplets, margin, temperature)
+    losses = triplet_values(distance, triplets, margin, temperature)
     torch.manual_seed(3)
     expected = naive(distance, triplets, margin, temperature)
     assert (expected == 0).any() and (expected > 0).any()
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    gradients = (torch.autograd.grad(one.sum(), (points, proxies), retain_graph=True) for one in (found, expected))
+    torch.testing.assert_close(losses, expected, rtol=1e-9, atol=1e-12)
+    gradients = (torch.autograd.grad(one.sum(), (points, proxies), retain_graph=True) for one in (losses, expected))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 

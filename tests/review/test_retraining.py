@@ -57,15 +57,15 @@ def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dml
     ]
     dataset = RunFolder(reviewed / "new").recipe().dataset
     known = labels_of(reviewed / "review" / "train_new.csv", Path(dataset.model_dump()["root"]))
-    found = ReviewFolder(reviewed / "review")
-    rows = {Path(one.path).resolve(): row for row, one in enumerate(found.review.proposals)}
-    asked = {path: str(found.label(row)) for path, row in rows.items() if path not in known and found.answers(row)}
+    opened = ReviewFolder(reviewed / "review")
+    rows = {Path(one.path).resolve(): row for row, one in enumerate(opened.review.proposals)}
+    asked = {path: str(opened.label(row)) for path, row in rows.items() if path not in known and opened.answers(row)}
     for path in asked:  # of a group, all images are held out or none
-        group = (found.review.proposals[row].path for row in found.alike(rows[path]))
+        group = (opened.review.proposals[row].path for row in opened.alike(rows[path]))
         assert not {Path(one).resolve() for one in group} & {*known}
     photos = {path for path in known if place in path.parents}
     assert len(photos) == 12 and 3 <= len(asked) <= 12
-    assert all(known[path] == found.label(row) for path, row in rows.items() if path in known)
+    assert all(known[path] == opened.label(row) for path, row in rows.items() if path in known)
     figures = json.loads((reviewed / "new" / "evaluations" / "review.json").read_text())
     assert figures["answers"] == len(asked) and figures["labels"] == len({*asked.values()})
     expected = [accuracy(run, known, asked) for run in (place / "run", reviewed / "new")]

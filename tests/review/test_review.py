@@ -81,7 +81,7 @@ def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, P
 def begin(folder: Path, proposals: list[ProposedLabel], **shares: float) -> ReviewFolder:
     folder.mkdir()
     shares = {"wrong": 0.05, "audit": 0.5, **shares}
-    names = tuple({one.label for one in proposals if one.label})
+    names = tuple({proposal.label for proposal in proposals if proposal.label})
     Review(gallery="g", images="i", names=names, proposals=tuple(proposals), **shares).write(folder / "review.json")
     return ReviewFolder(folder)
 

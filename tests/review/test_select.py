@@ -71,18 +71,18 @@ def naive(points: PointsInMemory, count: int, rule: Rule) -> list[int]:
 def test_choices_are_those_of_naive_loops(name: str, rule: Rule, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(selecting, "TRIED", 3)  # so that most gains are old ones, which are bounds
     points = labeled_and_not(SPACES[name], ["a", "b", "a", "c", *[None] * 24])
-    found = select(points, count=12, rule=rule, threshold=HIGHEST[name])
-    assert found.rows.tolist() == naive(points, 12, rule)
-    assert found.images.paths[int(found.rows[0])] == f"{int(found.rows[0]) + 4}.jpg" and found.duplicates == 0
+    chosen = select(points, count=12, rule=rule, threshold=HIGHEST[name])
+    assert chosen.rows.tolist() == naive(points, 12, rule)
+    assert chosen.images.paths[int(chosen.rows[0])] == f"{int(chosen.rows[0]) + 4}.jpg" and chosen.duplicates == 0
 
 
 def test_uncertainty_is_that_of_the_neighbors_of_scikit_learn():
     points = labeled_and_not(SPACES["euclidean"], [*"aabbccdd", *[None] * 20], seed=1)
-    found = select(points, count=20, threshold=0.0)
-    known, rest = points.points[:8].numpy(), points.points[8:].numpy()[found.rows]
+    chosen = select(points, count=20, threshold=0.0)
+    known, rest = points.points[:8].numpy(), points.points[8:].numpy()[chosen.rows]
     distances, near = NearestNeighbors(n_neighbors=8).fit(known).kneighbors(rest)
     for guess, similarity, margin, row, order in zip(
-        found.guesses, found.similarities, found.margins, distances, near, strict=True
+        chosen.guesses, chosen.similarities, chosen.margins, distances, near, strict=True
     ):
         labels = np.array(points.labels[:8])[order]
         assert guess == labels[0] and -float(similarity) == pytest.approx(row[0], rel=1e-5)
@@ -91,16 +91,16 @@ def test_uncertainty_is_that_of_the_neighbors_of_scikit_learn():
 
 def test_scores_of_coverage_are_the_shares_that_the_mean_distance_loses():
     points = labeled_and_not(SPACES["euclidean"], ["a", *[None] * 30], seed=2)  # one label: all weights are 1
-    found = select(points, count=5, threshold=0.0)
+    chosen = select(points, count=5, threshold=0.0)
     known, rest = points.points[:1].numpy(), points.points[1:].numpy()
 
     def mean_distance(rows: list[int]) -> float:
         centers = np.concatenate([known, rest[rows]])
         return float(NearestNeighbors(n_neighbors=1).fit(centers).kneighbors(rest)[0].mean())
 
-    rows, before = found.rows.tolist(), mean_distance([])
+    rows, before = chosen.rows.tolist(), mean_distance([])
     lost = [(mean_distance(rows[:step]) - mean_distance(rows[: step + 1])) / before for step in range(5)]
-    assert found.scores.tolist() == pytest.approx(lost, abs=1e-5)
+    assert chosen.scores.tolist() == pytest.approx(lost, abs=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["coverage", "k_center"])
@@ -108,20 +108,20 @@ def test_near_duplicates_of_labeled_and_of_chosen_images_are_left_out(rule: Rule
     angles = torch.deg2rad(torch.tensor([0.0, 3, 60, 1, 61, 62, 120, 121, 180]))
     circle = torch.stack([angles.cos(), angles.sin()], 1)
     points = PointsInMemory("circle", Sphere(2), circle, list("ABCDEFGHI"), ["a", "b", *[None] * 7])
-    found = select(points, count=7, rule=rule, threshold=float(np.cos(np.deg2rad(2.5))))
-    chosen = {found.images.paths[row] for row in found.rows.tolist()}
+    selected = select(points, count=7, rule=rule, threshold=float(np.cos(np.deg2rad(2.5))))
+    chosen = {selected.images.paths[row] for row in selected.rows.tolist()}
     assert len(chosen) == 3 and chosen & set("CEF") and chosen & set("GH") and "I" in chosen
-    assert found.duplicates == 4
+    assert selected.duplicates == 4
     first = select(points, count=3, rule=rule).rows.tolist()
-    assert {found.images.paths[row] for row in first} == chosen  # the others are chosen last
+    assert {selected.images.paths[row] for row in first} == chosen  # the others are chosen last
 
 
 def test_without_labels_the_first_is_central_and_equal_images_are_chosen_once():
     line = torch.tensor([[0.0], [10.0], [4.9], [10.0], [0.0]])
     points = PointsInMemory("line", Euclidean(1), line, list("abcde"), [None] * 5)
-    found = select(points, count=5)
-    assert found.rows.tolist()[0] == 2 and sorted(found.rows.tolist()) == [0, 1, 2]
-    assert found.duplicates == 2 and found.guesses == [None] * 3 and bool(found.margins.isnan().all())
+    chosen = select(points, count=5)
+    assert chosen.rows.tolist()[0] == 2 and sorted(chosen.rows.tolist()) == [0, 1, 2]
+    assert chosen.duplicates == 2 and chosen.guesses == [None] * 3 and bool(chosen.margins.isnan().all())
 
 
 def test_only_some_images_are_covered_if_there_are_many(monkeypatch: pytest.MonkeyPatch):
@@ -138,8 +138,12 @@ def test_the_curve_of_random_images_is_that_of_scikit_learn():
     codes = generator.integers(0, 6, 90)
     points = torch.from_numpy(centers[codes] + 0.7 * generator.normal(size=(90, 3))).float()
     labels = [None if row < 4 else f"class {code}" for row, code in enumerate(codes)]
-    found = measure(PointsInMemory("blobs", Euclidean(3), points, [""] * 90, labels), 8, seeds=3)
-    assert (found.images, found.held_out, [one.labels for one in found.points]) == (86, 43, [8, 16, 24, 32, 40])
+    measured = measure(PointsInMemory("blobs", Euclidean(3), points, [""] * 90, labels), 8, seeds=3)
+    assert (measured.images, measured.held_out, [one.labels for one in measured.points]) == (
+        86,
+        43,
+        [8, 16, 24, 32, 40],
+    )
     accuracies: list[list[float]] = []
     for seed in range(3):
         order = 4 + torch.randperm(86, generator=torch.Generator().manual_seed(seed)).numpy()
@@ -149,10 +153,10 @@ def test_the_curve_of_random_images_is_that_of_scikit_learn():
             for one in range(ROUNDS)
         )
         accuracies.append([fit.score(points[asked], codes[asked]) for fit in fits])
-    assert [one.random for one in found.points] == pytest.approx(np.mean(accuracies, 0).tolist())
-    assert found.points[0].selected == found.points[0].random
-    mean = np.mean([one.selected - one.random for one in found.points[1:]])
-    assert found.difference.difference == pytest.approx(float(mean))
+    assert [one.random for one in measured.points] == pytest.approx(np.mean(accuracies, 0).tolist())
+    assert measured.points[0].selected == measured.points[0].random
+    mean = np.mean([one.selected - one.random for one in measured.points[1:]])
+    assert measured.difference.difference == pytest.approx(float(mean))
 
 
 @pytest.mark.parametrize("rule", ["coverage", "k_center"])
@@ -162,11 +166,11 @@ def test_a_rare_class_is_found_sooner_than_by_chance_and_noise_is_not_separable(
     codes = torch.arange(11).repeat_interleave(torch.tensor(sizes))
     points = 20 * torch.eye(11)[codes] + torch.randn(200, 11, generator=generator)
     rare = PointsInMemory("rare", Euclidean(11), points, [""] * 200, [str(code) for code in codes.tolist()])
-    found = measure(rare, 10, rule=rule)
-    assert found.is_separable and found.difference.low > 0.02
+    measured = measure(rare, 10, rule=rule)
+    assert measured.is_separable and measured.difference.low > 0.02
     noise = [str(code) for code in torch.randint(4, (200,), generator=generator).tolist()]
-    found = measure(PointsInMemory("noise", Euclidean(11), points, [""] * 200, noise), 10, rule=rule)
-    assert not found.is_separable
+    measured = measure(PointsInMemory("noise", Euclidean(11), points, [""] * 200, noise), 10, rule=rule)
+    assert not measured.is_separable
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -188,9 +192,9 @@ def test_a_folder_is_chosen_from_labeled_and_added(dmlkit: Cli, place: Path, tmp
     assert (
         len(rows) == 3 and {row["label"] for row in rows} == {""} and all(Path(row["path"]).is_file() for row in rows)
     )
-    found = json.loads(dmlkit(*words, "--json").out)  # nobody has written a label
-    assert [one["path"] for one in found["images"]] == [row["path"] for row in rows] and found["unlabeled"] == 8
-    assert [f"{one['score']:.9g}" for one in found["images"]] == [row["score"] for row in rows]
+    report = json.loads(dmlkit(*words, "--json").out)  # nobody has written a label
+    assert [image["path"] for image in report["images"]] == [row["path"] for row in rows] and report["unlabeled"] == 8
+    assert [f"{image['score']:.9g}" for image in report["images"]] == [row["score"] for row in rows]
     refused = dmlkit("gallery", "add", gallery, table)
     assert refused.code == 2 and "Traceback" not in refused.err
     with table.open("w", newline="", encoding="utf-8") as file:

@@ -80,7 +80,7 @@ def vectors(names: Iterable[str]) -> str:
 def hugging_face(names: Iterable[str]) -> str:
     datasets = pytest.importorskip("datasets")
     images = [np.full((8, 8, 3), number, dtype=np.uint8) for number, _ in enumerate(names)]
-    rows = {"image": [Image.fromarray(one) for one in images for _ in range(6)], "label": np.repeat(list(names), 6)}
+    rows = {"image": [Image.fromarray(image) for image in images for _ in range(6)], "label": np.repeat(list(names), 6)}
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
     shutil.rmtree("photos", ignore_errors=True)
     datasets.Dataset.from_dict(rows, features=features).save_to_disk("photos")

@@ -53,8 +53,8 @@ def test_a_gallery_of_a_model_outlives_the_cache(home: Path, dmlkit: Cli):
     made = dmlkit("gallery", "create", "vit", "photos", "-o", "birds")
     assert made.code == 0, made.err
     shutil.rmtree(home / "cache", ignore_errors=True)  # a gallery has stored nothing there, other commands may have
-    found = json.loads(dmlkit("search", "birds", "photos/2/3.jpg", "-k", 1, "--json", "--device", "cpu").out)
-    assert found["queries"][0]["neighbors"][0]["label"] == "2"
+    report = json.loads(dmlkit("search", "birds", "photos/2/3.jpg", "-k", 1, "--json", "--device", "cpu").out)
+    assert report["queries"][0]["neighbors"][0]["label"] == "2"
     assert json.loads(dmlkit("gallery", "info", "birds", "--json").out)["run"] == f"timm:local-dir:{home / 'vit'}"
 
 
@@ -64,8 +64,8 @@ def test_a_model_is_evaluated_on_a_folder_and_its_points_are_kept(home: Path, dm
     nearest = (points @ points.T).fill_diagonal_(-1).argmax(dim=1)
     labels = torch.arange(4).repeat_interleave(4)
     assert report["metrics"]["recall@1"] == pytest.approx((labels[nearest] == labels).double().mean().item())
-    found = dmlkit("duplicates", "vit", "--set", "dataset.root=photos", "--device", "cpu")
-    assert found.code == 0 and list((home / "cache" / "dmlkit" / "models").glob("*/vectors/*")), found.err
+    result = dmlkit("duplicates", "vit", "--set", "dataset.root=photos", "--device", "cpu")
+    assert result.code == 0 and list((home / "cache" / "dmlkit" / "models").glob("*/vectors/*")), result.err
     assert not (home / "vit" / "vectors").exists()
 
 
@@ -98,8 +98,8 @@ def test_a_model_is_calibrated_and_verifies(home: Path, dmlkit: Cli):
     ],
 )
 def test_what_a_model_cannot_answer_is_one_line(words: str, expected: str, home: Path, dmlkit: Cli):
-    found = dmlkit(*words.split())
-    assert found.code and expected in found.err and found.err.count("\n") == 1, found.err
+    result = dmlkit(*words.split())
+    assert result.code and expected in result.err and result.err.count("\n") == 1, result.err
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_a_folder_of_another_program_names_the_model_of_timm(command, files, exp
     for name, content in files.items():
         (home / "other" / name).parent.mkdir(parents=True, exist_ok=True)
         (home / "other" / name).write_text(json.dumps(content))
-    found = dmlkit(command, "other", "photos")
-    assert found.code and expected in found.err and found.err.count("\n") == 1, found.err
+    result = dmlkit(command, "other", "photos")
+    assert result.code and expected in result.err and result.err.count("\n") == 1, result.err
 
 
 def test_the_named_models_are_in_timm():

@@ -166,17 +166,17 @@ def test_why_is_that_of_the_command(folder: Path, place: Path, serve: Any):  # n
     question = ask(client, "ada")
     assert question is not None
     id_ = question["nearest"][0]["id"]
-    names = {one["id"]: one["path"] for one in client.get("/v1/gallery/images?label=crow").json()["images"]}
+    names = {image["id"]: image["path"] for image in client.get("/v1/gallery/images?label=crow").json()["images"]}
     path = names.get(id_) or next(
-        one["path"]
+        image["path"]
         for label in ("dove", "finch", "gull")
-        for one in client.get(f"/v1/gallery/images?label={label}").json()["images"]
-        if one["id"] == id_
+        for image in client.get(f"/v1/gallery/images?label={label}").json()["images"]
+        if image["id"] == id_
     )
     expected, _ = explain(place / "run", Path(question["path"]), Path(path))
-    found = client.post(f"/v1/why?row={question['row']}&id={id_}").json()
-    assert found["score"] == pytest.approx(expected.score, abs=1e-5) and found["grid"] == list(expected.grid)
-    for heat, falls in zip(found["heat"], expected.falls, strict=True):
+    answer = client.post(f"/v1/why?row={question['row']}&id={id_}").json()
+    assert answer["score"] == pytest.approx(expected.score, abs=1e-5) and answer["grid"] == list(expected.grid)
+    for heat, falls in zip(answer["heat"], expected.falls, strict=True):
         assert heat == pytest.approx(falls, abs=1e-5)
     photo = [("images", ("a.jpg", Path(question["path"]).read_bytes()))]
     sent = client.post(f"/v1/why?id={id_}", files=photo).json()

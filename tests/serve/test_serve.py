@@ -93,8 +93,8 @@ def test_a_pretrained_model_embeds_and_compares_without_images(place: Path, tmp_
     paths, service = asked(place)[:2], Service(tmp_path / "vit", ON_CPU)
     with closing(service), TestClient(make_app(service, Access()), LOCAL, raise_server_exceptions=False) as client:
         points = load(f"timm:local-dir:{tmp_path / 'vit'}", device="cpu").embed(paths)
-        found = client.post("/v1/embed", files=sent(*paths)).json()
-        np.testing.assert_allclose(found["embeddings"], points, atol=1e-6)
+        answer = client.post("/v1/embed", files=sent(*paths)).json()
+        np.testing.assert_allclose(answer["embeddings"], points, atol=1e-6)
         compared = client.post("/v1/verify", files=sent(*paths)).json()
         assert compared["similarity"] == pytest.approx(float(points[0] @ points[1]), abs=1e-5)
         assert compared["threshold"] is None and client.get("/v1/info").json()["images"] == 0
@@ -106,9 +106,9 @@ def test_a_pretrained_model_embeds_and_compares_without_images(place: Path, tmp_
 def test_answers_are_those_of_the_commands(client: TestClient, gallery: Path, place: Path):
     paths = asked(place)
     points = load(place / "run", device="cpu").embed(paths)
-    found = client.post("/v1/embed", files=sent(*paths)).json()
-    np.testing.assert_allclose(found["embeddings"], points, atol=1e-6)
-    assert found["names"] == [path.name for path in paths]
+    reply = client.post("/v1/embed", files=sent(*paths)).json()
+    np.testing.assert_allclose(reply["embeddings"], points, atol=1e-6)
+    assert reply["names"] == [path.name for path in paths]
 
     nearest = dict(search(gallery, place / "asked", k=5, model=ON_CPU).neighbors())
     for query in client.post("/v1/search?k=5", files=sent(*paths)).json()["queries"]:
@@ -130,12 +130,12 @@ def test_two_images_are_compared_with_the_threshold_of_the_run(client: TestClien
     first, second = asked(place)[:2]
     model = load(place / "run", device="cpu")
     similarity = float(model.similarity(*(model.embed([path]) for path in (first, second)))[0, 0])
-    found = client.post("/v1/verify", files=sent(first, second)).json()
-    assert found == {"similarity": pytest.approx(similarity, abs=1e-6), "threshold": None, "same": None}
+    answer = client.post("/v1/verify", files=sent(first, second)).json()
+    assert answer == {"similarity": pytest.approx(similarity, abs=1e-6), "threshold": None, "same": None}
     calibrated = calibrate_run(place / "run", far=0.5)
     try:
-        found = client.post("/v1/verify", files=sent(first, second)).json()
-        assert found["threshold"] == calibrated.threshold and found["same"] == (similarity >= calibrated.threshold)
+        answer = client.post("/v1/verify", files=sent(first, second)).json()
+        assert answer["threshold"] == calibrated.threshold and answer["same"] == (similarity >= calibrated.threshold)
         assert client.post("/v1/verify", files=sent(first, first)).json()["same"] is True
     finally:
         (place / "run" / "threshold.json").unlink()
@@ -151,8 +151,8 @@ def test_the_same_images_as_files_as_base64_and_as_paths(client: TestClient, pla
         lambda content: base64.urlsafe_b64encode(content).decode().rstrip("="),
         lambda content: f"data:image/jpeg;base64,{base64.b64encode(content).decode()}",
     ):
-        found = client.post("/v1/embed", json={"images": [write(content) for content in contents]}).json()
-        assert found["embeddings"] == as_files
+        answer = client.post("/v1/embed", json={"images": [write(content) for content in contents]}).json()
+        assert answer["embeddings"] == as_files
     assert client.post("/v1/embed", json={"paths": [path.name for path in paths]}).json()["embeddings"] == as_files
 
 
@@ -187,14 +187,17 @@ def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(
     built = building.index_gallery(gallery, "ivf_sq", 0.5)
     points = torch.from_numpy(load(place / "run", device="cpu").embed(asked(place)))
     expected = [
-        [one.item.id for one in near] for _, near in search(gallery, place / "asked", k=3, model=ON_CPU).neighbors()
+        [neighbor.item.id for neighbor in near]
+        for _, near in search(gallery, place / "asked", k=3, model=ON_CPU).neighbors()
     ]
     service = Service(gallery, ON_CPU)
     monkeypatch.setattr(GalleryFolder, "points_at", None)
     found = service.submit([], lambda _: service.search(points, 3)).result(END)
     service.close()
     assert isinstance(service.snapshot.points.searcher, building.ApproximateGallery)
-    assert [[one["id"] for one in near] for near in found] == expected and service.snapshot.recall == built.index.recall
+    assert [
+        [neighbor["id"] for neighbor in near] for near in found
+    ] == expected and service.snapshot.recall == built.index.recall
 
 
 def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(
@@ -320,7 +323,7 @@ def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient,
     assert client.post("/v1/gallery/remove", json={"ids": [image["id"]]}).json()["removed"] == 1
     assert "heron" not in client.get("/v1/gallery/labels").json()["labels"]
     versions = client.get("/v1/gallery/versions").json()["versions"]
-    assert [one["images"] for one in versions] == [16, 17, 16]
+    assert [version["images"] for version in versions] == [16, 17, 16]
     assert started <= datetime.fromisoformat(versions[1]["time"]) <= datetime.now(UTC)  # also in another time zone
     assert client.post("/v1/gallery/restore", json={"version": versions[1]["version"]}).json()["images"] == 17
     assert client.get("/v1/info").json()["images"] == 17
@@ -439,7 +442,7 @@ def test_a_token_is_needed_but_for_the_page_and_the_health(gallery: Path):
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for path, methods in document["paths"].items():
-        yield from ((path, one) for one in methods.values())
+        yield from ((path, method) for method in methods.values())
 
 
 def test_bodies_without_a_length_are_counted_one_by_one_and_together(monkeypatch: pytest.MonkeyPatch):
@@ -584,8 +587,8 @@ def test_what_cannot_be_served_is_refused(
         ([gallery, "--workers", "2", "--review", place], "x", "one process divides the questions of a review"),
     ):
         monkeypatch.setenv("DMLKIT_TOKEN", token)
-        found = dmlkit("serve", *map(str, words))
-        assert found.code == 2 and message in found.err, found.err
+        result = dmlkit("serve", *map(str, words))
+        assert result.code == 2 and message in result.err, result.err
 
 
 def test_pictures_and_explanations_of_boxes_are_of_these_alone(place: Path, tmp_path: Path):
@@ -605,6 +608,6 @@ def test_pictures_and_explanations_of_boxes_are_of_these_alone(place: Path, tmp_
         for one, photo in zip(ids, photos, strict=True):
             shown = Image.open(BytesIO(client.get(f"/v1/images/{one}").content))
             assert shown.width / shown.height == pytest.approx(photo.width / photo.height, abs=0.05)
-        found = client.post(f"/v1/why?id={ids[0]}&id={ids[1]}").json()
+        answer = client.post(f"/v1/why?id={ids[0]}&id={ids[1]}").json()
         expected = client.post("/v1/why", files=sent(tmp_path / "finch.png", tmp_path / "gull.png")).json()
-        assert found["score"] == pytest.approx(expected["score"], abs=1e-6) and found["images"] == expected["images"]
+        assert answer["score"] == pytest.approx(expected["score"], abs=1e-6) and answer["images"] == expected["images"]

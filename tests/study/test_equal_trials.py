@@ -53,7 +53,7 @@ def values_of_cgml_and_its_baseline(name: str, key: str) -> list[set[object]]:
     study = read_once(ROOT / "recipes" / "study" / f"{name}.yaml")
     both = [variant for variant in study.variants if variant.name in ("cgml", "binomial_deviance")]
     assert len(both) == 2
-    return [{one.values.get(key) for one in variant.candidates} for variant in both]
+    return [{candidate.values.get(key) for candidate in variant.candidates} for variant in both]
 
 
 def test_cgml_and_its_baseline_tune_the_cost_of_negatives_over_the_same_values():
@@ -76,7 +76,7 @@ def test_the_study_for_a_gpu_tunes_the_same_three_keys_of_each_of_six_losses_wit
     assert len(study.config.seeds) == 8 and study.config.reported() == ("recall@1", "map@r")
     for variant in study.variants:
         assert len(variant.candidates) == 12
-        keys = {key for one in variant.candidates for key in one.values}
+        keys = {key for candidate in variant.candidates for key in candidate.values}
         assert keys == {"optimizer.lr", "optimizer.lr_multipliers.loss", "loss.scale"}
     assert loss_of(study, "proxy_isa")["volume"] == 100  # the paper's
 

@@ -168,9 +168,9 @@ def test_tables_of_one_paper_have_its_statements_alone(dmlkit, tmp_path: Path):
     folders = (STUDIES / "glyphs_claims", STUDIES / "log_map_cosine")  # which has no statement of it
     assert dmlkit("report", *folders, "--paper", "mpa", "-o", path).code == 0
     figures, verdicts = tables_of(path.read_text())
-    judged = [one for one in read_results(folders[0]).verdicts if one.paper == "mpa"]
+    judged = [verdict for verdict in read_results(folders[0]).verdicts if verdict.paper == "mpa"]
     assert len(verdicts) == len(judged) > 0
-    named = {name for one in judged for name in (one.better, one.than)}
+    named = {name for verdict in judged for name in (verdict.better, verdict.than)}
     assert {row[0].replace(r"\_", "_") for row in figures} == named
 
 

@@ -29,16 +29,18 @@ def test_a_difference_is_found_and_fewer_looks_are_stricter_by_less():
     method = base + random.normal(0.05, 0.005, 5)
     assert is_decided(list(base), list(method), 5, 13) and is_decided(list(method), list(base), 5, 13)
     widths = [compare_at_looks(list(base), list(method), 5, last) for last in (5, 6, 9, 13)]
-    assert np.all(np.diff([one.high - one.low for one in widths]) > 0)
-    assert np.all(np.diff([one.p_value for one in widths]) >= 0)
+    assert np.all(np.diff([width.high - width.low for width in widths]) > 0)
+    assert np.all(np.diff([width.p_value for width in widths]) >= 0)
 
 
 def test_one_look_is_students_paired_t_test():
     base, method = [0.5, 0.6, 0.7, 0.66], [0.53, 0.6, 0.76, 0.7]
     expected = stats.ttest_rel(method, base)
     interval = expected.confidence_interval(0.95)
-    found = compare_at_looks(base, method, 4, 4)
-    assert (found.low, found.high, found.p_value) == pytest.approx((interval.low, interval.high, expected.pvalue))
+    comparison = compare_at_looks(base, method, 4, 4)
+    assert (comparison.low, comparison.high, comparison.p_value) == pytest.approx(
+        (interval.low, interval.high, expected.pvalue)
+    )
     assert np.quantile(least_p_values(4, 4), 0.05) == pytest.approx(0.05, rel=0.05)
 
 
@@ -47,8 +49,8 @@ def test_the_interval_holds_0_where_the_p_value_is_above_5_percent():
     for shift in np.linspace(0, 0.06, 40):
         base = list(random.normal(0.7, 0.02, 6))
         method = list(np.array(base) + random.normal(shift, 0.03, 6))
-        found = compare_at_looks(base, method, 5, 10)
-        assert (found.low <= 0 <= found.high) == (found.p_value > 0.05)
+        comparison = compare_at_looks(base, method, 5, 10)
+        assert (comparison.low <= 0 <= comparison.high) == (comparison.p_value > 0.05)
 
 
 @pytest.mark.parametrize("last", [6, 12])

@@ -149,20 +149,23 @@ def test_the_studies_of_the_papers_are_judged_by_both_figures():
     studies = ROOT / "docs" / "studies"
     for name in ["proxy_gml_ratio", "photos_network_claims"]:
         results = read_results(studies / name)
-        assert len(results.verdicts) == 2 * sum(one.metric == "map@r" for one in results.verdicts)
-        for one in results.verdicts:
-            runs = [results.variants[variant].runs for variant in (one.better, one.than)]
+        assert len(results.verdicts) == 2 * sum(verdict.metric == "map@r" for verdict in results.verdicts)
+        for verdict in results.verdicts:
+            runs = [results.variants[variant].runs for variant in (verdict.better, verdict.than)]
             seeds = runs[0].keys() & runs[1].keys()
-            found = stats.ttest_rel(*([run[seed][one.metric] for seed in seeds] for run in runs))
+            found = stats.ttest_rel(*([run[seed][verdict.metric] for seed in seeds] for run in runs))
             low, high = found.confidence_interval()
-            assert one.difference == pytest.approx((low + high) / 2, abs=1e-6)
+            assert verdict.difference == pytest.approx((low + high) / 2, abs=1e-6)
             if results.more_seeds:  # a correction for the tests after each added seed
-                assert one.p_value >= found.pvalue - 1e-6
+                assert verdict.p_value >= found.pvalue - 1e-6
         assert results.verdicts[0].corrected_p_value is not None
-        least = min(one.p_value for one in results.verdicts)
+        least = min(verdict.p_value for verdict in results.verdicts)
         expected = pytest.approx(len(results.verdicts) * least, rel=1e-5)
-        assert min(one.corrected_p_value or 1 for one in results.verdicts) == expected
-    modes = {(one.better, one.than, one.metric): one for one in read_results(studies / "modes_claims").verdicts}
+        assert min(verdict.corrected_p_value or 1 for verdict in results.verdicts) == expected
+    modes = {
+        (verdict.better, verdict.than, verdict.metric): verdict
+        for verdict in read_results(studies / "modes_claims").verdicts
+    }
     first, second = (modes["proxy_gml", "soft_triple", metric] for metric in ("recall@1", "map@r"))
     assert (first.corrected_verdict, second.corrected_verdict) == ("not separable at this size", "does not hold")
 
@@ -178,15 +181,16 @@ def test_the_page_says_what_reused_runs_of_tuning_change():
             if reused := variant.runs.keys() & set(results.tune_seeds):
                 means = [np.mean([variant.runs[seed]["map@r"] for seed in seeds]) for seeds in (reused, fresh[name])]
                 gaps.setdefault(folder.name, []).append(float(means[0] - means[1]))
-        for one in results.verdicts:
-            better, than = (results.variants[name].runs for name in (one.better, one.than))
+        for verdict in results.verdicts:
+            better, than = (results.variants[name].runs for name in (verdict.better, verdict.than))
             changes = [
-                better[seed][one.metric] - than[seed][one.metric] for seed in fresh[one.better] & fresh[one.than]
+                better[seed][verdict.metric] - than[seed][verdict.metric]
+                for seed in fresh[verdict.better] & fresh[verdict.than]
             ]
             change = float(np.mean(changes))
-            if one.corrected_verdict in ("holds", "does not hold"):
-                assert change * one.difference > 0
-                moved.append(abs(change - one.difference))
+            if verdict.corrected_verdict in ("holds", "does not hold"):
+                assert change * verdict.difference > 0
+                moved.append(abs(change - verdict.difference))
     assert set(gaps) == {"photos_network_claims"}  # which the page names in words
     (mean,) = (float(np.mean(gap)) for gap in gaps.values())
     assert f"on average {mean:.3f} above that of the other seeds" in text

@@ -70,7 +70,7 @@ def test_tuning_seeds_choose_by_their_mean_and_their_runs_are_not_trained_twice(
     assert later == ["small/lr=0.002/seed-2", "large/lr=0.002/seed-2"]
     assert plan.num_runs == 20 == plan.study.num_runs
     choice = plan.results()["small"]
-    means = [np.mean(list(one.values())) for one in scores.values()]
+    means = [np.mean(list(score.values())) for score in scores.values()]
     assert choice.tuned and list(choice.tuned.validation.values()) == pytest.approx(means)
     assert choice.tuned.chosen == "lr=0.002" and list(choice.runs) == [0, 1, 2]  # seed 7 chose alone
     alone = plan_of(tmp_path, text.replace("tune_seeds: [0, 1, 7]\n", ""))
@@ -92,8 +92,8 @@ def test_a_choice_at_the_edge_extends_the_grid(tmp_path, best: float, extend: in
     rounds = end(plan, peak(best))
     assert rounds[-1] == [f"small/{chosen}/seed-1", f"large/{chosen}/seed-1"]
     for variant in plan.as_tried().variants:
-        assert [one.values["optimizer.lr"] for one in variant.candidates] == tried
-        assert [rate_of(one.recipe) for one in variant.candidates] == tried
+        assert [candidate.values["optimizer.lr"] for candidate in variant.candidates] == tried
+        assert [rate_of(candidate.recipe) for candidate in variant.candidates] == tried
         assert len(plan.results()[variant.name].tuned.validation) == len(tried)
     assert plan.num_runs == sum(map(len, rounds))
 
@@ -167,7 +167,7 @@ def test_added_values_lead_to_a_best_one_that_is_not_at_an_edge(tmp_path: Path, 
     )
     end(plan, tell)
     for variant in plan.as_tried().variants:
-        assert len(variant.candidates) == 18 == len({one.label for one in variant.candidates})
+        assert len(variant.candidates) == 18 == len({candidate.label for candidate in variant.candidates})
         assert not edges_of(variant.candidates, plan.chosen[variant.name])
 
 

@@ -59,10 +59,12 @@ def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_go
         == "the time of --budget is used up: 3 of 6 runs are finished; rerun the same command to resume"
     )
     assert trained.names(out) == ["small/seed-0", "large/seed-0", "small/seed-1"]
-    found = results_of(out)
-    assert found["missing"] == {"small": [2], "large": [1, 2]}
-    assert list(found["variants"]["small"]["runs"]) == ["0", "1"] and list(found["variants"]["large"]["runs"]) == ["0"]
-    (judged,) = found["verdicts"]
+    results = results_of(out)
+    assert results["missing"] == {"small": [2], "large": [1, 2]}
+    assert list(results["variants"]["small"]["runs"]) == ["0", "1"] and list(results["variants"]["large"]["runs"]) == [
+        "0"
+    ]
+    (judged,) = results["verdicts"]
     assert (judged["verdict"], judged["low"]) == ("not separable at this size", None)  # of one pair
     assert judged["difference"] == pytest.approx(0.1)
     message = "Incomplete; missing: small (seed 2); large (seeds 1, 2)."
@@ -149,11 +151,11 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(fault: Told, reason: str,
     assert result.code == 2 and result.err.count("\n") == 1, result.err
     assert "1 run failed with the errors above; rerun the same command to try again" in result.err
     assert len(trained.folders) == 6 and f"large/seed-1 failed: {reason}" in result.out
-    found = results_of(out)
-    assert found["missing"] == {"large": [1]} and found["failed"] == {"large/seed-1": reason}
-    assert found["verdicts"][0]["difference"] == pytest.approx(0.1 + 0.01)  # seeds 0 and 2
+    results = results_of(out)
+    assert results["missing"] == {"large": [1]} and results["failed"] == {"large/seed-1": reason}
+    assert results["verdicts"][0]["difference"] == pytest.approx(0.1 + 0.01)  # seeds 0 and 2
     assert f"Failed: large/seed-1: {reason}" in (out / "results.md").read_text()
-    assert json.loads((out / "failures.json").read_text())["failed"] == found["failed"]
+    assert json.loads((out / "failures.json").read_text())["failed"] == results["failed"]
 
     again = train_by(monkeypatch, figures)
     assert study(dmlkit, path).code == 0 and again.names(out) == ["large/seed-1"]

@@ -50,8 +50,8 @@ def killed(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_runs_are_done_failed_stopped_or_waiting(killed: Path):
-    found = status_of(killed)
-    assert [(run.folder, run.state, run.epochs, run.of_epochs, run.seconds) for run in found.runs] == [
+    status = status_of(killed)
+    assert [(run.folder, run.state, run.epochs, run.of_epochs, run.seconds) for run in status.runs] == [
         ("small/seed-0", "done", 3, 3, 30.0),
         ("small/seed-1", "done", 3, 3, 30.0),
         ("small/seed-2", "waiting", 0, 3, 0.0),
@@ -59,16 +59,16 @@ def test_runs_are_done_failed_stopped_or_waiting(killed: Path):
         ("large/seed-1", "stopped", 2, 3, 20.0),
         ("large/seed-2", "waiting", 0, 3, 0.0),
     ]
-    assert [run.score for run in found.runs] == [0.7, 0.71, None, None, pytest.approx(0.79), None]
-    assert found.runs[3].reason == "the loss is not finite"
-    assert (found.seconds, found.seconds_left) == (80.0, 70.0)  # 10 s an epoch, 7 epochs
-    assert not found.is_running
+    assert [run.score for run in status.runs] == [0.7, 0.71, None, None, pytest.approx(0.79), None]
+    assert status.runs[3].reason == "the loss is not finite"
+    assert (status.seconds, status.seconds_left) == (80.0, 70.0)  # 10 s an epoch, 7 epochs
+    assert not status.is_running
 
 
 def test_a_run_whose_folder_is_held_is_running(killed: Path):
     with sole_writer(killed, what="a study"), sole_writer(killed / "runs" / "large" / "seed-1", what="a training"):
-        found = status_of(killed)
-        assert found.is_running and found.runs[4].state == "running"
+        status = status_of(killed)
+        assert status.is_running and status.runs[4].state == "running"
     (killed / "runs" / "large" / "seed-1" / ".lock").touch()  # as a killed process leaves it
     assert status_of(killed).runs[4].state == "stopped"
 
@@ -100,13 +100,13 @@ def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(dmlkit, tmp_
     rows = [line.split("│")[1:3] for line in dmlkit("status", out).out.splitlines() if "│" in line]
     values = ("lr=0.001", "lr=0.002", "lr=0.004", "(not chosen yet)")
     assert [" ".join(row[0].split()) for row in rows] == [
-        f"{name} {one}" for name in ("small", "large") for one in values
+        f"{name} {value}" for name in ("small", "large") for value in values
     ]
     train_by(monkeypatch, peak(1.0))
     assert study(dmlkit, path).code == 0
-    found = status_of(out)
-    assert found.best == {"small": "lr=0.008", "large": "lr=0.008"}
-    assert {run.state for run in found.runs} == {"done"} and len(found.runs) == 10
+    status = status_of(out)
+    assert status.best == {"small": "lr=0.008", "large": "lr=0.008"}
+    assert {run.state for run in status.runs} == {"done"} and len(status.runs) == 10
     text = dmlkit("status", out).out
     assert "small lr=0.008 (best)" in text and "10 of 10 runs done" in text and "left" not in text
 

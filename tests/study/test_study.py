@@ -158,10 +158,10 @@ def test_the_last_epoch_and_the_pretrained_checkpoint_are_reported_too(dmlkit, w
         for seed in SEEDS:
             last = json.loads((whole / "runs" / name / f"seed-{seed}" / "summary.json").read_text())["last"]["test"]
             assert variants[name]["last"][str(seed)] == {metric: last[metric] for metric in METRICS}
-        found = dmlkit(
+        result = dmlkit(
             "eval", whole / "runs" / name / "seed-0", "--checkpoint", "pretrained", "--json", "--device", "cpu"
         )
-        metrics = json.loads(found.out)["metrics"]
+        metrics = json.loads(result.out)["metrics"]
         assert variants[name]["pretrained"] == {metric: metrics[metric] for metric in METRICS}
         mean = np.mean([run["recall@1"] for run in variants[name]["last"].values()])
         assert f"| {mean:.4f} ± " in text and f"| {metrics['recall@1']:.4f} |" in text
@@ -638,8 +638,8 @@ def test_all_faults_of_a_study_and_its_recipes_at_once(dmlkit, tmp_path: Path):
 def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path):
     text = STUDY.replace("large, than", "lagre, than").replace("[recall@1, ndcg@3]", "[recal@1, map@r]")
     text = "seeds: [2, 2]\n" + text.replace("seeds: [0, 1]", "reference: none")
-    found = faults(dmlkit, tmp_path, text.replace("0.3}", "0.3, tune: {optimizer.lr: [1e-3, 2e-3]}}"))
-    assert found[:-1] == [
+    printed = faults(dmlkit, tmp_path, text.replace("0.3}", "0.3, tune: {optimizer.lr: [1e-3, 2e-3]}}"))
+    assert printed[:-1] == [
         "study.yaml:2: claim: expected one line of text as the first key of the file",
         "study.yaml:11: variants.large.tune: 2 trials to tune large, but 1 for small; "
         "expected the same number for every variant",
@@ -648,7 +648,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         "study.yaml:13: expect.0.better: unknown variant 'lagre'; did you mean 'large'?",
         "study.yaml:13: expect.0.metric: unknown metric 'recall@1'; did you mean 'recal@1'?",
     ]
-    assert found[-1].startswith("study.yaml:8: metrics.0: unknown metric 'recal@1'; expected one of ami, ")
+    assert printed[-1].startswith("study.yaml:8: metrics.0: unknown metric 'recal@1'; expected one of ami, ")
 
 
 @pytest.mark.parametrize(
@@ -732,8 +732,8 @@ def test_a_grid_that_is_too_large_is_counted_before_it_is_built_t16(dmlkit, tmp_
     values = list(range(1, 11))
     grid = "".join(f"  {key}: {values}\n" for key in ("a", "b", "c", "d", "e", "f", "g", "h"))
     text = STUDY.partition("variants:")[0] + f"grid:\n{grid}"
-    found = faults(dmlkit, tmp_path, text, "--dry-run")
-    assert found == ["study.yaml:8: grid: got 100,000,000 recipes, expected at most 1,000; use fewer keys or values"]
+    printed = faults(dmlkit, tmp_path, text, "--dry-run")
+    assert printed == ["study.yaml:8: grid: got 100,000,000 recipes, expected at most 1,000; use fewer keys or values"]
 
 
 def test_files_that_are_no_study(dmlkit, tmp_path: Path):

@@ -159,12 +159,14 @@ def test_skewed_differences_of_seeds_are_called_more_often_than_5_percent():
 def test_the_bound_of_looks_widens_the_interval_over_seeds_and_classes():
     one = planted(np.random.default_rng(7), 6, 41, "both")
     method = (one.changes @ (one.queries / one.queries.sum())).tolist()
-    found = compare_at_looks([0.0] * 6, method, 5, 10, one)
+    comparison = compare_at_looks([0.0] * 6, method, 5, 10, one)
     bound = np.quantile(least_p_values(5, 10), 0.05)
     variance, freedom = one.spread()
     margin = stats.t.ppf(1 - bound / 2, freedom) * variance**0.5
-    assert (found.low, found.high) == pytest.approx((np.mean(method) - margin, np.mean(method) + margin), abs=1e-4)
-    assert found.p_value > one.compare().p_value
+    assert (comparison.low, comparison.high) == pytest.approx(
+        (np.mean(method) - margin, np.mean(method) + margin), abs=1e-4
+    )
+    assert comparison.p_value > one.compare().p_value
 
 
 CLASSES = 12
@@ -173,7 +175,7 @@ CLASSES = 12
 def variant(changes: Array, queries: Array) -> VariantResults:
     names = tuple(f"class {i}" for i in range(CLASSES))
     runs = {seed: {"map@r": float(np.average(row, weights=queries))} for seed, row in enumerate(changes)}
-    counts = tuple(int(one) for one in queries)
+    counts = tuple(int(query) for query in queries)
     classes = {
         seed: ClassMetrics(names=names, queries=counts, metrics={"map@r": tuple(row.tolist())})
         for seed, row in enumerate(changes)

@@ -49,18 +49,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_models_are_measured_on_the_training_half_of_the_classes(home: Path):
-    found = face.start("photos", device="cpu")
+    started = face.start("photos", device="cpu")
     paths = [path for label in range(8) for path in sorted((home / "photos" / f"{label:02}").iterdir())]
     labels = np.arange(8).repeat(3)
-    for one in found.measured:
-        points = face.load(f"timm:{one.backbone.model}", device="cpu").embed(paths)
+    for measurement in started.measured:
+        points = face.load(f"timm:{measurement.backbone.model}", device="cpu").embed(paths)
         similarities = points @ points.T
         np.fill_diagonal(similarities, -1)
         expected = (labels[similarities.argmax(axis=1)] == labels).mean()
-        assert one.intervals["recall@1"].mean == pytest.approx(expected)
-    assert {one.license for one in found.measured} == {"apache-2.0", "cc-by-nc-4.0"}
-    assert found.recipe.backbone.license() == "apache-2.0" and "the best of 2 measured here" in found.text
-    assert parse_recipe(found.text, "recipe") == found.recipe
+        assert measurement.intervals["recall@1"].mean == pytest.approx(expected)
+    assert {measurement.license for measurement in started.measured} == {"apache-2.0", "cc-by-nc-4.0"}
+    assert started.recipe.backbone.license() == "apache-2.0" and "the best of 2 measured here" in started.text
+    assert parse_recipe(started.text, "recipe") == started.recipe
 
 
 FEW = [0.3, 0.4, 0.5, 0.2, 0.6, 0.3, 0.4, 0.5, 0.2, 0.6, 0.5, 0.4]
@@ -190,9 +190,9 @@ def test_a_batch_takes_at_most_a_share_of_the_free_memory(home: Path, dmlkit: Cl
     monkeypatch.setattr(estimate, "kept_bytes", lambda *_: 1e8)
     monkeypatch.setattr(start, "CHOICES", start.CHOICES[:1])
     trees.photos(home / "photos", (f"{row % 16:02}/{row}.jpg" for row in range(16, 16 * 14)), first=100)
-    found = face.start("photos", device="cpu")
-    chunk = found.recipe.training.gradient_cache
-    batch = found.recipe.sampler.batch_size
+    started = face.start("photos", device="cpu")
+    chunk = started.recipe.training.gradient_cache
+    batch = started.recipe.sampler.batch_size
     assert chunk == 8 < batch and 2e9 + 1.2e8 * batch > 0.6 * 4e9  # (2.4e9 - 2e9) / 1.2e8 is 3, and 8 the least
     monkeypatch.setattr(estimate, "free_memory", lambda _: 6e9)
     assert face.start("photos", device="cpu").recipe.training.gradient_cache == 13  # (3.6e9 - 2e9) / 1.2e8

@@ -60,9 +60,9 @@ def plain_loop(text: str) -> dict[str, torch.Tensor]:
 def test_training_equals_a_plain_loop(dmlkit, tiny_recipe, tmp_path):
     assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu").code == 0
     expected = plain_loop(TINY_RECIPE)
-    found = weights(tmp_path / "run")
+    state = weights(tmp_path / "run")
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, msg=name)
+        torch.testing.assert_close(state[name], tensor, msg=name)
 
 
 @pytest.mark.parametrize("options", [[], ["training.ema=0.5", "training.validate_every=3"]], ids=["any", "last"])
@@ -218,10 +218,10 @@ def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe, tmp
         sets += ["--device", "cpu", "--set", "optimizer={name: riemannian_sgd, lr: 0.03}"]
         result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets)
         assert result.code == 0, result.err
-    found, expected = weights(tmp_path / "true"), weights(tmp_path / "false")
-    assert found.keys() == expected.keys()
+    state, expected = weights(tmp_path / "true"), weights(tmp_path / "false")
+    assert state.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(state[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else(dmlkit, tiny_recipe: Path, tmp_path):
@@ -361,4 +361,6 @@ def test_memory_that_runs_out_is_one_line_with_the_settings_that_need_less(dmlki
 
 def test_frozen_batch_norms_take_single_images(dmlkit, tiny_recipe: Path):
     changes = ["backbone={name: resnet18, freeze_batchnorm_statistics: true}", "sampler.batch_size=1"]
-    assert dmlkit("train", tiny_recipe, "--dry-run", *(word for one in changes for word in ("--set", one))).code == 0
+    assert (
+        dmlkit("train", tiny_recipe, "--dry-run", *(word for change in changes for word in ("--set", change))).code == 0
+    )

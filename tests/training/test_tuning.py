@@ -83,7 +83,7 @@ def start() -> Any:
 def test_frozen_epochs_without_a_backward_pass_end_with_the_bits_of_dropped_gradients(epochs, tmp_path, monkeypatch):
     """Forward and backward through everything, and no step of the backbone; batch norms see the images all the same."""
     overrides = (f"backbone.freeze_epochs={epochs}", "training.clip_grad_norm=0.5")
-    found = weights(trained(tmp_path / "found", *overrides))
+    state = weights(trained(tmp_path / "found", *overrides))
     seen: list[int] = []
 
     def note(_: Backbone, epoch: int) -> bool:
@@ -97,10 +97,10 @@ def test_frozen_epochs_without_a_backward_pass_end_with_the_bits_of_dropped_grad
 
     monkeypatch.setattr(Backbone, "set_epoch", note)
     monkeypatch.setattr(sys.modules["dmlkit.training.train"], "average_gradients", drop)
-    assert_equal_weights(weights(trained(tmp_path / "dropped", *overrides)), found)
-    same = torch.equal(found["backbone.layers.0.weight"], start()["layers.0.weight"])
+    assert_equal_weights(weights(trained(tmp_path / "dropped", *overrides)), state)
+    same = torch.equal(state["backbone.layers.0.weight"], start()["layers.0.weight"])
     assert same == (epochs == 3)  # of 3
-    assert not torch.equal(found["backbone.layers.1.running_mean"], start()["layers.1.running_mean"])
+    assert not torch.equal(state["backbone.layers.1.running_mean"], start()["layers.1.running_mean"])
 
 
 @pytest.mark.parametrize("tuning", TUNED)
@@ -110,10 +110,10 @@ def test_training_lowers_the_loss_and_leaves_what_is_frozen(tuning: str, tmp_pat
     assert rows[-1].loss < rows[0].loss
     torch.manual_seed(3)
     tuned_recipe = parse_recipe(TINY_RECIPE, "tiny.yaml", [f"backbone.tuning={TUNED[tuning]}"])
-    backbone, found = tuned_recipe.backbone.build(), weights(run.path)
+    backbone, state = tuned_recipe.backbone.build(), weights(run.path)
     assert backbone.frozen_names
     for name in backbone.frozen_names:  # weights from scratch are in the checkpoint
-        assert torch.equal(found[f"backbone.{name}"], backbone.state_dict()[name])
+        assert torch.equal(state[f"backbone.{name}"], backbone.state_dict()[name])
 
 
 PRETRAINED = (

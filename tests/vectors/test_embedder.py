@@ -66,10 +66,10 @@ def test_the_mode_of_a_model_is_set_only_if_it_trains(home: Path, paths: list[Pa
 
 def test_similarity_is_the_manifold_s(model: Embedder, paths: list[Path]):
     points = model.embed(paths[:5])
-    found = model.similarity(points, points[:3])
+    similarity = model.similarity(points, points[:3])
     tensors = torch.from_numpy(points)
     with torch.no_grad():
-        assert np.array_equal(found, model.trained.model.manifold.similarity(tensors, tensors[:3]).numpy())
+        assert np.array_equal(similarity, model.trained.model.manifold.similarity(tensors, tensors[:3]).numpy())
 
 
 def test_evaluation_is_the_command_s(home: Path, dmlkit: Callable[..., Result]):

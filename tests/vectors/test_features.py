@@ -166,7 +166,7 @@ def test_a_disk_without_room_is_one_line_before_anything_is_written(
 
 def test_blocks_that_read_several_maps_are_refused(photos: Path, dmlkit: Callable[..., Result]) -> None:
     changes = ("backbone={name: bn_inception, tuning: {name: last_blocks, feature_views: 0}}", "transform.size=64")
-    shown = dmlkit("train", "r.yaml", "-o", "run", *(word for one in changes for word in ("--set", one)))
+    shown = dmlkit("train", "r.yaml", "-o", "run", *(word for change in changes for word in ("--set", change)))
     assert shown.code == 2 and not Path("run").exists()
     assert "backbone.tuning.feature_views: the last blocks of this backbone read more than one map" in shown.err
 
@@ -270,8 +270,8 @@ def test_a_photo_that_stops_the_features_is_removed_or_repaired(
     ],
 )
 def test_what_cached_features_would_ignore_is_refused(photos: Path, dmlkit: Callable[..., Result], change: str) -> None:
-    found = dmlkit("train", "r.yaml", "-o", "one", "--set", change)
-    assert found.code == 2
+    result = dmlkit("train", "r.yaml", "-o", "one", "--set", change)
+    assert result.code == 2
     assert not Path("one").exists()
 
 
@@ -331,8 +331,8 @@ def test_stored_features_give_the_embeddings_of_their_images(
         dataset = trained.recipe.dataset.build(split)
         expected = embed_images(trained, ranks, dataset, "photos")
         dimensions.clear()
-        found = split_embeddings(run, trained, ranks, dataset, split)
-        assert all(torch.equal(one, other) for one, other in zip(found[:3], expected[:3], strict=True))
+        embedded = split_embeddings(run, trained, ranks, dataset, split)
+        assert all(torch.equal(one, other) for one, other in zip(embedded[:3], expected[:3], strict=True))
         return {*dimensions}
 
     assert computed("test") == computed("validation") == computed("train") == {2}  # plain draws no views

@@ -31,15 +31,15 @@ def run_of(folder: Path, loss: str, *keys: str) -> RunFolder:
 )
 def test_the_proxies_are_those_that_the_loss_has_learned(tmp_path: Path, loss: str, of_a_class: int):
     run = run_of(tmp_path / "run", loss)
-    found = proxies_of(run, "last", Sphere(8))
+    proxies = proxies_of(run, "last", Sphere(8))
     if not of_a_class:
-        assert found is None
+        assert proxies is None
         return
-    assert found is not None and found.labels.bincount().tolist() == [of_a_class] * 3
+    assert proxies is not None and proxies.labels.bincount().tolist() == [of_a_class] * 3
     learned = run.load_checkpoint("last")["objective"]["loss.proxies"]
-    assert torch.allclose(found.points, torch.nn.functional.normalize(learned.reshape(-1, 8)))
+    assert torch.allclose(proxies.points, torch.nn.functional.normalize(learned.reshape(-1, 8)))
     embedded = embed_split(run.path, "train", device="cpu", checkpoint="last")
-    assert embedded.class_names == found.class_names
+    assert embedded.class_names == proxies.class_names
 
 
 @pytest.mark.parametrize("proxies", ["features", "points"])

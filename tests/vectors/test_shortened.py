@@ -42,7 +42,7 @@ def test_short_embeddings_are_the_first_coordinates_of_the_full_ones(place: Path
     assert short.shape == (12, 3) and short == pytest.approx(expected, abs=1e-6)
     result = dmlkit("search", run / "embeddings" / "photos-3", photos / "04.png", "-k", 3, "--json", "--device", "cpu")
     assert result.code == 0, result.err
-    found = [one["id"] for one in json.loads(result.out)["queries"][0]["neighbors"]]
+    found = [neighbor["id"] for neighbor in json.loads(result.out)["queries"][0]["neighbors"]]
     assert found == (-expected @ expected[4]).argsort()[:3].tolist()
 
 

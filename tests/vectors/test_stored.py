@@ -239,8 +239,8 @@ def test_what_other_commands_have_embedded_does_not_change_a_split(home: Path, e
 
 
 def points_by_path(folder: Path) -> dict[str, np.ndarray]:
-    found = EmbeddingFolder(folder)
-    return {os.path.realpath(path): point for path, point in zip(found.paths, np.array(found.points), strict=True)}
+    opened = EmbeddingFolder(folder)
+    return {os.path.realpath(path): point for path, point in zip(opened.paths, np.array(opened.points), strict=True)}
 
 
 def split_by_path() -> dict[str, np.ndarray]:

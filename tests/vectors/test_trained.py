@@ -46,8 +46,8 @@ def test_a_run_whose_images_have_moved_finds_them_again_u16(dmlkit, home: Path, 
     lost = dmlkit(*command)
     assert lost.code == 2 and lost.err.count("\n") == 1
     assert "before: no such folder" in lost.err and "--set dataset.root=PATH" in lost.err
-    found = dmlkit(*command, "--set", "dataset.root=after")
-    assert found.code == 0, found.err
+    result = dmlkit(*command, "--set", "dataset.root=after")
+    assert result.code == 0, result.err
 
 
 def test_the_dataset_alone_may_be_another_u16(dmlkit, home: Path, monkeypatch):
