@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_no
 from dmlkit.distributed.exchange import gather_counts, gather_rows
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
-from dmlkit.errors import UserError, killed_reader, out_of_memory
+from dmlkit.errors import UserError, killed_reader, out_of_memory, warn
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
@@ -241,9 +241,20 @@ def fit(
 
 def _move_model(experiment: Experiment, ranks: Ranks) -> None:
     """Move the model to its device, its backbone compiled if the recipe says so."""
-    if experiment.recipe.training.compile:
+    if experiment.recipe.training.compile and _compiles(ranks.device):
         experiment.model.backbone.compile()
     experiment.model.to(ranks.device)
+
+
+def _compiles(device: torch.device) -> bool:
+    """Return whether torch.compile works here; it needs a C++ compiler, which not every machine has."""
+    try:
+        torch.compile(lambda values: values + 1)(torch.ones(2, device=device))
+    except Exception as error:  # of a class that PyTorch keeps to itself
+        reason = str(error).strip().partition("\n")[0]
+        warn(f"training.compile: trains without it, because torch.compile fails here: {reason}")
+        return False
+    return True
 
 
 def _first_state(experiment: Experiment, run: RunFolder, ranks: Ranks, resume: bool) -> State:

@@ -224,6 +224,20 @@ def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe, tmp
         torch.testing.assert_close(state[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+def test_a_machine_without_a_compiler_trains_without_it_and_says_so(dmlkit, tiny_recipe, tmp_path, monkeypatch):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", (None, "/nonexistent/c++"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    for name in ("true", "false"):
+        sets = ("--set", f"training.compile={name}", "--set", "training.epochs=1", "--device", "cpu")
+        result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets)
+        assert result.code == 0, result.err
+        assert result.err.count("training.compile: trains without it") == (name == "true")
+    found, expected = weights(tmp_path / "true"), weights(tmp_path / "false")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else(dmlkit, tiny_recipe: Path, tmp_path):
     run = tmp_path / "run"
     short = ("--set", "training.epochs=1", "--device", "cpu")
