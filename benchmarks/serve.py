@@ -30,7 +30,7 @@ import dmlkit
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.files.image_file import image_files
 from dmlkit.gallery.change import create_gallery
-from dmlkit.gallery.files import OF_PRECISION, VectorPrecision
+from dmlkit.gallery.files import IndexKind
 from dmlkit.gallery.index import index_gallery
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.train import train
@@ -47,7 +47,7 @@ Run: python benchmarks/serve.py PHOTOS soak MINUTES
 """
 SINGLE, MANY = 200, 400  # requests of one client and of 16
 LARGE, SMALL, DIM = 100_000, 100, 512
-PRECISIONS: tuple[VectorPrecision, ...] = ("int8", "binary")
+METHODS: tuple[IndexKind, ...] = ("int8", "binary")
 RECALL = 0.99
 SOAK_HEADER = ["minutes", "answers", "failed", "memory before", "growth"]
 Rows = list[list[str]]
@@ -138,11 +138,11 @@ def searches(folder: Path) -> Rows:
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(picture)
     small, large = (gallery_on_disk(folder, count, DIM) for count in (SMALL, LARGE))
     galleries = {f"{SMALL:,} x {DIM}": small, f"{LARGE:,} x {DIM}": large}
-    for precision in PRECISIONS:
-        path = folder / precision
+    for method in METHODS:
+        path = folder / method
         shutil.copytree(large, path)
-        found = index_gallery(path, OF_PRECISION[precision], RECALL)
-        galleries[f"{LARGE:,} x {DIM}, --precision {precision}, recall {found.index.recall:.3f}"] = path
+        found = index_gallery(path, method, RECALL)
+        galleries[f"{LARGE:,} x {DIM}, --method {method}, recall {found.index.recall:.3f}"] = path
     seconds: dict[str, list[float]] = {name: [] for name in galleries}
     with ExitStack() as stack:
         clients = {

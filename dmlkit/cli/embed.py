@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -45,17 +45,15 @@ def embed(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     skip_bad_images: Annotated[bool, "Skip images that cannot be read, and list them in manifest.json."] = False,
-    engine: Annotated[
-        Literal["local", "torchrun", "ray"] | None,
-        "ENGINE",
-        "Which processes embed: local (this one), torchrun (its own), or ray (those of a cluster that can read all "
-        "files). Default: torchrun if it started this command, else local.",
-    ] = None,
+    ray: Annotated[
+        bool,
+        "Let the workers of a Ray cluster embed, which must all read the files. Default: this process, or torchrun's.",
+    ] = False,
     device: ModelDevice = "auto",
 ) -> None:
     """Embed images, and write embeddings.npy, items.parquet and manifest.json.
 
-    If it is interrupted, the same command resumes, also with another --engine.
+    If it is interrupted, the same command resumes, also with --ray or under torchrun.
     """
     from dmlkit.distributed.launch import is_first_rank
     from dmlkit.distributed.stopping import STOPPED
@@ -78,7 +76,7 @@ def embed(
                 checkpoint=checkpoint,
                 dims=dims,
                 skip_bad_images=skip_bad_images,
-                engine=engine,
+                ray=ray,
             ),
             bar=bars(console),
             say=partial(say, console),

@@ -90,14 +90,11 @@ def evaluate(
         "For a run: measure how much of the last metric comes from outside the objects. FILE: a table of boxes (path, "
         "x1, y1, x2, y2) or masks (path, mask); center: the object is a central square.",
     ] = None,
-    dims: Annotated[
-        list[int] | None, "N", "Compare with the first N coordinates alone. Repeatable.", {"min": 1}
-    ] = None,
-    precision: Annotated[
+    form: Annotated[
         list[str] | None,
-        "NAME",
-        "Compare with stored forms: fp32, fp16, int8, binary (signs) or rescored (signs choose 100, and the full "
-        "vectors order them). Repeatable. Default: fp32, with --dims.",
+        "N:NAME",
+        "Compare with a form of vectors: the first N coordinates (e.g. 64), a precision, or both (64:int8): fp32, "
+        "fp16, int8, binary (signs) or rescored (signs choose 100, and the full vectors order them). Repeatable.",
     ] = None,
     output: Annotated[
         Path | None, "FILE", "Write a CSV file with one row per class, worst first.", Writes(check_file, (".csv",))
@@ -116,7 +113,7 @@ def evaluate(
 ) -> None:
     """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""
     kind = evaluated_kind(source, checkpoint)
-    of_vectors = {"--rerank": rerank, "--dims": dims, "--precision": precision, "--manifold": manifold}
+    of_vectors = {"--rerank": rerank, "--form": form, "--manifold": manifold}
     of_runs = {"--split": split, "--set": overrides, "--with": second, "--evidence": evidence, "--by": by}
     check_options(source, kind, {**of_vectors, **of_runs, "--where": where, "--device": device})
     images, asked = other if kind in ("run", "backbone") else None, column_of(by)
@@ -129,10 +126,10 @@ def evaluate(
     labels_of = array_labels(source, kind, other, labels or [])
 
     from dmlkit.evaluation.run import Scope
-    from dmlkit.metrics.ranking.codec import stored_forms
+    from dmlkit.metrics.ranking.codec import stored_form
 
     try:
-        forms = stored_forms(dims or (), precision or ())
+        forms = [stored_form(text) for text in dict.fromkeys(form or ())]
     except ValueError as error:
         raise UserError(str(error)) from None
     scope = Scope(split, images, overrides or (), metric or (), asked, where_of(where), rerank_of(rerank))

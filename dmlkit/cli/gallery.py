@@ -22,7 +22,7 @@ from dmlkit.cli.options import (
     existing,
     second_option,
 )
-from dmlkit.errors import UserError, merged
+from dmlkit.errors import merged
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_gallery
@@ -241,7 +241,7 @@ def info(
         say(console, "index: none; all searches are exact")
     else:
         left_out = counted(state.not_indexed, "image is", "images are")
-        say(console, f"index: {index.value}, measured recall {index.recall:.4f}; {left_out} not in the index")
+        say(console, f"index: {index.kind}, measured recall {index.recall:.4f}; {left_out} not in the index")
     if verify:
         say(console, "verified: all files match their checksums")
 
@@ -342,29 +342,20 @@ def index(
     gallery: GalleryPath,
     /,
     method: Annotated[
-        Literal["ivf_pq", "ivf_hnsw_sq"] | None,
+        Literal["ivf_pq", "ivf_hnsw_sq", "int8", "binary"],
         "METHOD",
-        "Type of index: ivf_pq (compact codes, the default), or ivf_hnsw_sq (a graph, which takes longer to build).",
-    ] = None,
-    precision: Annotated[
-        Literal["int8", "binary"] | None,
-        "PRECISION",
-        "Instead of --method: search vectors of a byte (int8) or a bit (binary) per number. The best candidates are "
-        "ordered by the full vectors.",
-    ] = None,
+        "What the index keeps of a vector: compact codes (ivf_pq), a byte per number (int8) or a bit (binary); or a "
+        "byte per number in a graph (ivf_hnsw_sq), which takes longer to build. Full vectors order the candidates.",
+    ] = "ivf_pq",
     recall: Annotated[float, "SHARE", "Share of the 10 nearest images that a search must find, 0 to 1."] = 0.99,
 ) -> None:
     """Build an approximate index for faster search and identify, and measure its recall."""
-    from dmlkit.gallery.files import OF_PRECISION
     from dmlkit.gallery.index import index_gallery
     from dmlkit.nearest.search import MARGIN
 
-    if method and precision:
-        raise UserError(f"--method {method}: does not go with --precision {precision}; give one of them")
-    chosen = OF_PRECISION[precision] if precision else method or "ivf_pq"
-    found, console = index_gallery(gallery, chosen, recall), Console()
+    found, console = index_gallery(gallery, method, recall), Console()
     read = f"{found.index.nprobes} parts, and {found.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
-    say(console, f"{precision or chosen}: built in {found.build_seconds:.1f} s; a search reads {read}")
+    say(console, f"{method}: built in {found.build_seconds:.1f} s; a search reads {read}")
     asked = f"{found.queries} images of the gallery as queries"
     say(console, f"recall {found.index.recall:.4f} of the 10 nearest, with {asked}")
     say(console, f"{found.bytes_per_image:.0f} bytes per image in the index; a full vector: {found.full_bytes}")

@@ -97,7 +97,7 @@ def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> N
 
         say(console, f"note: {RERANKED}")
     if answers.index is not None:
-        found = f"found by {answers.index.value}, measured recall {answers.index.recall:.4f}"
+        found = f"found by {answers.index.kind}, measured recall {answers.index.recall:.4f}"
         say(console, f"note: {found}; use --exact for all")
     if answers.k < k:
         say(console, f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")

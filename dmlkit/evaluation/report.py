@@ -162,7 +162,7 @@ class Report(Document, frozen=True):
     alternative: Alternative | None = None
     """Metrics with ``--rerank`` or ``--with``."""
     forms: tuple[FormFigures, ...] | None = None
-    """Metrics of stored forms, with ``--dims`` or ``--precision``."""
+    """Metrics of stored forms, with ``--form``."""
     evidence: Evidence | None = None
     """Share of a metric that comes from outside the objects, with ``--evidence``."""
 

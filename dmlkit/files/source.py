@@ -79,8 +79,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {  # kinds of source to which each option
     "--near": ("gallery",),
     "--by": ("run", "embeddings", "gallery"),
     "--rerank": ("run", "embeddings", "gallery", "array"),
-    "--dims": ("run", "embeddings", "gallery", "array"),
-    "--precision": ("run", "embeddings", "gallery", "array"),
+    "--form": ("run", "embeddings", "gallery", "array"),
 }
 OTHER = {"--far": "--fpir", "--fpir": "--far"}  # the option that asks the same of another kind of source
 

@@ -29,10 +29,8 @@ if TYPE_CHECKING:  # NumPy takes 0.1 s
 
 MANIFEST, IDENTIFICATION = "gallery.json", "identification.json"
 VERSIONS, VECTORS, THUMBNAILS = "versions", "vectors", "thumbnails"
-IndexKind = Literal["ivf_pq", "ivf_hnsw_sq", "ivf_sq", "ivf_rq"]
-VectorPrecision = Literal["int8", "binary"]
-OF_PRECISION: dict[VectorPrecision, IndexKind] = {"int8": "ivf_sq", "binary": "ivf_rq"}
-"""Index that keeps a number of each vector in a byte or in a bit, under the names of ``dmlkit eval --precision``."""
+IndexKind = Literal["ivf_pq", "ivf_hnsw_sq", "int8", "binary"]
+"""What an index keeps of vectors; ``int8`` and ``binary`` are the forms of ``dmlkit eval --form``."""
 
 
 class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -50,16 +48,6 @@ class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
     """Number of images compared exactly per requested neighbor."""
     recall: FiniteFloat
     """Share of the 10 nearest images that it found, measured on images of the gallery."""
-
-    @property
-    def option(self) -> str:
-        """Option of ``dmlkit gallery index`` that builds such an index."""
-        return f"--{'precision' if self.kind in OF_PRECISION.values() else 'kind'} {self.value}"
-
-    @property
-    def value(self) -> str:
-        """Value of this option."""
-        return next((name for name, kind in OF_PRECISION.items() if kind == self.kind), self.kind)
 
 
 class GalleryVersion(BaseModel, frozen=True, extra="forbid", strict=True):

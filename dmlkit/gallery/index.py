@@ -126,9 +126,9 @@ def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
             factory = f"{lists},PQ{width // 2 if width % 2 == 0 else width}x8"
         case "ivf_hnsw_sq":
             factory = "HNSW32_SQ8"
-        case "ivf_sq":
+        case "int8":
             factory = f"{lists},SQ8"
-        case "ivf_rq":
+        case "binary":
             factory = f"{lists},RaBitQ"
     index = faiss.IndexIDMap(faiss.index_factory(width, factory, _metric(gallery)))
     generator = torch.Generator().manual_seed(0)
@@ -178,7 +178,7 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recal
         further = [tried(one) for one in _further(best, partitions(len(gallery)))]
         if not further:
             raise UserError(
-                f"{gallery.path}: {best.value} finds {best.recall:.4f} of the {nearest} nearest at most "
+                f"{gallery.path}: {best.kind} finds {best.recall:.4f} of the {nearest} nearest at most "
                 f"({sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --method "
                 "or a lower --recall"
             )

@@ -94,7 +94,7 @@ def migrate_gallery(
         resumed,
         is_new=True,
         threshold=described.threshold,
-        index=index.option if index else None,
+        index=f"--method {index.kind}" if index else None,
         lost="patches" if before_local and not trained.local else None,
     )
 

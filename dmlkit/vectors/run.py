@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -41,7 +41,6 @@ from dmlkit.vectors.progress_bar import Advance, Bar, no_bar
 from dmlkit.vectors.store import PART_IMAGES, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel, describe, load_model, shortened
 
-Engine = Literal["local", "torchrun", "ray"]
 KNOWN = "these images are embedded already"
 MAX_READERS = 8  # processes per GPU of a Ray worker that read images
 
@@ -62,13 +61,15 @@ class EmbedOptions:
     """Number of first coordinates of the embeddings, see `shortened`. Default: all."""
     skip_bad_images: bool = False
     """Leave out images that cannot be read, and list them."""
-    engine: Engine | None = None
-    """See `choose_engine`."""
+    ray: bool = False
+    """Let the workers of a Ray cluster embed, instead of this process or the ranks of torchrun."""
 
     def check(self, images: Path | None, split: Split | None) -> None:
         """Raise a `UserError` unless there are images or a split, and only options that apply to them."""
         if (images is None) == (split is None):
             raise UserError("embed: expected either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
+        if self.ray and count_ranks()[0] > 1:
+            raise UserError("--ray: torchrun has started this process; remove --ray, or do without torchrun")
         if images is not None and self.overrides:
             raise UserError(f"embed: --set {self.overrides[0]} applies only to --split, not to {images}; remove it")
         for option, given in ((f"--labels {self.labels}", self.labels), ("--boxes", self.boxes)):
@@ -110,13 +111,13 @@ def embed(
         UserError: an image cannot be read, the disk is full, the folder has other files, or see `EmbedOptions.check`.
     """
     options.check(images, split)
-    engine, dims = choose_engine(options.engine), options.dims
-    ranks = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
+    dims = options.dims
+    ranks = start_ranks("cpu" if options.ray else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
     if options.checkpoint is None and ranks.is_global_zero:
         folder.warn_of_loss()
     trained = load_model(folder, ranks, options.checkpoint, overrides=options.overrides)
-    trained = trained if dims is None else _short(trained, dims, engine)
+    trained = trained if dims is None else _short(trained, dims, options)
     source = str(images) if split is None else f"{trained.recipe.dataset.name}:{split}"
     place = output or output_of(folder, images, split, trained.checkpoint, dims)
     check_folder(place, "embeddings", *EMBEDDING_MARKS, sources=[])
@@ -135,7 +136,7 @@ def embed(
     way = "name their folder with --root, or skip such images with --skip-bad-images"
     refuse_missing(dataset, "skip" if skip else "error", source, way)
     home = ranks.broadcast(_home(folder, place) if ranks.is_global_zero else place)
-    with RayWorkers.started(device) if engine == "ray" else nullcontext() as workers:
+    with RayWorkers.started(device) if options.ray else nullcontext() as workers:
         model = stored_model(trained, workers.device if workers else "")
         keys = image_keys(dataset, trained.recipe.dataset)
         job = FillJob(dataset, keys, home, model, exact=split is not None, skip_bad_images=skip)
@@ -238,31 +239,10 @@ def _column(values: Values, known: Values | None = None, texts: bytes | None = N
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers[:2])
 
 
-def choose_engine(engine: Engine | None) -> Engine:
-    """Return the requested engine; by default torchrun's ranks if there are several, otherwise this process."""
-    ranks = count_ranks()[0]
-    if engine is None:
-        return "torchrun" if ranks > 1 else "local"
-    if engine == "torchrun" and "WORLD_SIZE" not in os.environ:
-        raise UserError(
-            "--engine torchrun: torchrun did not start this process; use torchrun --nproc-per-node=N -m dmlkit embed "
-            "..., where N is the number of GPUs"
-        )
-    if engine != "torchrun" and ranks > 1:
-        raise UserError(
-            f"--engine {engine}: torchrun has started {ranks} processes; remove --engine, or use dmlkit embed without "
-            "torchrun"
-        )
-    return engine
-
-
-def _short(trained: TrainedModel, dims: int, engine: Engine) -> TrainedModel:
-    """Return the model of the first coordinates; other processes and engines load the whole one."""
-    if engine == "ray" or trained.computation is not None:
-        raise UserError(
-            f"embed: --dims {dims} applies to torch in this process or under torchrun; leave out --engine ray and "
-            "any runtime in --device"
-        )
+def _short(trained: TrainedModel, dims: int, options: EmbedOptions) -> TrainedModel:
+    """Return the model of the first coordinates; workers of Ray and other runtimes load the whole one."""
+    if options.ray or trained.computation is not None:
+        raise UserError(f"embed: --dims {dims} applies to torch alone; leave out --ray and any runtime in --device")
     return shortened(trained, dims)
 
 
@@ -297,7 +277,7 @@ class RayWorkers:
             ray: Any = import_module("ray")
             import_module("ray.data")
         except ImportError:
-            raise UserError("--engine ray: Ray is not installed; install it with: pip install 'dmlkit[ray]'") from None
+            raise UserError("--ray: Ray is not installed; install it with: pip install 'dmlkit[ray]'") from None
         if device not in ("auto", "cpu", "cuda"):
             raise UserError(f"--device {device}: expected auto, cpu or cuda, because Ray assigns devices to workers")
         refuse_plugin_files()
@@ -314,7 +294,7 @@ class RayWorkers:
         except ray.exceptions.RayError as error:
             words = str(error).strip().splitlines()[-1]
             raise UserError(
-                f"--engine ray: a worker failed: {words}; every machine needs the same version of dmlkit and its "
+                f"--ray: a worker failed: {words}; every machine needs the same version of dmlkit and its "
                 "dependencies; finished parts are kept, and the same command resumes (--debug shows Ray's error)"
             ) from error
         finally:

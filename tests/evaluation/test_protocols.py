@@ -227,7 +227,7 @@ def test_cmc_and_map_with_and_without_re_ranking(market: Path):
 
 def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
     run = shutil.copytree(trained_run, tmp_path / "run")
-    words: Any = ("eval", run, "--precision", "int8", "--dims", "4", "--metric", "map@r", "--device", "cpu", "--json")
+    words: Any = ("eval", run, "--form", "4:int8", "--metric", "map@r", "--device", "cpu", "--json")
     report = json.loads(dmlkit(*words).out)
     assert "int8: the ranges of the coordinates are those of the training split" in report["notes"]
     (train, test), labels = (split_of(run, name).points for name in ("train", "test")), split_of(run).labels

@@ -49,7 +49,7 @@ GOOD: dict[str, tuple[str, ...]] = {
 }
 """Words that fit a parameter, so that commands get further than to their first error."""
 # What takes long, asks the network, or starts other processes, whose tests are elsewhere.
-LEFT_OUT = {"--help", "--install-completion", "--show-completion", "--workers", "--engine", "--debug", "--device"}
+LEFT_OUT = {"--help", "--install-completion", "--show-completion", "--workers", "--ray", "--debug", "--device"}
 
 
 def commands() -> dict[tuple[str, ...], Callable[..., Any]]:
@@ -165,10 +165,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
             "split checkpoint device metric output=new.csv json rerank=k_reciprocal:k1=9,expansion|second=flip,scales",
         ),
         ("run --metric map@r", "evidence=center split json"),
-        ("run --dims 6 --dims 4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
+        ("run --form 6 --form 4:int8", "metric=recall@1,map@r form=fp16,binary,4:rescored json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),
         ("run photos", "checkpoint metric json"),
-        ("run/embeddings/test", "metric output=new.csv dims=4 precision=int8,rescored json"),
+        ("run/embeddings/test", "metric output=new.csv form=4,int8,4:rescored json"),
         ("x.npy --labels y.npy", "manifold metric output=new.csv json"),
         ("gallery", "metric output=new.csv json"),
         ("x.npy z.npy --labels y.npy --labels y.npy", "metric=recall@1,map@r json"),
@@ -193,7 +193,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "gallery compact": (("gallery", ""),),
     "gallery create": (("run -o new", ""), ("run -o new photos", "label thumbnails threshold checkpoint device")),
     "gallery history": (("gallery", "json"),),
-    "gallery index": (("large", "method recall=0.9,0.5"), ("large --precision int8", "recall=0.9")),
+    "gallery index": (("large", "method recall=0.9,0.5"),),
     "gallery info": (("gallery", "json verify"),),
     "gallery migrate": (("gallery run", "device"), ("large tuned", "checkpoint"), ("gallery tuned photos", "")),
     "gallery remove": (("gallery --label ant", "label=bee,cat"),),

@@ -148,7 +148,7 @@ class GalleryMachine(RuleBasedStateMachine):
         self.changed(self.model)
 
     # codes of products take 5 s to learn from so few images, these 5 ms
-    @rule(kind=st.sampled_from(["ivf_sq", "ivf_hnsw_sq"]))
+    @rule(kind=st.sampled_from(["int8", "ivf_hnsw_sq"]))
     def index(self, kind: Any) -> None:
         if len(self.model) < 256:
             with pytest.raises(UserError, match="too few for an index"):

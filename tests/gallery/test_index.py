@@ -86,8 +86,8 @@ def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, Galler
     return found, StoredGallery(gallery.manifold, gallery).search(queries, k), gallery
 
 
-OF_KIND = {"ivf_pq": SPACES, "ivf_hnsw_sq": ("ball", "dot"), "ivf_sq": ("ball",), "ivf_rq": ("sphere",)}
-BYTES = {"ivf_sq": 1, "ivf_rq": 1 / 8}
+OF_KIND = {"ivf_pq": SPACES, "ivf_hnsw_sq": ("ball", "dot"), "int8": ("ball",), "binary": ("sphere",)}
+BYTES = {"int8": 1, "binary": 1 / 8}
 """Of a number."""
 
 

@@ -82,7 +82,7 @@ def test_rescoring_all_candidates_equals_the_full_search():
     assert scored.values == pytest.approx(retrieval_metrics(whole, LABELS, metrics=metrics))
 
 
-FORMS = ("--precision", "fp32", "--precision", "int8", "--precision", "rescored")
+FORMS = [word for form in ("16", "16:int8", "16:rescored", "4", "4:int8", "4:rescored") for word in ("--form", form)]
 
 
 def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Callable[..., Result]):
@@ -90,7 +90,7 @@ def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Callable[..., Result
     np.save(tmp_path / "x.npy", whole.numpy())
     np.save(tmp_path / "y.npy", LABELS.numpy())
     words = ("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--metric", "map@r", "--metric", "nmi")
-    report = json.loads(dmlkit(*words, *("--dims", "4", "--dims", "16"), *FORMS, "--json").out)
+    report = json.loads(dmlkit(*words, *FORMS, "--json").out)
     forms = {(form["dims"], form["precision"]): form for form in report["forms"]}
     assert [form["bytes"] for form in report["forms"]] == [64, 16, 2, 16, 4, 1]
     assert forms[16, "fp32"]["differences"]["map@r"]["difference"] == 0
@@ -101,15 +101,18 @@ def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Callable[..., Result
     assert change["difference"] == pytest.approx(expected - report["metrics"]["map@r"])
     assert change["low"] <= change["difference"] <= change["high"]
     assert any("int8: the ranges of the coordinates are those of the evaluated" in note for note in report["notes"])
-    shown = dmlkit(*words, "--precision", "fp16").out
+    shown = dmlkit(*words, "--form", "fp16").out
     assert "map@r of stored forms" in shown and "fp16" in shown
     for more, message in (
-        (("--dims", "32"), "--dims 32: the embeddings have 16 coordinates; give at most 16"),
-        (
-            ("--precision", "int4"),
-            "--precision int4: expected fp32, fp16, int8, binary, rescored; give the",
+        (("--form", "32"), "--form 32: the embeddings have 16 coordinates; give at most 16"),
+        *(
+            (
+                ("--form", form),
+                f"--form {form}: expected a number of coordinates, fp32, fp16, int8, binary, rescored, or",
+            )
+            for form in ("int4", "0", "4:", ":int8", "4int8", "int8:4", "4:4", "")
         ),
-        (("--precision", "binary", "--manifold", "euclidean"), "signs keep directions alone"),
+        (("--form", "binary", "--manifold", "euclidean"), "signs keep directions alone"),
     ):
         wrong = dmlkit(*words, *more)
         assert wrong.code == 2 and message in wrong.err, wrong.err

@@ -184,7 +184,7 @@ def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(
 ):
     monkeypatch.setattr(building, "FEWEST", 16)
     monkeypatch.setattr(building, "MARGIN", 1)
-    built = building.index_gallery(gallery, "ivf_sq", 0.5)
+    built = building.index_gallery(gallery, "int8", 0.5)
     points = torch.from_numpy(load(place / "run", device="cpu").embed(asked(place)))
     expected = [
         [neighbor.item.id for neighbor in near]

@@ -1,4 +1,4 @@
-"""Embeddings as files: every engine, and any death and restart on the way, ends in the same files to the byte."""
+"""Embeddings as files: one process, ranks or Ray, and any death and restart, end in the same files to the byte."""
 
 import json
 import multiprocessing
@@ -308,7 +308,7 @@ def test_ray_equals_one_process_and_tells_a_users_mistake(fresh, home, unbroken,
 
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     try:
-        output, on_ray = tmp_path / "out", EmbedOptions(engine="ray")
+        output, on_ray = tmp_path / "out", EmbedOptions(ray=True)
         embed_until(0, fresh, output, photos=home / "photos")
         embed_images(fresh / "run", home / "photos", output=output, device="cpu", options=on_ray)
         assert contents(output) == unbroken
@@ -323,18 +323,15 @@ def test_ray_equals_one_process_and_tells_a_users_mistake(fresh, home, unbroken,
         ray.shutdown()
 
 
-def test_engines_that_do_not_fit_are_refused(dmlkit, home, tmp_path, monkeypatch):
-    command = ("embed", home / "run", home / "photos", "-o", tmp_path / "out", "--device", "cpu", "--engine")
+def test_ray_that_does_not_fit_is_refused(dmlkit, home, tmp_path, monkeypatch):
+    command = ("embed", home / "run", home / "photos", "-o", tmp_path / "out", "--device", "cpu", "--ray")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    result = dmlkit(*command, "torchrun")
-    assert result.code == 2 and "torchrun --nproc-per-node=N -m dmlkit embed" in result.err
     monkeypatch.setitem(sys.modules, "ray", None)
-    result = dmlkit(*command, "ray")
+    result = dmlkit(*command)
     assert result.code == 2 and "pip install 'dmlkit[ray]'" in result.err
     for name, value in {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0, "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "localhost")
-    for engine in ("local", "ray"):
-        result = dmlkit(*command, engine)
-        assert result.code == 2 and "torchrun has started 2 processes; remove --engine" in result.err
+    result = dmlkit(*command)
+    assert result.code == 2 and "torchrun has started this process; remove --ray" in result.err
     assert not (tmp_path / "out").exists()

@@ -68,7 +68,7 @@ def test_widths_that_cannot_be_are_refused(place: Path, tmp_path: Path, dmlkit: 
 
     run, photos = place / "run", place / "photos"
     assert "--dims 9: expected 1 to 8" in refused(run, photos, "--dims", 9)
-    assert "--dims 2 applies to torch" in refused(run, photos, "--dims", 2, "--engine", "ray")
+    assert "--dims 2 applies to torch" in refused(run, photos, "--dims", 2, "--ray")
     product = trained_once(tmp_path / "product", ONE_EPOCH + "manifold: {name: product}\n")
     assert "--dims 2: the first features of a product are" in refused(product, photos, "--dims", 2)
 

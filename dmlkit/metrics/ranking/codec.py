@@ -1,6 +1,6 @@
 """Vectors of fewer coordinates or bits: what an index keeps of embeddings, and what a search then finds."""
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,19 +26,18 @@ class Stored(NamedTuple):
     precision: Precision
 
 
-def stored_forms(dims: Sequence[int], precisions: Sequence[str]) -> list[Stored]:
-    """Return every pair of a number of coordinates, the largest first, and a precision: of all, or ``fp32``, if empty.
+def stored_form(text: str) -> Stored:
+    """Return the form that a number of coordinates, a precision or both name.
 
     Example:
-        >>> stored_forms([32, 64], ["fp32", "int8"])[1:3]
-        [Stored(dims=64, precision='int8'), Stored(dims=32, precision='fp32')]
+        >>> stored_form("64"), stored_form("64:int8")
+        (Stored(dims=64, precision='fp32'), Stored(dims=64, precision='int8'))
     """
-    widths = sorted(set(dims), reverse=True) or [None]
     known: dict[str, Precision] = {name: name for name in BITS}
-    if unknown := [name for name in precisions if name not in known]:
-        raise ValueError(f"--precision {unknown[0]}: expected {', '.join(known)}; give the option once per precision")
-    names: list[Precision] = [known[name] for name in dict.fromkeys(precisions)] or ["fp32"]
-    return [Stored(width, name) for width in widths for name in names] if dims or precisions else []
+    match = re.fullmatch(rf"(?:([1-9][0-9]{{0,8}})(?::(?=.)|$))?({'|'.join(known)})?", text)
+    if not text or match is None:
+        raise ValueError(f"--form {text}: expected a number of coordinates, {', '.join(known)}, or both, e.g. 64:int8")
+    return Stored(int(match[1]) if match[1] else None, known[match[2] or "fp32"])
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,11 @@ class Codec:
         space, (dims, precision) = self.manifold, self.stored
         name = type(space).__name__.lower()
         if dims is not None and dims > space.dim:
-            raise ValueError(f"--dims {dims}: the embeddings have {space.dim} coordinates; give at most {space.dim}")
+            raise ValueError(f"--form {dims}: the embeddings have {space.dim} coordinates; give at most {space.dim}")
         if BITS[precision] == 1 and not isinstance(space, Sphere):
-            raise ValueError(f"--precision {precision}: signs keep directions alone, and the space is {name}; use int8")
+            raise ValueError(f"--form {precision}: signs keep directions alone, and the space is {name}; use int8")
         if not isinstance(space, Sphere | Euclidean):
-            raise ValueError(
-                f"--dims and --precision apply to sphere and euclidean: cut or rounded points of {name} leave the space"
-            )
+            raise ValueError(f"--form applies to sphere and euclidean: cut or rounded points of {name} leave the space")
 
     @property
     def dims(self) -> int:
