@@ -8,14 +8,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, wraps
 from importlib import import_module
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from threading import Timer
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -182,8 +181,6 @@ def _run(received: list[int]) -> None:
     try:
         if sys.flags.optimize > 1:
             raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python or python -O")
-        if len(sys.argv) < 2 or not {"-h", "--help"}.isdisjoint(sys.argv):
-            import_help()
         app()
     except KeyboardInterrupt:  # before typer reads a word
         say_stopped()
@@ -199,18 +196,6 @@ def _run(received: list[int]) -> None:
         for line in lines_of(message_of(error)):
             print_message(f"error: {line}", "red")
         raise SystemExit(USER_ERROR if is_user_error(error) else INTERNAL_ERROR) from None
-
-
-def import_help() -> None:
-    """Import what prints help without rich's Markdown and tracebacks: 60 of 240 ms, and dmlkit prints none of them."""
-    unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
-    for module, name in unused.items():
-        sys.modules[module] = ModuleType(module)
-        setattr(sys.modules[module], name, object)
-    with suppress(ImportError):  # of another version of typer, which then imports all of it
-        import_module("typer.rich_utils")
-    for module in unused:
-        del sys.modules[module]
 
 
 @contextmanager
