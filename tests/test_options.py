@@ -86,7 +86,8 @@ def test_options_arguments_and_presets_are_attributes():
     assert (wheel.axle, wheel.first_count, wheel.radius, wheel.color, wheel.state) == ("steel", 5, 1.0, None, "new")
     assert wheel.turns.item() == 0 and dict(wheel.named_buffers()).keys() == {"turns"}
     assert Spoked("steel", spokes=5).axle == Spoked(axle="steel", spokes=5).axle
-    assert str(inspect.signature(Wheel)) == ("(axle: str, *, radius: typing.Annotated[float, Ge(ge=0)] = 1.0)")
+    said = str(inspect.signature(Wheel)).replace("typing.", "")  # Python 3.13 leaves the module out
+    assert said == "(axle: str, *, radius: Annotated[float, Ge(ge=0)] = 1.0)"
 
 
 def test_the_configuration_builds_what_the_constructor_builds():

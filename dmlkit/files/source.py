@@ -126,6 +126,8 @@ def place_of_run(path: Path) -> Path:
 
 def refuse_other_models(path: Path) -> None:
     """Raise a `UserError` for a folder of transformers or sentence-transformers, with the same model of timm."""
+    if not path.is_dir():  # globbing a name with a null byte is a ValueError since Python 3.13
+        return
     config, program = _config(next(path.glob("0_*"), path)), "transformers"
     if (path / "modules.json").is_file():
         program = "sentence-transformers"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.files.atomic import atomic_folder, atomic_write
+from tests.files.test_outputs import no_space
 
 
 def test_writers_at_once_do_not_meet(tmp_path: Path):
@@ -60,19 +61,10 @@ def test_a_folder_in_the_place_of_the_file_is_named_and_a_fault_of_another_file_
     assert [entry.name for entry in tmp_path.iterdir()] == ["there"]
 
 
-@pytest.fixture
-def small_files():
-    """No file of this process may become larger than 1 000 bytes."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_names_the_file(tmp_path: Path, small_files: None):
+def test_a_full_disk_names_the_file(tmp_path: Path):
     target = tmp_path / "file"
-    with pytest.raises(OSError) as full, atomic_write(target) as partial:
+    # no fixture: while it held, pytest would write its report, which is a file for some
+    with no_space(), pytest.raises(OSError) as full, atomic_write(target) as partial:
         partial.write_bytes(bytes(2000))
     assert full.value.filename == str(target)
     assert not list(tmp_path.iterdir())

@@ -266,7 +266,7 @@ def test_a_run_learns_the_scale_keeps_the_shift_at_0_and_resumes_to_the_same_bit
             "r.yaml:5: head: neck needs manifold.name euclidean or sphere",
         ),
         ("{name: neck}", "{name: linear}", "r.yaml:6: loss: sum needs head.name neck, got linear, because loss.on has"),
-        ("[after, before]", "[before]", "r.yaml:6: loss: sum needs loss.on null"),
+        ("[after, before]", "[before]", "r.yaml:9: loss.on: expected one for each of 2 losses, got 1"),
         ("[after, before]", "[after, between]", "r.yaml:9: loss.on.1: "),
     ],
 )
