@@ -51,7 +51,7 @@ OLDEST := .venv-oldest/bin
 test-oldest:  ## Run the quick tests with the oldest versions that pyproject.toml allows, in .venv-oldest
 	$(PYTHON) -m venv --clear .venv-oldest
 	$(OLDEST)/pip install --quiet --disable-pip-version-check uv
-	$(OLDEST)/uv pip install --python $(OLDEST)/python --resolution lowest-direct -e '.[lite,cluster,tsne,onnx,serve,excel,dev]'
+	$(OLDEST)/uv pip install --python $(OLDEST)/python --resolution lowest-direct -e '.[$(EXTRAS),dev]'
 	$(OLDEST)/python -m pytest --numprocesses auto --maxprocesses 8 -m 'not slow and not heavy'
 
 test-gpu: setup  ## Compare a CUDA GPU with the CPU
