@@ -264,7 +264,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
 }
 """Of every command words that make it work, and options that go with them: with values of their own where the usual
 ones do not fit, or one of several where they exclude each other."""
-KEPT_OUT = {"download", "engine", "paper", "workers"}
+KEPT_OUT = {"download", "ray", "paper", "workers"}
 KEPT_OUT |= {"box_source", "box_margin", "box_confidence", "by", "column", "root", "second", "where"}
 """Options that start processes, or want what is not in the files here."""
 VALUES: dict[str, tuple[str, ...]] = {
