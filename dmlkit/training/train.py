@@ -248,8 +248,12 @@ def _move_model(experiment: Experiment, ranks: Ranks) -> None:
 
 def _compiles(device: torch.device) -> bool:
     """Return whether torch.compile works here; it needs a C++ compiler, which not every machine has."""
+
+    def double(values: Tensor) -> Tensor:
+        return values + values
+
     try:
-        torch.compile(lambda values: values + 1)(torch.ones(2, device=device))
+        torch.compile(double)(torch.ones(2, device=device))
     except Exception as error:  # of a class that PyTorch keeps to itself
         reason = str(error).strip().partition("\n")[0]
         warn(f"training.compile: trains without it, because torch.compile fails here: {reason}")

@@ -213,8 +213,8 @@ def _write_items(path: Path, dataset: Dataset, parts: Sequence[Values]) -> None:
     with atomic_write(path) as partial, parquet.ParquetWriter(partial, schema) as writer:
         for part in parts:
             labels = dataset.label_names(dataset.labels[torch.from_numpy(part)])
-            ids = np.arange(written, written + len(part))
-            rows = [_column(ids), _texts([dataset.paths[index] for index in part.tolist()]), _texts(labels)]
+            ids, places = np.arange(written, written + len(part)), list[int](part.tolist())
+            rows = [_column(ids), _texts([dataset.paths[place] for place in places]), _texts(labels)]
             if dataset.boxes is not None:
                 rows += [_column(sides, ~np.isnan(sides)) for sides in dataset.boxes[part].T]
             writer.write_table(pa.table(rows, schema=schema))

@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, wraps
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -93,6 +94,20 @@ class TrainedModel(Network):
         return self.recorded or self.model.fingerprint()
 
 
+def _once(make: Callable[[], EmbeddingModel]) -> Callable[[], EmbeddingModel]:
+    """Return a function that makes a model when it is first called, and waits while another thread makes it."""
+    lock, made = Lock(), list[EmbeddingModel]()
+
+    @wraps(make)
+    def get() -> EmbeddingModel:
+        with lock:
+            if not made:
+                made.append(make())
+        return made[0]
+
+    return get
+
+
 def load_model(
     run: RunFolder,
     ranks: Ranks,
@@ -124,7 +139,7 @@ def load_model(
     state, path = run.load_checkpoint(checkpoint), run.checkpoint_path(checkpoint)
     device, weights, num_features = ranks.device, state["model"], state.get("num_features")
 
-    @cache
+    @_once
     def build() -> EmbeddingModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)  # as in training: what a file of weights may leave out is drawn again
@@ -156,9 +171,9 @@ def load_model(
     if not merged or ranks.engine or not has_operators(trained):
         return computed_by(trained, ranks) if merged else trained
 
+    @_once
     def few() -> EmbeddingModel:
-        kept = None if build.cache_info().currsize else kept_operators(trained)
-        return build() if kept is None else kept
+        return kept_operators(trained) or build()
 
     return replace(trained, few=few, recorded=trained.recorded or kept_fingerprint(trained))
 

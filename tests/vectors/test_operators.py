@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -169,3 +171,24 @@ def test_operators_that_compute_something_else_are_not_kept(
     assert computation.kept_operators(trained) is not None
     shutil.rmtree(tmp_path / "dmlkit")
     assert computation.kept_operators(trained) is None
+
+
+def test_threads_that_embed_at_once_make_a_network_once(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As those of a server do, when the operators are kept for another number of threads."""
+    from dmlkit.distributed.launch import start_ranks
+    from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.vectors.trained import load_model
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    trained, start = load_model(RunFolder(home / "run"), start_ranks("cpu")), Barrier(4)
+
+    def few(_: int) -> object:
+        start.wait()
+        return trained.model_of_few
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(few, range(4)))) == 1
+    computation.keep_operators(trained)
+    again = load_model(RunFolder(home / "run"), start_ranks("cpu"))
+    assert isinstance(again.model_of_few, computation.ComputedModel)
+    assert again.model_of_few is again.model_of_few  # a server read the file for every request
