@@ -110,7 +110,7 @@ bench: setup  ## Run the benchmarks and write benchmarks/results; PHOTOS=FOLDER 
 	for name in training_loop evaluation reranking gallery look manifolds scale gradient_checkpointing; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/data.py $(PHOTOS)
-	for name in $(if $(PHOTOS),calibration embed align teachers matryoshka serve); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done
+	for name in $(if $(PHOTOS),calibration embed align teachers matryoshka serve shell); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done
 	$(if $(PHOTOS),$(BIN)/python benchmarks/serve.py $(PHOTOS) soak 30)
 
 ifdef PHOTOS
