@@ -33,13 +33,17 @@ class Shown:
     scope: "Scope"
     forms: "Sequence[Stored]" = ()
     evidence: str | None = None
+    values: "Sequence[str | None] | None" = None
+    """Values of evaluated points in the column of the scope, if they have it themselves."""
 
     def with_table(self, points: "PointSet") -> "Shown":
         """Return the same with the table of evaluated points, or refuse a column before anything is computed."""
-        from dmlkit.evaluation.by_value import points_table
+        from dmlkit.evaluation.by_value import own_values, points_table
 
         if (column := self.scope.column) is None:
             return self
+        if (values := own_values(*column, points)) is not None:
+            return replace(self, values=values)
         return replace(self, scope=replace(self.scope, column=(column[0], points_table(*column, points))))
 
     def tell(self, report: "Report", evaluation: Any, *, title: str, run: Path | None = None) -> None:
@@ -52,7 +56,7 @@ class Shown:
 
         scope = self.scope
         if scope.column is not None:
-            report = report.with_column(evaluation, *scope.column, run)
+            report = report.with_column(evaluation, *scope.column, run, self.values)
         report = report.with_alternative(evaluation, scope.rerank, copies=scope.copies, fusion=scope.fusion)
         report = with_stored_forms(report, evaluation, self.forms)
         if self.per_class is not None:
@@ -143,7 +147,7 @@ def print_values(found: "ByColumn | None", console: Console, metrics: "Sequence[
         return
     for name in metrics or [list(found.values[0].metrics)[-1]]:
         intervals = (f"{name}, 95 % interval", "to others, 95 % interval")
-        rows = [["group", "queries", "classes", *intervals, "Holm's p"]]
+        rows = [[found.column, "queries", "classes", *intervals, "Holm's p"]]
         for one in found.values[:VALUES_SHOWN]:
             figures = one.metrics[name]
             ends, change = figures.interval, figures.difference_interval

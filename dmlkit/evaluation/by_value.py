@@ -14,11 +14,13 @@ from torch import Tensor
 from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
+from dmlkit.files.csv_table import column_called
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_table import BOX, LABEL, SIGHTING, text_column, time_of
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import TABLES
 from dmlkit.files.where import check_values
+from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points, split_points
 from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import most_tried
@@ -222,6 +224,17 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | P
         raise UserError(f"--by {column}: {what}; {advice}")
     found.table(**{LABEL: found.columns.get(column) or column})
     return found
+
+
+def own_values(column: str, table: Path | None, points: PointSet) -> list[str | None] | None:
+    """Return the values of the labeled images of a gallery in a column of its own; None without such a column."""
+    if table is not None or not isinstance(points, GalleryFolder):
+        return None
+    columns = points.cells() | {name: points.table[name].to_pylist() for name in SIGHTING}
+    place = column_called([*columns], column, f"--by {column}: {points.source}")
+    if place is None or set(values := [*columns.values()][place]) == {None}:
+        return None
+    return [value for value, label in zip(values, points.labels, strict=True) if label is not None]
 
 
 def points_table(column: str, table: Path | None, points: PointSet) -> Path | None:

@@ -214,15 +214,24 @@ class Report(Document, frozen=True):
         return self.contents is not None and self.contents == other.contents
 
     def with_column(
-        self, evaluation: Evaluation, column: str, table: Path | None = None, run: Path | None = None
+        self,
+        evaluation: Evaluation,
+        column: str,
+        table: Path | None = None,
+        run: Path | None = None,
+        own: Sequence[str | None] | None = None,
     ) -> "Report":
         """Return the report with the metrics per value of a column.
 
         Args:
             run: run of evaluated embeddings, whose dataset it is.
+            own: values of all evaluated rows, in place of a table.
         """
-        source = column_table(column, table, self.question.dataset if self.question else run)
-        values = read_column(evaluation.images, source, column)
+        if own is not None:
+            values = [own[row] for row in evaluation.scores.queries.tolist()]
+        else:
+            source = column_table(column, table, self.question.dataset if self.question else run)
+            values = read_column(evaluation.images, source, column)
         by = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
         return self.model_copy(update={"by": by})
 
