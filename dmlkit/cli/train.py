@@ -194,7 +194,7 @@ def print_figures(summary: "Summary", metric: str, console: Console) -> None:
         known = [f"{name} {value:.3f}" for name, value in (chosen.validation or {}).items()]
         why = f"{metric} on validation: {', '.join(known)}" if known else "without validation classes"
         say_prose(console, f"at test time: {chosen.name} ({why})")
-        if chosen.test:
+        if chosen.test and (chosen.tta or chosen.rerank):
             say_metrics(console, f"{chosen.name}  test", chosen.test)
     if not summary.last.test:
         figures = f"; {summary.basis.line()}" if summary.basis else ""

@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import dmlkit as package
+from dmlkit.cli.train import print_figures
+from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import ONE_EPOCH, Result
 from tests.metrics.test_rerank import naive_k_reciprocal
@@ -63,6 +67,10 @@ def test_validation_chooses_and_the_test_figures_are_next_to_the_plain_ones(tmp_
         result.out.split()
     )
     assert chosen["test"]["map@r"] == pytest.approx(naive_figures(run, "test")[best], abs=2e-3)
+    screen, read = Console(file=StringIO(), width=80), Summary.read(RunFolder(run).summary_path)
+    none = read.techniques.model_copy(update={"tta": None, "rerank": None})
+    print_figures(read.model_copy(update={"techniques": none}), "map@r", screen)
+    assert "at test time: plain" in screen.file.getvalue() and "plain  test" not in screen.file.getvalue()
     report = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
     assert report["alternative"]["metrics"] == pytest.approx(chosen["test"])
     assert report["metrics"] == pytest.approx(summary["best"]["test"])
