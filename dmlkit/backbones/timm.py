@@ -86,7 +86,8 @@ class Timm(Backbone, name="timm"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_weights()
-        model, pooling = self.model, self.take_pooling()
+        model, has_own_pooling = self.model, self.pooling is None
+        pooling = self.take_pooling()
         architecture, arguments, image_size = self.architecture, self.network_arguments, self.image_size
         is_elsewhere = model.startswith(SOURCES)
         if is_elsewhere and architecture is None:
@@ -99,7 +100,9 @@ class Timm(Backbone, name="timm"):
         self.network = create(architecture or model, pretrained=is_download, **options)
         if file is not None:
             load_weights(self.network, file, lambda tensors: adapt(self.network, tensors))
-        self.num_features = self.network.num_features
+        # what follows the model's own pooling may widen it, e.g. MobileNetV3's 576 features to 1024
+        widened = getattr(self.network, "head_hidden_size", None)
+        self.num_features = widened if widened and has_own_pooling else self.network.num_features
         self.pooling = pooling
         if isinstance(pooling, Cls) and getattr(self.network, "cls_token", None) is None:
             raise ValueError(f"pooling: cls needs a class token, which {model} does not have; use another pooling")

@@ -264,6 +264,16 @@ def test_the_class_token_is_timms_own(model: str, options: dict[str, Any], tmp_p
             assert torch.equal(ours(images), expected) or torch.allclose(ours(images), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("pooling", [None, Avg()], ids=["own", "avg"])
+@pytest.mark.parametrize(
+    "model", ["mobilenetv3_small_050", "mobilenetv4_conv_small_035", "lcnet_035", "ghostnet_050", "test_efficientnet"]
+)
+def test_a_head_is_as_wide_as_what_the_network_gives(model: str, pooling: Avg | None):
+    """Some widen their features after the pooling, which another pooling replaces."""
+    backbone = Timm(model=model, pooling=pooling).eval()
+    assert backbone(torch.randn(2, 3, 64, 64)).shape == (2, backbone.num_features)
+
+
 @pytest.mark.parametrize("model", ["test_convnext", "vit_base_patch16_siglip_224", "vit_medium_patch16_reg4_gap_256"])
 def test_a_model_without_a_class_token_says_so(model: str):
     options = {} if model == "test_convnext" else {"depth": 1}

@@ -154,14 +154,30 @@ RECIPES_REID = {path.stem: path for path in sorted((ROOT / "recipes" / "reid").g
 WIDTHS = {"bag_of_tricks": 2048, "megadescriptor": 1536, "miewid": 2152, "products": 512, "tracker": 512}
 
 
+SMALL = {  # of the same family as the network of the recipe
+    "megadescriptor": ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 1]}),
+    "miewid": ("test_efficientnet", {}),
+    "products": ("test_vit", {}),
+}
+
+
 @pytest.mark.parametrize("name", WIDTHS)
 def test_each_of_re_identification_takes_steps(name: str, tmp_path: Path):
     recipe = read_recipe(RECIPES_REID[name])
+    backbone = {"weights": None}
+    if name in SMALL:
+        architecture, arguments = SMALL[name]
+        arguments |= {} if name == "miewid" else {"img_size": 32}
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": architecture, "model_args": arguments}))
+        backbone["model"] = f"local-dir:{tmp_path}"
     changes = {
-        "dataset": GlyphsConfig(classes=24, images_per_class=4, size=16),
-        "transform": ImageNetConfig(size=16, resize=18, augment=recipe.transform.augment),
-        "embedding_dim": 16,
+        "dataset": GlyphsConfig(classes=24, images_per_class=4, size=32),
+        "transform": ImageNetConfig(size=32, resize=36, augment=recipe.transform.augment),
+        "backbone": recipe.backbone.model_copy(update=backbone),
+        "embedding_dim": recipe.embedding_dim,
     }
+    if name in ("megadescriptor", "miewid"):  # without a layer after the network
+        changes["embedding_dim"] = timm.create_model(architecture, num_classes=0, **arguments).num_features
     train(miniature(recipe, epochs=2, **changes), tmp_path / "run", device="cpu")
     rows = RunFolder(tmp_path / "run").read_metrics()
     assert len(rows) == 2 and all(abs(row.loss) < float("inf") for row in rows)
