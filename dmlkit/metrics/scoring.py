@@ -251,7 +251,7 @@ def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
 def _notes(configs: Sequence[MetricConfig], search: Search, positives: Tensor) -> Iterator[str]:
     left_out = int((positives == 0).sum())
     if left_out:
-        yield f"{left_out} of {len(positives)} queries are left out, because there is no other item of their class"
+        yield f"{left_out} of {len(positives)} queries are left out, because no other item of their class is ranked"
     smallest = len(search.gallery) - int(search.excluded.count[positives > 0].max())
     yield from clip_notes(configs, smallest)
 

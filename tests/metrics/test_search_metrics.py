@@ -196,7 +196,7 @@ def test_queries_without_positives_are_left_out_and_counted():
     scores = score_retrieval(Labeled(points, [0, 0, 1]), metrics=["recall@1"])
     assert scores.values == {"recall@1": 1.0}
     assert (scores.left_out, scores.queries.tolist()) == (1, [0, 1])
-    assert scores.notes == ("1 of 3 queries are left out, because there is no other item of their class",)
+    assert scores.notes == ("1 of 3 queries are left out, because no other item of their class is ranked",)
 
 
 def test_nearest_neighbours():
