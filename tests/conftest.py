@@ -6,25 +6,30 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 import atexit
+import csv
 import ctypes
 import gc
 import importlib.metadata
 import inspect
+import json
 import logging
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import typer.main
 from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
+
+from dmlkit.errors import UserError
 
 # A slow machine is no fault of a test, and only `make fuzz` draws new examples each time.
 settings.register_profile(
@@ -114,10 +119,7 @@ def no_plot(_: Any, path: Path, **__: Any) -> None:
 
 
 LOADERS = ("dmlkit.loading.batches", "dmlkit.loading.check")
-PICTURES = {
-    "dmlkit.training.summary": ("plot_curves", no_curves),
-    "dmlkit.study.report": ("plot_study", no_plot),
-}
+PICTURES = {"dmlkit.training.summary": ("plot_curves", no_curves), "dmlkit.study.report": ("plot_study", no_plot)}
 
 
 def draw_pictures(patch: pytest.MonkeyPatch, *functions: str) -> None:
@@ -210,11 +212,49 @@ def freed_memory() -> Iterator[None]:
         KEPT["bytes"] = memory()
 
 
+class Killed(BaseException):
+    """Stands for a kill: what nothing catches, between two changes of the disk."""
+
+
 @dataclass
 class Result:
+    """What a command of the command line ended with and printed."""
+
     code: int
     out: str
     err: str
+
+    def ok(self) -> Self:
+        """Check that the command succeeded."""
+        assert self.code == 0, self.err
+        return self
+
+    def json(self) -> Any:
+        """What a command that succeeded printed with ``--json``."""
+        return json.loads(self.ok().out)
+
+    def refused(self, *parts: str) -> Self:
+        """Check that the command ended with one line of a mistake of its user, which has these parts."""
+        assert self.code == 2 and self.err.startswith("error: ") and self.err.count("\n") == 1, self
+        assert all(part in self.err for part in parts), self
+        return self
+
+
+Cli = Callable[..., Result]
+"""The command line: the fixture `dmlkit`."""
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@contextmanager
+def one_line(pattern: str = "") -> Iterator[None]:
+    """Expect a `UserError` of one line that matches a pattern."""
+    with pytest.raises(UserError, match=pattern) as raised:
+        yield
+    assert "\n" not in str(raised.value), raised.value
 
 
 @pytest.fixture(scope="session")

@@ -80,15 +80,13 @@ def test_a_run_trains_resumes_and_is_evaluated(dmlkit, tmp_path: Path, precision
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(TINY_RECIPE)
     run, sets = tmp_path / "run", ["--set", f"training.precision={precision}", "--set", "training.clip_grad_norm=10"]
-    result = dmlkit("train", recipe, "-o", run, "--device", DEVICE, *sets)
-    assert result.code == 0, result.err
+    dmlkit("train", recipe, "-o", run, "--device", DEVICE, *sets).ok()
     before = json.loads((run / "summary.json").read_text())
     assert dmlkit("train", recipe, "-o", run, "--device", DEVICE, "--resume", *sets).code == 0
     assert json.loads((run / "summary.json").read_text())["last"] == before["last"]
     scores = []
     for device in ("cpu", DEVICE):
-        result = dmlkit("eval", run, "--device", device, "--json")
-        assert result.code == 0, result.err
+        result = dmlkit("eval", run, "--device", device, "--json").ok()
         scores.append(json.loads(result.out)["metrics"])
     assert scores[1] == pytest.approx(scores[0], abs=0.05)
 
@@ -98,16 +96,13 @@ def test_a_run_trains_resumes_and_is_evaluated(dmlkit, tmp_path: Path, precision
 def test_embeddings_distances_and_searches_are_the_cpus(dmlkit, tmp_path: Path, manifold: str):
     recipe, run = tmp_path / "tiny.yaml", tmp_path / "run"
     recipe.write_text(TINY_RECIPE + f"manifold: {{name: {manifold}}}\n")
-    result = dmlkit("train", recipe, "-o", run, "--device", DEVICE, "--set", "training.epochs=2")
-    assert result.code == 0, result.err
+    dmlkit("train", recipe, "-o", run, "--device", DEVICE, "--set", "training.epochs=2").ok()
     points, found = [], []
     for number, device in enumerate(("cpu", DEVICE)):
         folder = tmp_path / str(number)
-        result = dmlkit("embed", run, "--split", "test", "-o", folder, "--device", device)
-        assert result.code == 0, result.err
+        dmlkit("embed", run, "--split", "test", "-o", folder, "--device", device).ok()
         points.append(torch.from_numpy(np.load(folder / "embeddings.npy")))
-        result = dmlkit("search", folder, folder, "-k", "3", "--json")
-        assert result.code == 0, result.err
+        result = dmlkit("search", folder, folder, "-k", "3", "--json").ok()
         found.append(
             [[neighbor["id"] for neighbor in query["neighbors"]] for query in json.loads(result.out)["queries"]]
         )

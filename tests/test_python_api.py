@@ -1,6 +1,5 @@
 """dmlkit in a Python program, against what the command line writes and prints, and against timm."""
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,9 @@ from dmlkit import load, open_gallery
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.run_folder.pretrained import backbone_keys
-from tests.conftest import Result
+from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
 
-Cli = Callable[..., Result]
 LITE = "timm:tf_efficientnet_lite0"
 
 
@@ -49,7 +47,7 @@ def both(place: Path, tmp_path: Path, dmlkit: Cli) -> tuple[Path, Path]:
 
 def info_of(dmlkit: Cli, path: Path) -> dict[str, object]:
     """What `gallery info` says of the images and the model."""
-    data = json.loads(dmlkit("gallery", "info", path, "--json").out)
+    data = dmlkit("gallery", "info", path, "--json").json()
     return {key: data[key] for key in ("images", "labels", "without_label", "model", "preprocessing", "run")}
 
 
@@ -87,7 +85,7 @@ def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path,
     assert dmlkit("embed", place / "run", place / "new", "-o", tmp_path / "e", "--device", "cpu").code == 0
     for queries in (place / "new", place / "new" / "dove.jpg", tmp_path / "e"):
         device = () if queries == tmp_path / "e" else ("--device", "cpu")
-        expected = json.loads(dmlkit("search", typed, queries, "-k", 4, "--json", *device).out)
+        expected = dmlkit("search", typed, queries, "-k", 4, "--json", *device).json()
         assert birds.search(str(queries), k=4).plain() == expected
     listed = [place / "new" / "finch.jpg", str(place / "new" / "crow.jpg")]
     near_of = dict(birds.search(place / "new", k=2).neighbors())
@@ -110,8 +108,7 @@ def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path,
         table = tmp_path / "answers.csv"
         assert dmlkit("identify", typed, place / "new", "-o", table, *words).code == 0
         identified = birds.identify(place / "new", **options)
-        with table.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = csv_rows(table)
         assert [(path, answer.label) for path, answer in identified.labeled()] == [
             (r["path"], r["label"]) for r in rows
         ]
@@ -178,8 +175,7 @@ def test_a_pretrained_model_is_the_pretrained_checkpoint_of_its_runs(place: Path
         "embedding_dim: 8\nloss: {name: proxy_anchor}\nsampler: {name: random, batch_size: 4}\n"
         "training: {epochs: 1, workers: 0}\n"
     )
-    done = dmlkit("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run", "--device", "cpu")
-    assert done.code == 0, done.err
+    dmlkit("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run", "--device", "cpu").ok()
     printed = dmlkit("eval", tmp_path / "run", "--checkpoint", "pretrained", "--json", "--device", "cpu")
     paths = [path for label in range(4, 8) for path in sorted((tmp_path / "birds" / str(label)).iterdir())]
     points = torch.from_numpy(load(f"timm:{name}", device="cpu").embed(paths))
@@ -193,10 +189,7 @@ def test_a_pretrained_model_is_the_pretrained_checkpoint_of_its_runs(place: Path
     [
         ("timm", "timm: expected timm:MODEL, e.g. timm:tf_efficientnet_lite0"),
         ("timm:no_such_model", "timm:no_such_model: backbone.model: timm has no 'no_such_model'"),
-        (
-            "timm:resnet18.nope",
-            "timm:resnet18.nope: backbone.model: timm has no weights 'nope' of resnet18; exp",
-        ),
+        ("timm:resnet18.nope", "timm:resnet18.nope: backbone.model: timm has no weights 'nope' of resnet18; exp"),
         ("tim:resnet18", "tim:resnet18: no run and no backbone; did you mean 'timm'?"),
         ("small_cnn", "small_cnn: has no published weights; expected one of convnext, "),
         ("bn_inception", "bn_inception: has no published weights; expected one of convnext, "),

@@ -5,16 +5,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY_RECIPE, Result
-
-Cli = Callable[..., Result]
+from tests.conftest import TINY_RECIPE, Cli, Result
 
 
 def refused(result: Result, *parts: str):
@@ -60,10 +57,7 @@ def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(tmp_path / "empty")), "no class folders")
     for path in (image_folder / "class1").iterdir():
         path.unlink()
-    refused(
-        dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)),
-        "1 class folder has no images: ",
-    )
+    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)), "1 class folder has no images: ")
     (image_folder / "class1").rmdir()
     refused(dmlkit("train", tiny_recipe, "-o", run, "--set", "sampler.batch_size=100"), "training images, got 100;")
     assert not run.exists()
@@ -77,8 +71,7 @@ def test_broken_images_stop_or_are_skipped_and_counted(dmlkit, tiny_recipe: Path
     run = tmp_path / "run"
     refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)), f"{broken}: cannot read this image")
     options = folder_options(image_folder, "dataset.on_bad_image=skip", "training.epochs=1")
-    result = dmlkit("train", tiny_recipe, "-o", run, "--overwrite", *options)
-    assert result.code == 0, result.err
+    result = dmlkit("train", tiny_recipe, "-o", run, "--overwrite", *options).ok()
     skipped = json.loads((run / "summary.json").read_text())["skipped_images"]
     assert len(skipped) == 2 and str(broken) in skipped[0] and str(unseen) in skipped[1]
     assert "2 images could not be read" in result.out
@@ -130,8 +123,7 @@ def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_pa
     recipe.write_text(TINY_RECIPE.replace("batch_size: 8", "batch_size: 18"))
     assert dmlkit("train", recipe, "-o", run, "--overwrite", "--device", "cpu").code == 0
     (run / "checkpoints" / "best.pt").rename(tmp_path / "best.pt")
-    result = dmlkit("eval", run)
-    assert result.code == 0 and "best.pt: missing, although epoch 1 was the best" in result.err
+    assert "best.pt: missing, although epoch 1 was the best" in dmlkit("eval", run).ok().err
     (tmp_path / "best.pt").rename(run / "checkpoints" / "best.pt")
     path = run / "checkpoints" / "last.pt"
     state = torch.load(path, weights_only=True)

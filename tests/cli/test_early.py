@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from dmlkit.cli.options import Writes
 from dmlkit.gallery.manifest import GalleryManifest
 from dmlkit.run_folder.documents import Environment
 from dmlkit.vectors.manifest import Description
-from tests.conftest import Result
+from tests.conftest import Cli, Result
 from tests.vectors.stored import manifest
 
-Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
 NO_SOURCE = "no such file or folder; expected a run, a folder of embeddings, a gallery or a file of vectors"
 NO_DATA = (
@@ -143,10 +142,7 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ),
     ("embed run photos -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     ("embed run photos -o photos/x", f"--output photos/x: {INSIDE}"),
-    (
-        "gallery create run photos -o gallery",
-        "--output gallery: this is a gallery already; choose a path outside it",
-    ),
+    ("gallery create run photos -o gallery", "--output gallery: this is a gallery already; choose a path outside it"),
     (
         "gallery create run photos -o other",
         "--output other: has notes.txt but not an interrupted gallery; choose another --output",
@@ -345,8 +341,7 @@ def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("words", ["embed none --help", "gallery info none --help", "plot epochs none --help"])
 def test_help_after_a_wrong_path_is_help(dmlkit: Cli, words: str):
-    result = dmlkit(*words.split())
-    assert result.code == 0 and "Usage:" in result.out
+    assert "Usage:" in dmlkit(*words.split()).ok().out
 
 
 @pytest.mark.slow

@@ -59,8 +59,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_every_kind_is_drawn(dmlkit, here: Path, words: list[str], message: str, written: str):
-    result = dmlkit("plot", *words)
-    assert result.code == 0, result.err
+    result = dmlkit("plot", *words).ok()
     assert message in " ".join(result.out.split())
     assert (here / written).stat().st_size > 2000
 
@@ -90,8 +89,7 @@ def test_a_picture_replaces_the_one_before(dmlkit, here: Path):
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(dmlkit, here: Path, words: list[str], message: str):
     before = sorted(here.rglob("*"))
-    result = dmlkit("plot", *words)
-    assert result.code == 2 and result.err.count("\n") == 1 and message in result.err, result.err
+    dmlkit("plot", *words).refused(message)
     assert sorted(here.rglob("*")) == before  # not even embeddings: every mistake is found before they are computed
 
 
@@ -118,12 +116,10 @@ def test_options_of_other_kinds_are_refused(dmlkit, words: list[str], tmp_path: 
 
 def test_a_study_that_is_not_finished_says_how_to_go_on(dmlkit, here: Path):
     (here / "study" / "results.json").unlink()
-    result = dmlkit("plot", "results", "study")
-    assert result.code == 2 and "this study is not finished; continue it with" in result.err
+    dmlkit("plot", "results", "study").refused("this study is not finished; continue it with")
 
 
 def test_a_study_whose_runs_are_gone_is_one_line(dmlkit, here: Path):
     shutil.rmtree(here / "study" / "runs")
-    result = dmlkit("plot", "epochs", "study")
-    assert result.code == 2 and "its runs are missing" in result.err and result.err.count("\n") == 1
+    dmlkit("plot", "epochs", "study").refused("its runs are missing")
     assert dmlkit("plot", "results", "study").code == 0

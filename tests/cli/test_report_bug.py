@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import ROOT, TINY_RECIPE, Result
+from tests.conftest import ROOT, TINY_RECIPE, Cli
 
-Cli = Callable[..., Result]
 PRIVATE = """\
 # of Ada's birds
 dataset: {name: table, file: /home/ada/secret birds/list.csv, columns: {label: wing_of_eve}, levels: [clan]}

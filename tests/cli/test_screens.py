@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import UNPRINTABLE, printable
 from dmlkit.files.paths import raise_faults
 from dmlkit.training import estimate
-from tests.conftest import END, ROOT, TINY_RECIPE, Result
+from tests.conftest import END, ROOT, TINY_RECIPE, Cli, Result
 from tests.datasets import trees
 
 HOSTILE = "\x1b]0;pwn\x07[/x][red]\u202e\x9b31m[link=http://evil]"
@@ -300,7 +299,7 @@ SCREENS = [
 
 
 @pytest.mark.slow
-def test_the_screens_of_the_first_hour_fit_80_columns(tmp_path: Path, monkeypatch, dmlkit: Callable[..., Result]):
+def test_the_screens_of_the_first_hour_fit_80_columns(tmp_path: Path, monkeypatch, dmlkit: Cli):
     """No line is longer, and each name of a class, which has no space, is whole on one line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -312,8 +311,7 @@ def test_the_screens_of_the_first_hour_fit_80_columns(tmp_path: Path, monkeypatc
     quick = ["backbone.tuning={name: none}", "transform={name: plain, size: 32}", "training.epochs=2"]
     for words in SCREENS:
         more = [part for change in [*quick, "training.workers=0"] for part in ("--set", change)]
-        result = dmlkit(*words.split(), "--device", "cpu", *(more if words.startswith("train") else []))
-        assert result.code == 0, (words, result.err)
+        result = dmlkit(*words.split(), "--device", "cpu", *(more if words.startswith("train") else [])).ok()
         lines = result.out.splitlines()
         assert [line for line in lines if len(line.rstrip()) > 80] == [], words
         broken = [line for line in lines if "_a-kind" in line and not any(name in line for name in names)]

@@ -85,13 +85,7 @@ def test_by_default_the_images_are_those_of_0_1_0():
 
 
 @pytest.mark.parametrize(
-    ("split", "digest"),
-    [
-        ("train", "e9e40b72"),
-        ("validation", "0555a351"),
-        ("test", "5f3dbb0a"),
-        ("all", "1ce8c728"),
-    ],
+    ("split", "digest"), [("train", "e9e40b72"), ("validation", "0555a351"), ("test", "5f3dbb0a"), ("all", "1ce8c728")]
 )
 def test_by_default_labels_classes_and_names_are_those_of_0_1_0(split: Split, digest: str):
     glyphs = GlyphsConfig(classes=200, images_per_class=5).build(split)

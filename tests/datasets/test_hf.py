@@ -15,6 +15,7 @@ from dmlkit.loading.check import dataset_at, survey
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training import estimate
 from dmlkit.vectors.images import images_at
+from tests.conftest import one_line
 from tests.datasets import trees
 
 library: Any = pytest.importorskip("datasets", reason="the extra dmlkit[hf] is not installed")
@@ -112,9 +113,8 @@ def test_what_is_wrong_with_a_folder_is_one_line(rows, photos, tmp_path, monkeyp
         ({"label": "other"}, r"dataset\.label: .*column 'other' of train has type float64, expected ClassLabel, text"),
     ]
     for options, said in cases:
-        with pytest.raises(UserError, match=said) as error:
+        with one_line(said):
             HfConfig(**({"root": str(tmp_path / "rows")} | options)).build("train")
-        assert "\n" not in str(error.value)
     monkeypatch.setattr("dmlkit.datasets.hf.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"datasets is not installed; install it with: pip install 'dmlkit\[hf\]'"):
         HfConfig(root=str(tmp_path / "rows")).build("train")
@@ -150,16 +150,14 @@ def test_stored_images_are_saved_as_files_for_all_commands(kind, rows, photos, t
     root = saved("saved" if kind == "saved" else "parquet", whole, photos, tmp_path)
     root = next(root.rglob("*.parquet")) if kind == "file" else root
     table = tmp_path / "out" / "t.csv"
-    result = dmlkit("data", "convert", root, "-o", table)
-    assert result.code == 0 and "wrote" in result.out, result.err
+    assert "wrote" in dmlkit("data", "convert", root, "-o", table).ok().out
     files = sorted(photos.rglob("*.jpg"))
     listed = images_at(table)
     assert [Path(path).read_bytes() for path in listed.paths] == [file.read_bytes() for file in files]
     assert listed.label_names(listed.labels) == [file.parent.name for file in files]
     sides = read_images(table).table["side"].to_pylist() if kind == "saved" else None
     assert sides is None or sides == ["left", None] * 9
-    again = dmlkit("data", "convert", root, "-o", table)
-    assert again.code == 2 and "t: exists already, where the images would be saved" in again.err
+    dmlkit("data", "convert", root, "-o", table).refused("t: exists already, where the images would be saved")
 
 
 def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_path: Path):

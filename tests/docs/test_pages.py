@@ -1,6 +1,5 @@
 """The pages of docs/ do what they say: their recipes, commands and Python run one after another in an empty folder."""
 
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -176,7 +175,7 @@ def test_every_key_of_every_member_is_on_the_page_of_keys():
 
 
 def test_the_schema_explains_every_key(dmlkit):
-    schema = json.loads(dmlkit("schema").out)
+    schema = dmlkit("schema").json()
     for name, part in {"Recipe": schema, **schema["$defs"]}.items():
         for key, described in part.get("properties", {}).items():
             assert key == "name" or described.get("description"), f"{name}.{key}"

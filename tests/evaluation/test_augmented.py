@@ -1,6 +1,5 @@
 """Test-time augmentation against points computed image by image."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.trained import TrainedModel
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE, Cli
 
 
 def resized(pixels: torch.Tensor, side: int) -> torch.Tensor:
@@ -84,9 +83,8 @@ def test_what_takes_no_other_sizes():
         scaled_transform(small, 0.5**0.5)
 
 
-def test_where_it_does_not_apply(tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_where_it_does_not_apply(tmp_path: Path, dmlkit: Cli):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(TINY_RECIPE)
     for copies in ("flip", "scales"):
-        wrong = dmlkit("eval", recipe, "--with", copies)
-        assert wrong.code == 2 and f"--with {copies}: applies to a run or a gallery, but" in wrong.err
+        dmlkit("eval", recipe, "--with", copies).refused(f"--with {copies}: applies to a run or a gallery, but")

@@ -1,6 +1,5 @@
 """``dmlkit eval`` and ``dmlkit compare``: intervals, classes, bare arrays, paired tests, and their mistakes."""
 
-import csv
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from dmlkit.cli import evaluate
 from dmlkit.cli.app import app
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, paired_comparison
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, csv_rows
 from tests.datasets import trees
 
 
@@ -67,9 +66,7 @@ def test_bare_arrays_as_json(dmlkit, arrays):
     names = ["recall@1", "map@r", "ndcg@10", "nmi"]
     options = [word for name in names for word in ("--metric", name)]
     files = (folder / "x.npy", "--labels", folder / "y.npy")
-    result = dmlkit("eval", *files, *options, "--json")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
+    report = dmlkit("eval", *files, *options, "--json").json()
     assert report["metrics"] == pytest.approx(retrieval_metrics(points, labels, metrics=names))
     assert (report["queries"], report["classes"]) == (90, 9)
     for name in names[:3]:
@@ -90,15 +87,14 @@ def test_arrays_by_distance_with_names_and_a_gallery(dmlkit, arrays):
     )  # fmt: skip
     assert result.code == 0, result.err
     assert json.loads(result.out)["metrics"]["recall@1"] == 1.0  # each query is in the gallery, and has no id there
-    rows = list(csv.DictReader((folder / "c.csv").open()))
+    rows = csv_rows(folder / "c.csv")
     assert {row["class"] for row in rows} == {f"bird {label}" for label in range(9)}
     assert all(row["recall@1"] == "1.0" for row in rows)
 
 
 def test_table_of_arrays(dmlkit, arrays):
     folder, *_ = arrays
-    result = dmlkit("eval", folder / "x.npy", "--labels", folder / "names.npy", "--metric", "recall@500")
-    assert result.code == 0, result.err
+    result = dmlkit("eval", folder / "x.npy", "--labels", folder / "names.npy", "--metric", "recall@500").ok()
     assert "note: recall@500: only 89 items are ranked; k is clipped to that" in result.out
     assert "worst class: bird" in result.out and "90 queries" in " ".join(result.out.split())  # a long path wraps
 
@@ -106,9 +102,9 @@ def test_table_of_arrays(dmlkit, arrays):
 def test_a_folder_of_embeddings_equals_the_run(dmlkit, two_runs):
     run, _ = two_runs
     assert dmlkit("embed", run, "--split", "test", "-o", run / "embeddings" / "e", "--device", "cpu").code == 0
-    of_run = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
+    of_run = dmlkit("eval", run, "--json", "--device", "cpu").json()
     names = [word for name in of_run["metrics"] for word in ("--metric", name)]
-    of_folder = json.loads(dmlkit("eval", run / "embeddings" / "e", *names, "--json").out)
+    of_folder = dmlkit("eval", run / "embeddings" / "e", *names, "--json").json()
     assert of_folder["metrics"] == of_run["metrics"]
     assert of_folder["intervals"] == of_run["intervals"]
     assert of_folder["worst_classes"] == of_run["worst_classes"]
@@ -116,8 +112,7 @@ def test_a_folder_of_embeddings_equals_the_run(dmlkit, two_runs):
 
 def test_compare_reports_paired_differences(dmlkit, two_runs, tmp_path):
     first, second = two_runs
-    result = dmlkit("compare", first, second, "--json", "--device", "cpu")
-    assert result.code == 0, result.err
+    result = dmlkit("compare", first, second, "--json", "--device", "cpu").ok()
     a, b = json.loads(result.out)["runs"]
     for name, change in b["difference_to_first"].items():
         assert change["difference"] == pytest.approx(b["metrics"][name] - a["metrics"][name])
@@ -188,25 +183,25 @@ def test_few_classes_and_a_single_one_are_told(dmlkit, arrays, classes: int, mes
     gallery = (folder / "x.npy", "--labels", folder / "y.npy", "--metric", "map@r")
     words = ("eval", folder / "q.npy", "--labels", folder / "l.npy", *gallery)
     assert f"note: {message}" in dmlkit(*words).out
-    report = json.loads(dmlkit(*words, "--json").out)
+    report = dmlkit(*words, "--json").json()
     assert report["intervals"]["map@r"] is None and any(message in note for note in report["notes"])
 
 
 def test_compare_evaluates_again_when_the_weights_or_the_question_changed(dmlkit, two_runs):
     first, second = two_runs
-    reports = [json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1]]
+    reports = [dmlkit("compare", first, second, "--json", "--device", "cpu").json()["runs"][1]]
     path = second / "evaluations" / "test-best.json"
     for key, value in (("weights", "0" * 64), ("metrics", ["recall@3"]), ("split", "all")):
         stored = json.loads(path.read_text())
         path.write_text(json.dumps({**stored, "question": {**stored["question"], key: value}}))
-        reports.append(json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1])
+        reports.append(dmlkit("compare", first, second, "--json", "--device", "cpu").json()["runs"][1])
     for damaged in ("{", "[]", json.dumps({**stored, "new": 1}), json.dumps({**stored, "format": 2})):
         path.write_text(damaged)
-        reports.append(json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1])
+        reports.append(dmlkit("compare", first, second, "--json", "--device", "cpu").json()["runs"][1])
     assert all(report == reports[0] for report in reports)
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "epoch": 77}))  # still of the same weights: read, not made again
-    assert json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1]["epoch"] == 77
+    assert dmlkit("compare", first, second, "--json", "--device", "cpu").json()["runs"][1]["epoch"] == 77
 
 
 def test_another_question_has_a_file_of_its_own(dmlkit, two_runs):
@@ -226,7 +221,7 @@ def test_another_question_has_a_file_of_its_own(dmlkit, two_runs):
     "key", ["loss.margin=0.2", "embedding_dim=4", "manifold={name: euclidean}", "transform.mean=[0, 0, 0]"]
 )
 def test_keys_that_evaluation_does_not_read_are_refused(dmlkit, two_runs, key: str):
-    refused(dmlkit("eval", two_runs[0], "--set", key), f"evaluation does not read {key.partition('=')[0]}")
+    dmlkit("eval", two_runs[0], "--set", key).refused(f"evaluation does not read {key.partition('=')[0]}")
 
 
 def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
@@ -237,32 +232,27 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     arrays = (tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
     options = (["--split", "train"], ["--checkpoint", "last"], ["--set", "nonsense"])
     for option in (*options, ["--device", "cuda"]):
-        refused(dmlkit("eval", tmp_path / "e", *option), option[0], "applies to a run", "is a folder of embeddings")
-        refused(dmlkit("eval", *arrays, *option), option[0], "applies to a run")
-    refused(
-        dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold euclidean: applies to a file of vectors"
+        dmlkit("eval", tmp_path / "e", *option).refused(option[0], "applies to a run", "is a folder of embeddings")
+        dmlkit("eval", *arrays, *option).refused(option[0], "applies to a run")
+    dmlkit("eval", tmp_path / "e", "--manifold", "euclidean").refused(
+        "--manifold euclidean: applies to a file of vectors"
     )
-    refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold euclidean: applies to a file of vectors")
-    refused(
-        dmlkit("eval", run, tmp_path, "--set", "dataset.classes=12"),
-        "replaces the dataset; use only one of them",
+    dmlkit("eval", run, "--manifold", "euclidean").refused("--manifold euclidean: applies to a file of vectors")
+    dmlkit("eval", run, tmp_path, "--set", "dataset.classes=12").refused("replaces the dataset; use only one of them")
+    dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last").refused(
+        "--checkpoint last: applies to a run"
     )
-    refused(
-        dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last"),
-        "--checkpoint last: applies to a run",
-    )
-    refused(dmlkit("curvature", tmp_path / "e", "--split", "test"), "--split test: applies to a run")
+    dmlkit("curvature", tmp_path / "e", "--split", "test").refused("--split test: applies to a run")
 
 
 @pytest.mark.parametrize(("option", "value"), [("--by", "camera"), ("--metric", "recal@1")])
 def test_a_question_without_an_answer_is_refused_before_runs_are_fused(dmlkit, two_runs, monkeypatch, option, value):
     monkeypatch.setattr("dmlkit.evaluation.second.split_embeddings", lambda *_, **__: pytest.fail("embeds"))
-    result = dmlkit("eval", two_runs[0], "--with", two_runs[1], option, value)
-    assert result.code == 2 and value in result.err
+    dmlkit("eval", two_runs[0], "--with", two_runs[1], option, value).refused(value)
 
 
 def test_where_the_report_cannot_be_written_the_figures_are_printed(dmlkit, two_runs, monkeypatch, caplog):
-    expected = json.loads(dmlkit("eval", two_runs[0], "--json").out)["metrics"]
+    expected = dmlkit("eval", two_runs[0], "--json").json()["metrics"]
 
     def fail(*_, **__):
         raise OSError(EROFS, os.strerror(EROFS))
@@ -281,48 +271,40 @@ def test_compare_of_other_test_images_gives_no_difference(dmlkit, two_runs, tmp_
     assert all(line.endswith("|  |  |  |") for line in (tmp_path / "t.md").read_text().splitlines()[2:])
 
 
-def refused(result, *parts):
-    assert result.code == 2
-    assert result.err.count("\n") == 1
-    for part in parts:
-        assert part in result.err
-
-
 def test_bad_input_of_eval(dmlkit, arrays):
     folder, points, labels = arrays
     x, y = folder / "x.npy", folder / "y.npy"
     np.save(folder / "q.npy", points[:30])
     np.save(folder / "l.npy", labels[:30])
     for words in ([x], [x, x], [folder / "q.npy", x, "--labels", folder / "l.npy"]):
-        refused(dmlkit("eval", *words), f"{x}: none of 90 items has a label; add --labels FILE")
-    refused(dmlkit("eval", x, "--labels", y, "--labels", y), "2 files for the labels of 1; remove it")
-    refused(dmlkit("eval", folder / "no.npy", "--labels", y), "no such file")
-    refused(dmlkit("eval", y, "--labels", y), "has shape (90,); expected an array of 2 dimensions")
+        dmlkit("eval", *words).refused(f"{x}: none of 90 items has a label; add --labels FILE")
+    dmlkit("eval", x, "--labels", y, "--labels", y).refused("2 files for the labels of 1; remove it")
+    dmlkit("eval", folder / "no.npy", "--labels", y).refused("no such file")
+    dmlkit("eval", y, "--labels", y).refused("has shape (90,); expected an array of 2 dimensions")
     (folder / "text.npy").write_text("hello")
-    refused(dmlkit("eval", folder / "text.npy", "--labels", y), "cannot read this NumPy array")
+    dmlkit("eval", folder / "text.npy", "--labels", y).refused("cannot read this NumPy array")
     np.save(folder / "pickle.npy", np.array([{}, 1]), allow_pickle=True)
-    refused(dmlkit("eval", x, "--labels", folder / "pickle.npy"), "holds Python objects")
+    dmlkit("eval", x, "--labels", folder / "pickle.npy").refused("holds Python objects")
     np.save(folder / "short.npy", labels[:50])
-    refused(dmlkit("eval", x, "--labels", folder / "short.npy"), "has 50 labels, but")
+    dmlkit("eval", x, "--labels", folder / "short.npy").refused("has 50 labels, but")
     np.save(folder / "float.npy", labels.astype(np.float32))
-    refused(dmlkit("eval", x, "--labels", folder / "float.npy"), "has type float32; expected integers or text")
+    dmlkit("eval", x, "--labels", folder / "float.npy").refused("has type float32; expected integers or text")
     np.save(folder / "one.npy", labels * 0)
-    refused(dmlkit("eval", x, "--labels", folder / "one.npy"), "all 90 embeddings are of one class")
+    dmlkit("eval", x, "--labels", folder / "one.npy").refused("all 90 embeddings are of one class")
     for name in ("x.npy", "copy.npy", "link.npy"):
         if name == "copy.npy":
             np.save(folder / name, points.astype(">f4"))
         elif name == "link.npy":
             (folder / name).symlink_to(x)
         gallery = (folder / name, "--labels", y)
-        refused(dmlkit("eval", x, "--labels", y, *gallery), name, "every query would find itself")
+        dmlkit("eval", x, "--labels", y, *gallery).refused(name, "every query would find itself")
     points[3, 3] = np.nan
     np.save(folder / "nan.npy", points)
-    refused(dmlkit("eval", folder / "nan.npy", "--labels", y), "1 of 90 rows hold NaN or infinity", "row 3")
-    refused(dmlkit("eval", x, "--labels", y, "--metric", "recall@0"), "k must be at least 1")
-    refused(dmlkit("eval", x, "--labels", y, "--metric", "recal"), "unknown metric 'recal'", "recall@k")
-    refused(
-        dmlkit("eval", x, "--labels", y, "--metric", "nmi", "--output", folder / "c.csv"),
-        "none of the metrics has a value per query",
+    dmlkit("eval", folder / "nan.npy", "--labels", y).refused("1 of 90 rows hold NaN or infinity", "row 3")
+    dmlkit("eval", x, "--labels", y, "--metric", "recall@0").refused("k must be at least 1")
+    dmlkit("eval", x, "--labels", y, "--metric", "recal").refused("unknown metric 'recal'", "recall@k")
+    dmlkit("eval", x, "--labels", y, "--metric", "nmi", "--output", folder / "c.csv").refused(
+        "none of the metrics has a value per query"
     )
 
 
@@ -331,7 +313,7 @@ def test_arrays_are_compared_by_direction_however_long_their_rows_w11(dmlkit, ar
     folder, points, _ = arrays
     np.save(folder / "scaled.npy", points * np.float32(values))
     found = [
-        json.loads(dmlkit("eval", folder / name, "--labels", folder / "y.npy", "--json").out)["metrics"]
+        dmlkit("eval", folder / name, "--labels", folder / "y.npy", "--json").json()["metrics"]
         for name in ("x.npy", "scaled.npy")
     ]
     assert found[1] == pytest.approx(found[0], abs=1e-3)
@@ -343,10 +325,10 @@ def test_arrays_that_have_no_cosine_are_refused_w11(dmlkit, arrays):
     for name, array in (("zero", points), ("complex", points.astype(complex)), ("text", points.astype(str))):
         np.save(folder / f"{name}.npy", array)
     y = ("--labels", folder / "y.npy")
-    refused(dmlkit("eval", folder / "zero.npy", *y), "zero.npy: 1 of 90 rows are zero", "is row 7")
+    dmlkit("eval", folder / "zero.npy", *y).refused("zero.npy: 1 of 90 rows are zero", "is row 7")
     assert dmlkit("eval", folder / "zero.npy", *y, "--manifold", "euclidean").code == 0
     for name in ("complex", "text"):
-        refused(dmlkit("eval", folder / f"{name}.npy", *y), f"{name}.npy: expected real numbers")
+        dmlkit("eval", folder / f"{name}.npy", *y).refused(f"{name}.npy: expected real numbers")
 
 
 @pytest.mark.parametrize(
@@ -357,14 +339,13 @@ def test_arrays_that_have_no_cosine_are_refused_w11(dmlkit, arrays):
 def test_labels_that_are_no_utf_8_are_refused_t8(dmlkit, arrays, monkeypatch, labels, options: list[str]):
     monkeypatch.chdir(arrays[0])
     np.save("labels.npy", np.array(labels * 45))
-    refused(dmlkit("eval", "x.npy", "--labels", "labels.npy", *options), "labels.npy: expected text in UTF-8: ")
+    dmlkit("eval", "x.npy", "--labels", "labels.npy", *options).refused("labels.npy: expected text in UTF-8: ")
 
 
 def test_labels_may_be_bytes(dmlkit, arrays):
     folder, _, labels = arrays
     np.save(folder / "bytes.npy", np.array([f"Käfer {label}".encode() for label in labels]))
-    result = dmlkit("eval", folder / "x.npy", "--labels", folder / "bytes.npy")
-    assert result.code == 0 and "worst class: Käfer" in result.out
+    assert "worst class: Käfer" in dmlkit("eval", folder / "x.npy", "--labels", folder / "bytes.npy").ok().out
 
 
 @pytest.mark.parametrize(
@@ -407,8 +388,7 @@ def test_compare_shows_what_any_run_has_and_names_as_they_are_w16(dmlkit, two_ru
         words = ("--set", f"metrics={metrics}", "--set", f"training.select_by={select}", "--set", "training.epochs=1")
         assert dmlkit("train", tmp_path / "r.yaml", "-o", name, *words, "--device", "cpu").code == 0
     for order in (names[:2], names[1::-1]):
-        result = dmlkit("compare", *order, "-o", tmp_path / "t.md", "--device", "cpu")
-        assert result.code == 0 and "note" not in result.out, result.err
+        assert "note" not in dmlkit("compare", *order, "-o", tmp_path / "t.md", "--device", "cpu").ok().out
         lines = (tmp_path / "t.md").read_text().replace("\\", "").splitlines()[2:]  # Markdown's brackets are escaped
         cells = [[cell.strip() for cell in line[1:-1].split(" |")] for line in lines]
         found = {(row[0], row[1]): row[2] for row in cells}
@@ -434,16 +414,16 @@ def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit
 
 def test_bad_input_of_compare(dmlkit, two_runs, tmp_path):
     run = two_runs[0]
-    refused(dmlkit("compare", run, "--device", "cpu"), "at least two runs, got 1")
-    refused(dmlkit("compare", run, run, "--device", "cpu"), "got the same run twice")
-    refused(dmlkit("compare", run, tmp_path / "x", "--device", "cpu"), "no run here")
+    dmlkit("compare", run, "--device", "cpu").refused("at least two runs, got 1")
+    dmlkit("compare", run, run, "--device", "cpu").refused("got the same run twice")
+    dmlkit("compare", run, tmp_path / "x", "--device", "cpu").refused("no run here")
 
 
 def test_unlabelled_embeddings_cannot_be_scored(dmlkit, two_runs, tmp_path):
     run, _ = two_runs
     trees.photos(tmp_path / "photos", ("0.png", "1.png", "2.png"))
     assert dmlkit("embed", run, tmp_path / "photos", "-o", tmp_path / "e", "--device", "cpu").code == 0
-    refused(dmlkit("eval", tmp_path / "e"), "none of 3 items has a label")
+    dmlkit("eval", tmp_path / "e").refused("none of 3 items has a label")
 
 
 def test_items_without_a_label_are_left_out(dmlkit, tmp_path):
@@ -459,8 +439,7 @@ def test_items_without_a_label_are_left_out(dmlkit, tmp_path):
         np.save(tmp_path / "points.npy", rows)
         np.save(tmp_path / "labels.npy", names)
         metrics = ("--metric", "map@r", "--metric", "auroc_unknown", "--json")
-        result = dmlkit("eval", tmp_path / "points.npy", "--labels", tmp_path / "labels.npy", *metrics)
-        assert result.code == 0, result.err
+        result = dmlkit("eval", tmp_path / "points.npy", "--labels", tmp_path / "labels.npy", *metrics).ok()
         reports.append(json.loads(result.out)["metrics"])
         assert ("images have no label (empty or 'unknown')" in result.err) == (rows is points)
     assert reports[0] == reports[1]

@@ -1,7 +1,6 @@
 """A run with known classes in its test: figures by nearest neighbors of another library, and every command on it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,10 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from dmlkit.files import exif
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import ONE_EPOCH, Result
+from tests.conftest import ONE_EPOCH, Cli
 from tests.datasets import trees
 from tests.files.test_exif import ORIGINAL, photo
 
-Cli = Callable[..., Result]
 CLASSES = [f"c{number}" for number in range(8)]
 METRICS = "metrics: [{name: recall, k: [1]}, {name: map_at_r}, map]\n"
 
@@ -38,8 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli) -> Path:
     monkeypatch.chdir(tmp_path)
     photos(Path("photos"))
     recipe("name: folder, root: photos, split: images, validation_fraction: 0.2")
-    trained = dmlkit("train", "recipe.yaml", "-o", "run", "--device", "cpu")
-    assert trained.code == 0, trained.err
+    dmlkit("train", "recipe.yaml", "-o", "run", "--device", "cpu").ok()
     return Path("run")
 
 
@@ -61,7 +58,7 @@ def test_test_images_are_searched_in_the_training_images_as_by_another_library(r
     for point, label in zip(points, labels, strict=True):
         right = names[np.argsort(-(gallery[0] @ point), kind="stable")] == label
         precisions.append(float(np.mean(np.cumsum(right)[right] / (1 + np.flatnonzero(right)))))
-    shown = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
+    shown = dmlkit("eval", run, "--json", "--device", "cpu").json()
     assert shown["queries"] == 14 and shown["classes"] == 7
     assert shown["metrics"]["recall@1"] == pytest.approx(recall, abs=1e-9)
     assert shown["metrics"]["map"] == pytest.approx(float(np.mean(precisions)), abs=1e-6)
@@ -69,7 +66,7 @@ def test_test_images_are_searched_in_the_training_images_as_by_another_library(r
     assert note in shown["notes"]
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["best"]["test"]["recall@1"] == pytest.approx(recall, abs=1e-9)
-    validated = json.loads(dmlkit("eval", run, "--split", "validation", "--json", "--device", "cpu").out)
+    validated = dmlkit("eval", run, "--split", "validation", "--json", "--device", "cpu").json()
     assert validated["queries"] == 8
     assert summary["best"]["validation"]["map"] == pytest.approx(validated["metrics"]["map"], abs=1e-6)
 
@@ -109,12 +106,12 @@ def test_every_command_on_the_run(run: Path, dmlkit: Cli):
     card = Path("hub/README.md").read_text()
     assert "14 queries of 7 classes that were trained on; the gallery has the training images" in card
     for command in ("calibrate run", "verify run photos/test/c0/0.jpg photos/test/c0/1.jpg"):
-        refused = dmlkit(*command.split())
-        assert refused.code == 2 and "dataset.split images trains on every class; create a gallery" in refused.err
-    refused = dmlkit("eval", "run", "--set", "dataset.split=official")
-    assert refused.code == 2 and "got official, but run was trained to test known classes" in refused.err
-    figures = json.loads(dmlkit("eval", "run", "photos", "--split", "test", "--json", "--device", "cpu").out)
-    assert figures["queries"] == 14 and figures["metrics"] == json.loads(dmlkit("eval", "run", "--json").out)["metrics"]
+        dmlkit(*command.split()).refused("dataset.split images trains on every class; create a gallery")
+    dmlkit("eval", "run", "--set", "dataset.split=official").refused(
+        "got official, but run was trained to test known classes"
+    )
+    figures = dmlkit("eval", "run", "photos", "--split", "test", "--json", "--device", "cpu").json()
+    assert figures["queries"] == 14 and figures["metrics"] == dmlkit("eval", "run", "--json").json()["metrics"]
 
 
 def test_a_run_by_time_keeps_to_its_images_and_reads_no_headers_again(tmp_path, monkeypatch, dmlkit):
@@ -140,5 +137,4 @@ def test_a_run_by_time_keeps_to_its_images_and_reads_no_headers_again(tmp_path, 
         after = dmlkit("eval", "run", "--json")
     assert json.loads(before.out)["metrics"] == json.loads(after.out)["metrics"]
     assert "84 images are in no split of run, new or without a time, and left out" in after.err
-    shown = dmlkit("eval", "run", "--by", "time")
-    assert shown.code == 2 and "--by time: the only value is '2026-05-15'" in shown.err
+    dmlkit("eval", "run", "--by", "time").refused("--by time: the only value is '2026-05-15'")

@@ -1,7 +1,5 @@
 """Local scores: matches of patches against loops over pairs of patches, and `dmlkit eval --with local`."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from dmlkit.manifolds import Euclidean
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.nearest.matches import match_patches, match_scores
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, rescored_rows
-from tests.conftest import Result
+from tests.conftest import Cli
 
 
 def patches_of(images: int, seed: int) -> Tensor:
@@ -71,8 +69,8 @@ def test_without_weight_the_metrics_stay():
     assert score_retrieval(Labeled(points, labels), metrics=["map@r"], rerank=rescorer).values["map@r"] == 1
 
 
-def test_eval_with_local_scores(patches_run: Path, dmlkit: Callable[..., Result]):
-    report = json.loads(dmlkit("eval", patches_run, "--with", "local", "--metric", "recall@1", "--json").out)
+def test_eval_with_local_scores(patches_run: Path, dmlkit: Cli):
+    report = dmlkit("eval", patches_run, "--with", "local", "--metric", "recall@1", "--json").json()
     changed = report["alternative"]
     assert changed["fusion"]["run"] == "local" and 0 <= changed["fusion"]["share"] <= 1
     difference = changed["differences"]["recall@1"]["difference"]
@@ -87,11 +85,11 @@ def test_eval_with_local_scores(patches_run: Path, dmlkit: Callable[..., Result]
         (("--with", "lokal"), "lokal: no run here"),
     ],
 )
-def test_mistakes(patches_run: Path, dmlkit: Callable[..., Result], more: tuple[str, ...], message: str):
-    wrong = dmlkit("eval", patches_run, *([] if "--with" in more else ["--with", "local"]), *more)
-    assert wrong.code == 2 and message in wrong.err, wrong.err
+def test_mistakes(patches_run: Path, dmlkit: Cli, more: tuple[str, ...], message: str):
+    dmlkit("eval", patches_run, *([] if "--with" in more else ["--with", "local"]), *more).refused(message)
 
 
-def test_too_small_images(patches_run: Path, dmlkit: Callable[..., Result]):
-    wrong = dmlkit("eval", patches_run.parent / "small", "--with", "local")
-    assert wrong.code == 2 and "no map of at least 64 cells; use larger images" in wrong.err, wrong.err
+def test_too_small_images(patches_run: Path, dmlkit: Cli):
+    dmlkit("eval", patches_run.parent / "small", "--with", "local").refused(
+        "no map of at least 64 cells; use larger images"
+    )

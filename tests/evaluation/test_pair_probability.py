@@ -8,11 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from dmlkit.evaluation import calibration
-from dmlkit.evaluation.calibration import (
-    fit_pair_probability,
-    probability_at,
-    sampled_pairs,
-)
+from dmlkit.evaluation.calibration import fit_pair_probability, probability_at, sampled_pairs
 from dmlkit.identify.probability import Trials
 from dmlkit.metrics.base import Points
 from tests.evaluation.test_calibration import clusters

@@ -1,6 +1,5 @@
 """Groups, queries and a gallery, Market-1501, stored forms and names of runs, against loops."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ from dmlkit.model import build_model
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.in_memory import Embeddings, embed_dataset
 from dmlkit.vectors.trained import TrainedModel
-from tests.conftest import Result
+from tests.conftest import Cli
 from tests.datasets import trees
 from tests.vectors.stored import split_of
 
@@ -225,10 +224,10 @@ def test_cmc_and_map_with_and_without_re_ranking(market: Path):
     assert evaluate(ranks, model, dataset, recipe, split="test").scores.values == scored.scores.values
 
 
-def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: Path, dmlkit: Cli):
     run = shutil.copytree(trained_run, tmp_path / "run")
     words: Any = ("eval", run, "--form", "4:int8", "--metric", "map@r", "--device", "cpu", "--json")
-    report = json.loads(dmlkit(*words).out)
+    report = dmlkit(*words).json()
     assert "int8: the ranges of the coordinates are those of the training split" in report["notes"]
     (train, test), labels = (split_of(run, name).points for name in ("train", "test")), split_of(run).labels
     codecs = [Codec(Sphere(8), Stored(4, "int8"), ranges) for ranges in (train, test)]

@@ -1,6 +1,5 @@
 """Same or not, by the threshold of a run: against the similarity of the images' embeddings."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ from dmlkit.cli.console import percent
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.evaluation.verification import JudgedPair, correctness
 from dmlkit.run_folder.threshold import Threshold
+from tests.conftest import csv_rows
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,7 @@ def photos(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path):
-    result = dmlkit("verify", photos / "run", photos / "pairs.csv", "--json", "-o", tmp_path / "o.csv")
-    assert result.code == 0
-    report = json.loads(result.out)
+    report = dmlkit("verify", photos / "run", photos / "pairs.csv", "--json", "-o", tmp_path / "o.csv").json()
     images = tmp_path / "images"
     images.mkdir()
     for name in ("a1", "a2", "b1", "b2"):
@@ -56,7 +54,7 @@ def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path
     assert report["correctness"]["frr"] == pytest.approx(1 - np.mean([verdicts[0], verdicts[3], verdicts[4]]))
     assert report["correctness"]["far"] == float(verdicts[1])
     assert len(report["skipped"]) == 1 and "broken.png" in report["skipped"][0]
-    rows = list(csv.DictReader((tmp_path / "o.csv").open()))
+    rows = csv_rows(tmp_path / "o.csv")
     assert [row["verdict"] for row in rows][2] == "not read" and rows[0]["known"] == "same"
     assert rows[2]["probability"] == "" and float(rows[0]["probability"]) == report["pairs"][0]["probability"]
     again = dmlkit("verify", photos / "run", photos / "pairs.csv", "-o", tmp_path / "o.csv")
@@ -70,7 +68,7 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
     for other in ("a1", "a2", "b1", "b2"):
         pair = photos / "a1.png", photos / f"{other}.png"
         result = dmlkit("verify", photos / "run", *pair)
-        (found,) = json.loads(dmlkit("verify", photos / "run", *pair, "--json", "--prior", "0.2").out)["pairs"]
+        (found,) = dmlkit("verify", photos / "run", *pair, "--json", "--prior", "0.2").json()["pairs"]
         score, odds = found["score"], found["probability"] / (1 - found["probability"]) * 4  # from 1 : 4 to 1 : 1
         verdict = "same class" if score >= threshold else "different classes"
         said = f"probability of the same class: {percent(odds / (1 + odds))}, at a prior of 0.5"

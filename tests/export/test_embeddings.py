@@ -77,14 +77,7 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
     export_embeddings(EmbeddingFolder(embeddings_at(tmp_path / "out")), "faiss", tmp_path / "index.faiss")
     report = json.loads((tmp_path / "index.faiss.json").read_text())
     index = {**INDEX, "type": "IndexFlatIP", "dim": 8}
-    keys = {
-        "fusion": None,
-        "computation": None,
-        "aligned_to": None,
-        "threshold": None,
-        "run": None,
-        "checksums": None,
-    }
+    keys = {"fusion": None, "computation": None, "aligned_to": None, "threshold": None, "run": None, "checksums": None}
     assert report == {**manifest(), "index": index, **keys}
     assert FaissManifest.read(tmp_path / "index.faiss.json").index.dim == 8
     (tmp_path / "index.faiss.json").write_text(MANIFEST)  # as 0.1.0 wrote it

@@ -22,11 +22,10 @@ from dmlkit.errors import UserError
 from dmlkit.export.hub import public_recipe
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.hub import download, load_hub
-from tests.conftest import ONE_EPOCH, Result
+from tests.conftest import ONE_EPOCH, Cli
 
 pytest.importorskip("huggingface_hub", reason="it comes with the extra dmlkit[timm]")
 
-Cli = Callable[..., Result]
 COMMITS = {"main": "a" * 40, "v1": "b" * 40}
 
 
@@ -98,8 +97,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     endpoint = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
     monkeypatch.setattr(
-        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-        endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     Thread(target=server.serve_forever, daemon=True).start()
@@ -166,8 +164,7 @@ def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytes
         ["search", "hf://a/b", tmp_path],
         ["serve", "hf://a/b"],
     ):
-        result = dmlkit(*command)
-        assert result.code == 2 and "hf://a/b: only Python reads models of the Hub" in result.err
+        dmlkit(*command).refused("hf://a/b: only Python reads models of the Hub")
 
 
 def test_a_recipe_of_a_folder_reads_nothing_else(folder: Path, tmp_path: Path):

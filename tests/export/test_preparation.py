@@ -6,22 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.export.preparation import (
-    OPSET,
-    _program,
-    images_program,
-    prepend_preparation,
-)
+from dmlkit.export.preparation import OPSET, _program, images_program, prepend_preparation
 from dmlkit.export.wanted import ModelInput
 from dmlkit.model import Normalization
 from dmlkit.transforms.base import TransformConfig
-from dmlkit.transforms.presets import (
-    BNInceptionConfig,
-    CgmlCarsConfig,
-    ImageNetConfig,
-    PlainConfig,
-    PretrainedConfig,
-)
+from dmlkit.transforms.presets import BNInceptionConfig, CgmlCarsConfig, ImageNetConfig, PlainConfig, PretrainedConfig
 from dmlkit.vectors.graphs import onnx_program, traced
 
 SIZES = ((301, 517), (90, 60), (333, 100), (48, 48), (1, 1), (2, 70), (31, 29), (257, 1001))

@@ -31,7 +31,7 @@ from dmlkit.nearest.search import Gallery
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.index_vectors import index_vectors
 from dmlkit.vectors.manifest import Manifest
-from tests.conftest import Result
+from tests.conftest import Cli
 from tests.vectors.stored import EUCLIDEAN, POINTS, embeddings_at, manifest
 
 SPHERE = {"name": "sphere", "proxies": "features", "similarity": "cosine", "metric": "chord"}
@@ -229,9 +229,8 @@ def test_a_table_is_replaced_when_asked_and_if_it_is_ours(kind: Any, tmp_path, t
     embeddings_at(tmp_path / "a", POINTS)
     embeddings_at(tmp_path / "b", POINTS[:3])
     words = ("--format", kind, "-o", store, "--table", "Birds-2")
-    result = dmlkit("export", tmp_path / "a", *words)
-    assert result.code == 0 and "table 'Birds-2'" in result.out, result.err
-    refused(dmlkit("export", tmp_path / "b", *words), "table 'Birds-2' already exists; replace it with --overwrite")
+    assert "table 'Birds-2'" in dmlkit("export", tmp_path / "a", *words).ok().out
+    dmlkit("export", tmp_path / "b", *words).refused("table 'Birds-2' already exists; replace it with --overwrite")
     assert len(stored_in(kind, store, "Birds-2").rows) == 5
     assert dmlkit("export", tmp_path / "b", *words, "--overwrite").code == 0
     assert len(stored_in(kind, store, "Birds-2").rows) == 3
@@ -247,7 +246,7 @@ def test_a_table_is_replaced_when_asked_and_if_it_is_ours(kind: Any, tmp_path, t
             connection.execute("CREATE TABLE mine (x int); COMMENT ON TABLE mine IS '{}'")
     for more in ((), ("--overwrite",)):
         result = dmlkit("export", tmp_path / "a", *words[:4], "--table", "mine", *more)
-        refused(result, "table 'mine' already exists", "was not written by" if more else "--overwrite")
+        result.refused("table 'mine' already exists", "was not written by" if more else "--overwrite")
     assert len(stored_in(kind, store, "Birds-2").rows) == 3
 
 
@@ -326,34 +325,27 @@ def test_a_kill_leaves_the_table_that_was_there(kind: Any, tmp_path: Path, targe
         assert len(stored_in(kind, store).rows) == 5 and len(tables_in(kind, store)) == 1
 
 
-def refused(result: Result, *parts: str) -> None:
-    assert result.code == 2, result.out
-    (line,) = result.err.strip().splitlines()
-    assert line.startswith("error: ") and all(part in line for part in parts), line
-
-
-def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     out = embeddings_at(tmp_path / "out")
-    refused(dmlkit("export", out, "--format", "npz", "--table", "x"), "--table applies only to stores")
-    refused(dmlkit("export", out, "--format", "faiss", "--overwrite"), "--overwrite applies only to stores")
-    refused(dmlkit("export", out, "--format", "npz", "-o", "http://me:secret@db"), "--output: got an address")
-    refused(dmlkit("export", out, "--format", "pgvector"), "expected --output postgresql://")
-    refused(dmlkit("export", out, "--format", "pgvector", "-o", "birds"), "expected --output")
+    dmlkit("export", out, "--format", "npz", "--table", "x").refused("--table applies only to stores")
+    dmlkit("export", out, "--format", "faiss", "--overwrite").refused("--overwrite applies only to stores")
+    dmlkit("export", out, "--format", "npz", "-o", "http://me:secret@db").refused("--output: got an address")
+    dmlkit("export", out, "--format", "pgvector").refused("expected --output postgresql://")
+    dmlkit("export", out, "--format", "pgvector", "-o", "birds").refused("expected --output")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "x.txt").write_text("mine")
-    refused(
-        dmlkit("export", out, "--format", "qdrant", "-o", tmp_path / "photos"),
-        "has x.txt but not a collection of Qdrant",
+    dmlkit("export", out, "--format", "qdrant", "-o", tmp_path / "photos").refused(
+        "has x.txt but not a collection of Qdrant"
     )
-    refused(dmlkit("export", out, "--format", "lancedb", "-o", tmp_path / "photos" / "x.txt"), "x.txt")
-    refused(dmlkit("export", out, "--format", "lancedb", "--table", "a/b"), "table 'a/b' cannot be written: Invalid")
-    refused(dmlkit("export", out, "--format", "qdrant", "--table", "a/b"), "table 'a/b' cannot be written: Coll")
+    dmlkit("export", out, "--format", "lancedb", "-o", tmp_path / "photos" / "x.txt").refused("x.txt")
+    dmlkit("export", out, "--format", "lancedb", "--table", "a/b").refused("table 'a/b' cannot be written: Invalid")
+    dmlkit("export", out, "--format", "qdrant", "--table", "a/b").refused("table 'a/b' cannot be written: Coll")
     address = "postgresql://me@127.0.0.1:1/birds"
-    refused(dmlkit("export", out, "--format", "pgvector", "-o", address, "--table", "x" * 64), "1 to 63 bytes")
-    refused(dmlkit("export", out, "--format", "pgvector", "-o", address, "--table", ""), "1 to 63 bytes")
+    dmlkit("export", out, "--format", "pgvector", "-o", address, "--table", "x" * 64).refused("1 to 63 bytes")
+    dmlkit("export", out, "--format", "pgvector", "-o", address, "--table", "").refused("1 to 63 bytes")
     for package, kind in (("qdrant_client", "qdrant"), ("psycopg", "pgvector"), ("lancedb", "lancedb")):
         monkeypatch.setitem(sys.modules, package, None)
-        refused(dmlkit("export", out, "--format", kind, "-o", address), "install it with: pip install 'dmlkit[")
+        dmlkit("export", out, "--format", kind, "-o", address).refused("install it with: pip install 'dmlkit[")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "photos"]
     assert [entry.name for entry in (tmp_path / "photos").iterdir()] == ["x.txt"]
 
@@ -371,11 +363,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Callable[..., Result]
         "http://me:secret#x@127.0.0.1:1",
     ],
 )
-def test_a_password_is_never_told(address: str, tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_a_password_is_never_told(address: str, tmp_path: Path, dmlkit: Cli):
     kind = "pgvector" if address.startswith("postgresql") else "qdrant"
     result = dmlkit("export", embeddings_at(tmp_path / "out"), "--format", kind, "-o", address)
     assert result.code == 2 and "sec" not in result.out + result.err
-    refused(result, address.partition("://")[0] + "://")
+    result.refused(address.partition("://")[0] + "://")
 
 
 @pytest.mark.postgres
@@ -387,16 +379,16 @@ def test_postgres_takes_any_name_and_keeps_no_password(postgres: str, target: Ca
     assert "p%40ss" not in str(stored_in("pgvector", address, name).manifest)
     wrong = address.replace("p%40ss", "p%40zz")
     result = dmlkit("export", tmp_path / "out", "--format", "pgvector", "-o", wrong)
-    refused(result, "password authentication failed")
+    result.refused("password authentication failed")
     assert "zz" not in result.err and "w/rd" not in result.err
     none = address.replace("/postgres", "/none")
-    refused(dmlkit("export", tmp_path / "out", "--format", "pgvector", "-o", none), '"none"')
+    dmlkit("export", tmp_path / "out", "--format", "pgvector", "-o", none).refused('"none"')
     with psycopg.connect(address) as connection:
         connection.execute("DROP EXTENSION vector CASCADE; CREATE ROLE guest LOGIN PASSWORD 'g'")
         connection.execute("GRANT ALL ON SCHEMA public TO guest")
     guest = address.replace("me:p%40ss%3Aw%2Frd", "guest:g")
-    refused(
-        dmlkit("export", tmp_path / "out", "--format", "pgvector", "-o", guest), "permission denied to create extension"
+    dmlkit("export", tmp_path / "out", "--format", "pgvector", "-o", guest).refused(
+        "permission denied to create extension"
     )
 
 

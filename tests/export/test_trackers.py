@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import ONE_EPOCH, Result
+from tests.conftest import ONE_EPOCH, Cli
 
 SIDE, STEP, FRAMES = 32, 2, 6  # pixels of an individual, and by which it moves per frame
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def video(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarr
 
 
 @pytest.fixture
-def embedded(run: Path, video: tuple[np.ndarray, np.ndarray], tmp_path: Path, dmlkit: Callable[..., Result]) -> Any:
+def embedded(run: Path, video: tuple[np.ndarray, np.ndarray], tmp_path: Path, dmlkit: Cli) -> Any:
     """Return what ``dmlkit embed`` makes of the individuals of each frame, (F, N, D)."""
     frames, corners = video
     (tmp_path / "crops").mkdir()
@@ -68,8 +68,7 @@ def embedded(run: Path, video: tuple[np.ndarray, np.ndarray], tmp_path: Path, dm
         for place, (x, y) in enumerate(places):
             crop = np.ascontiguousarray(frame[y : y + SIDE, x : x + SIDE, ::-1])
             Image.fromarray(crop).save(tmp_path / "crops" / f"{number:02}-{place:02}.png")
-    result = dmlkit("embed", run, tmp_path / "crops", "-o", tmp_path / "embeddings", "--device", "cpu")
-    assert result.code == 0, result.err
+    dmlkit("embed", run, tmp_path / "crops", "-o", tmp_path / "embeddings", "--device", "cpu").ok()
     return np.load(tmp_path / "embeddings" / "embeddings.npy").reshape(*corners.shape[:2], -1)
 
 
@@ -77,7 +76,7 @@ def cosine(features: Any, expected: np.ndarray) -> float:
     return float(features @ expected / np.linalg.norm(features) / np.linalg.norm(expected))
 
 
-def test_ultralytics(run: Path, video: Any, embedded: np.ndarray, tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_ultralytics(run: Path, video: Any, embedded: np.ndarray, tmp_path: Path, dmlkit: Cli):
     from ultralytics.engine.results import Boxes
     from ultralytics.trackers.bot_sort import BOTSORT
     from ultralytics.utils import YAML, IterableSimpleNamespace
@@ -105,7 +104,7 @@ def test_ultralytics(run: Path, video: Any, embedded: np.ndarray, tmp_path: Path
     assert len(set(ids[0])) == len(corners[0]) and ids == [ids[0]] * FRAMES
 
 
-def test_boxmot(run: Path, video: Any, embedded: np.ndarray, tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_boxmot(run: Path, video: Any, embedded: np.ndarray, tmp_path: Path, dmlkit: Cli):
     from boxmot import BotSort
 
     frames, corners = video

@@ -169,18 +169,6 @@ def test_photos_without_exif_data(tmp_path: Path):
     assert exif_sightings([str(tmp_path / "a" / "0.jpg")]) == [UNKNOWN_SIGHTING]
 
 
-def placed(root: Path) -> dict[str, tuple[float, float, str]]:
-    """Photos of four individuals in degrees, minutes, seconds, and the same as numbers; the first one has neither."""
-    known: dict[str, tuple[float, float, str]] = {}
-    for row in range(12):
-        name = f"{'abcd'[row % 4]}/{row}.jpg"
-        place = {1: "NS"[row % 2], 2: (float(row), 30.0, 36.0), 3: "EW"[row % 3 == 0], 4: (100.0 + row, 15.0, 9.0)}
-        photo(root / name, {ORIGINAL: f"2026:05:{row + 1:02} 12:00:00"} if row else {}, place if row else None, row)
-        sides = (-1 if row % 2 else 1) * (row + 0.51), (-1 if row % 3 == 0 else 1) * (100 + row + 0.2525)
-        known[name] = (*sides, f"2026-05-{row + 1:02}T12:00")
-    return known
-
-
 def test_times_are_days_months_or_years_for_by():
     hours = [f"2026-{month:02}-{day:02}T{hour:02}:00" for month in (5, 6) for day in (1, 2) for hour in range(10)]
     assert set(dated(hours)) == {time[:10] for time in hours}
@@ -193,10 +181,11 @@ def test_times_are_days_months_or_years_for_by():
 
 
 def test_by_time_of_a_folder_and_of_boxes(tmp_path: Path):
-    known = placed(tmp_path / "photos")
-    keys = [f"{tmp_path}/photos/{name}" for name in known]
+    days = ["", *(f"2026-05-{number:02}" for number in range(1, 9))]
+    root = folder_of(tmp_path / "photos", {"a": days})
+    keys = [f"{root}/a/{number}.jpg" for number in range(9)]
     boxed = [f"{key} {Box(0, 1.5, 8, 9, 0.1).text}" for key in keys]
-    expected = [None, *[f"{time}:00" for _, _, time in [*known.values()][1:]]]
+    expected = [None, *(f"{day}T12:{number:02}:00" for number, day in enumerate(days) if day)]
     for images in (keys, boxed):
         assert read_column(images, None, "time") == expected
     folder = {"name": "folder", "root": str(tmp_path / "photos")}

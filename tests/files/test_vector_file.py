@@ -1,7 +1,6 @@
 """Files of vectors of other programs, compared with the arrays that they were written from."""
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from safetensors.torch import save_file as save_tensors
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of, require_source
 from dmlkit.files.vector_file import VectorFile, holds_vectors, read_label_file
-from tests.conftest import Result
+from tests.conftest import Cli
 
-Cli = Callable[..., Result]
 GENERATOR = np.random.default_rng(4)
 X = GENERATOR.normal(size=(30, 5)).astype(np.float32)
 Y = np.repeat(np.arange(6), 5)
@@ -178,11 +176,11 @@ def test_commands_take_vectors_of_any_file_as_those_of_npy(
     np.savez("x.npz", x=X, y=NAMES)
     FORMATS["named.csv"](tmp_path / "x.csv")
     parquet.write_table(TABLE.append_column("path", [[f"{row}.jpg" for row in range(30)]]), "x.parquet")
-    expected = json.loads(dmlkit("eval", "x.npy", "--labels", "y.npy", "--json").out)
+    expected = dmlkit("eval", "x.npy", "--labels", "y.npy", "--json").json()
     cosines = X / np.linalg.norm(X, axis=1, keepdims=True)
     nearest = np.argsort(-(cosines @ cosines.T), axis=1, kind="stable")[:, 1]
     for name in ("x.npz", "x.csv", "x.parquet"):
-        report = json.loads(dmlkit("eval", name, "--json").out)
+        report = dmlkit("eval", name, "--json").json()
         assert [report[key] for key in ("metrics", "intervals")] == [expected[key] for key in ("metrics", "intervals")]
         assert dmlkit("search", name, "x.npy", "-k", 2, "-o", "near.csv").code == 0
         with Path("near.csv").open() as file:

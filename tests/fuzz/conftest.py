@@ -70,11 +70,7 @@ VARYING = {"seconds", "images_per_second", "waiting", "created", "created_at", "
 def examples(small: int, full: int) -> settings:
     """How many examples a test draws: few in `make test`, many in `make fuzz`; any example may take its time."""
     suppressed = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
-    return settings(
-        max_examples=full if FULL else small,
-        deadline=None,
-        suppress_health_check=suppressed,
-    )
+    return settings(max_examples=full if FULL else small, deadline=None, suppress_health_check=suppressed)
 
 
 def hashes(folder: Path, *without: str) -> dict[str, str]:

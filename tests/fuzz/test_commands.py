@@ -136,11 +136,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run study/runs/small/seed-0", "output=new.md,new.tex json by checkpoint device overrides=dataset.seed=3"),
     ),
     "copy": (("glyphs/proxy_anchor new.yaml", ""), ("glyphs/mpa", "")),
-    "curvature": (
-        ("run/embeddings/test", ""),
-        ("x.npy", "manifold"),
-        ("run", "split device overrides=dataset.seed=3"),
-    ),
+    "curvature": (("run/embeddings/test", ""), ("x.npy", "manifold"), ("run", "split device overrides=dataset.seed=3")),
     "data check": (
         ("photos.yaml", "overrides=transform.size=8"),
         ("photos.yaml --run run --threshold 0.9", "device overrides=transform.size=8"),

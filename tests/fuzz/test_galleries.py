@@ -212,10 +212,7 @@ class GalleryMachine(RuleBasedStateMachine):
 @pytest.mark.heavy
 @pytest.mark.slow
 def test_any_sequence_of_operations_is_as_in_memory(home: Path, tmp_path: Path):
-    run_state_machine_as_test(
-        partial(GalleryMachine, home, tmp_path),
-        settings=examples(4, 150),
-    )
+    run_state_machine_as_test(partial(GalleryMachine, home, tmp_path), settings=examples(4, 150))
 
 
 def change(name: str, home: Path, gallery: Path, argument: Any) -> None:

@@ -1,6 +1,5 @@
 """Galleries and embeddings whose files are lost, cut or altered: one error, or the answers of before."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,15 +26,13 @@ from dmlkit.gallery.index import index_gallery
 from dmlkit.identify.identify import identify
 from dmlkit.identify.rule import LabelRule
 from dmlkit.identify.search import search
-from tests.conftest import Result
+from tests.conftest import Cli, Result
 from tests.datasets import trees
 from tests.fuzz.conftest import FULL
 from tests.gallery.conftest import BIRDS
-from tests.gallery.test_gallery import refused, rows_of
+from tests.gallery.test_gallery import rows_of
 from tests.gallery.test_index import stocked
 from tests.vectors.stored import ON_CPU
-
-Cli = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -233,11 +230,11 @@ def test_the_way_back_from_a_damaged_part_is_an_earlier_version(whole: Path, tmp
         altered = bytes(byte ^ 255 for byte in content[place : place + 8])
         damaged.write_bytes(content[:place] + altered + content[place + 8 :])
         result = dmlkit("search", gallery, whole / "asked_points")
-        refused(result, f"{damaged.relative_to(gallery)} ", "restore this file from a backup, or an earlier version")
+        result.refused(f"{damaged.relative_to(gallery)} ", "restore this file from a backup, or an earlier version")
     damaged.unlink()
-    refused(dmlkit("search", gallery, whole / "asked_points"), f"{damaged.relative_to(gallery)} is missing; restore")
+    dmlkit("search", gallery, whole / "asked_points").refused(f"{damaged.relative_to(gallery)} is missing; restore")
     damaged.write_bytes(content[:-8] + bytes(8))
-    refused(dmlkit("gallery", "info", gallery, "--verify"), cause)
+    dmlkit("gallery", "info", gallery, "--verify").refused(cause)
     assert dmlkit("gallery", "restore", gallery, "3").code == 0
     assert dmlkit("search", gallery, whole / "asked_points").code == 0  # its points are in other parts
     damaged.write_bytes(content)
@@ -248,7 +245,7 @@ def test_the_way_back_from_a_damaged_part_is_an_earlier_version(whole: Path, tmp
 def test_info_verifies(whole: Path, tmp_path: Path, dmlkit: Cli):
     result = dmlkit("gallery", "info", whole / "gallery", "--verify")
     assert result.code == 0 and "verified: all files match their checksums" in result.out
-    assert json.loads(dmlkit("gallery", "info", whole / "gallery", "--verify", "--json").out)["verified"] is True
+    assert dmlkit("gallery", "info", whole / "gallery", "--verify", "--json").json()["verified"] is True
     assert "verified" not in dmlkit("gallery", "info", whole / "gallery").out
 
 
@@ -277,4 +274,4 @@ def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit
             ("cluster", folder, "-k", "2"),
             *(("export", folder, "--format", kind, "-o", tmp_path / "out") for kind in ("npz", "parquet", "faiss")),
         ):
-            refused(dmlkit(*words), f"{folder / name}: {message}")
+            dmlkit(*words).refused(f"{folder / name}: {message}")

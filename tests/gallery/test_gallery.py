@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,10 @@ from dmlkit.nearest.search import Gallery
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.fusion import ModelChoice
 from tests.cli.test_early import without_torch
-from tests.conftest import Result
+from tests.conftest import Cli
 from tests.datasets import trees
 from tests.gallery.conftest import BIRDS
 from tests.vectors.stored import ON_CPU
-
-Cli = Callable[..., Result]
 
 
 def rows_of(path: Path) -> dict[str, tuple[Any, ...]]:
@@ -79,7 +76,7 @@ def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
     assert [[neighbor["path"] for neighbor in query["neighbors"]] for query in report] == [
         [paths[row] for row in rows] for rows in expected.indices.tolist()
     ]
-    by_image = json.loads(dmlkit("search", gallery, place / "photos", "-k", 4, "--json", "--device", "cpu").out)
+    by_image = dmlkit("search", gallery, place / "photos", "-k", 4, "--json", "--device", "cpu").json()
     assert by_image["queries"] == report  # the gallery knows its run
 
 
@@ -95,8 +92,7 @@ def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli
     shutil.copy(more / "new.jpg", more / "twin.jpg")
     (more / "broken.jpg").write_bytes(b"none")
     (more / "half.jpg").write_bytes((more / "new.jpg").read_bytes()[:300])
-    result = dmlkit("gallery", "add", gallery, more, "--device", "cpu")
-    assert result.code == 0, result.err
+    result = dmlkit("gallery", "add", gallery, more, "--device", "cpu").ok()
     assert "1 image added" in result.out and f"twin.jpg: the same picture as {more}/new.jpg" in result.out
     assert "2 images skipped: could not be read" in result.out and "broken.jpg: cannot read" in result.out
     assert "note: 1 without a label, which identify leaves out" in " ".join(result.out.split())
@@ -154,7 +150,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
         add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     whole = rows_of(gallery)
     assert remove_images(gallery, labels=["crow"], images=[str(place / "photos" / "dove" / "1.jpg")]) == 4
-    versions = json.loads(dmlkit("gallery", "history", gallery, "--json").out)
+    versions = dmlkit("gallery", "history", gallery, "--json").json()
     assert [version["images"] for version in versions] == [0, 3, 6, 9, 5]
     shown = dmlkit("gallery", "history", gallery).out
     assert "+3" in shown and "-4" in shown
@@ -166,7 +162,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     assert rows_of(gallery) == whole and files == 3 and len(opened.parts) == 1
     restore_version(gallery, versions[1]["version"])
     assert GalleryFolder(gallery).label_counts() == {"crow": 3}
-    info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
+    info = dmlkit("gallery", "info", gallery, "--json").json()
     assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
     shown = dmlkit("gallery", "info", gallery).out
     assert "3 images with 1 label, 0 without a label" in shown
@@ -184,8 +180,8 @@ def test_two_labels_become_one_and_come_back(place: Path, tmp_path: Path, dmlkit
     assert GalleryFolder(gallery).label_counts() == {"dove": 6, "finch": 3, "gull": 3}
     after = {name: (row[1], row[2]) for name, row in rows_of(gallery).items()}
     assert after == {name: (row[1], row[2]) for name, row in before.items()}
-    refused(dmlkit("gallery", "rename", gallery, "crow", "x"), "no image has the label 'crow'; nothing was renamed")
-    refused(dmlkit("gallery", "rename", gallery, "dove", "unknown"), "is no label")
+    dmlkit("gallery", "rename", gallery, "crow", "x").refused("no image has the label 'crow'; nothing was renamed")
+    dmlkit("gallery", "rename", gallery, "dove", "unknown").refused("is no label")
     restore_version(gallery, 1)
     assert rows_of(gallery) == before and rename_label(gallery, "dove", "dove") == (3, 0)
     assert GalleryFolder(gallery).version == 4
@@ -201,7 +197,7 @@ def test_info_needs_no_torch(place: Path, tmp_path: Path, dmlkit: Cli):
     assert "12 images with 4 labels, 0 without a label; version 1" in results[0].out
     version = gallery / "versions" / "1.parquet"
     version.write_bytes(version.read_bytes()[:-9])
-    refused(dmlkit("gallery", "info", gallery), f"{gallery}: this gallery is damaged: versions/1.parquet is not what")
+    dmlkit("gallery", "info", gallery).refused(f"{gallery}: this gallery is damaged: versions/1.parquet is not what")
 
 
 def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):
@@ -247,19 +243,13 @@ def test_any_changes_equal_a_fresh_build(
     assert rows_of(gallery) == rows_of(fresh)
 
 
-def refused(result: Result, *parts: str) -> None:
-    assert result.code == 2, result.out
-    (line,) = result.err.strip().splitlines()
-    assert line.startswith("error: ") and all(part in line for part in parts), line
-
-
 def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     gallery, photos = tmp_path / "birds", place / "photos"
-    refused(
-        dmlkit("gallery", "create", place / "run", "-o", gallery, "--label", "x"), "--label x: applies only to IMAGES"
+    dmlkit("gallery", "create", place / "run", "-o", gallery, "--label", "x").refused(
+        "--label x: applies only to IMAGES"
     )
-    refused(dmlkit("gallery", "create", place / "none", photos, "-o", gallery), "no run here")
-    refused(dmlkit("gallery", "create", place / "run", tmp_path / "none", "-o", gallery), "no such file or folder")
+    dmlkit("gallery", "create", place / "none", photos, "-o", gallery).refused("no run here")
+    dmlkit("gallery", "create", place / "run", tmp_path / "none", "-o", gallery).refused("no such file or folder")
     with monkeypatch.context() as patch:  # a file that is no image is refused before its model is loaded
         patch.setattr(ModelChoice, "load", None)
         for name, way in (
@@ -269,34 +259,32 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, mon
         ):
             (tmp_path / name).write_bytes(b"none")
             wrong = dmlkit("gallery", "create", place / "run", tmp_path / name, "-o", gallery)
-            refused(wrong, f"{name}: cannot read this image: the file has no known image format", way)
+            wrong.refused(f"{name}: cannot read this image: the file has no known image format", way)
     (tmp_path / "nothing").mkdir()
-    refused(dmlkit("gallery", "create", place / "run", tmp_path / "nothing", "-o", gallery), "no images found")
+    dmlkit("gallery", "create", place / "run", tmp_path / "nothing", "-o", gallery).refused("no images found")
     for label in ("", " ", "unknown", "\udcff"):
-        refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label), "is no label")
-    refused(dmlkit("gallery", "create", place / "run", photos, "-o", photos), "where every file is read as data")
-    refused(dmlkit("gallery", "create", place / "run", photos, "-o", tmp_path / "bad.jpg"), "is a file")
-    refused(
-        dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "inf"), "--threshold inf: expected"
-    )
+        dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label).refused("is no label")
+    dmlkit("gallery", "create", place / "run", photos, "-o", photos).refused("where every file is read as data")
+    dmlkit("gallery", "create", place / "run", photos, "-o", tmp_path / "bad.jpg").refused("is a file")
+    dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "inf").refused("--threshold inf: expected")
     assert not gallery.exists()
     create_gallery(place / "run", None, gallery, model=ON_CPU)
-    refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery), "this is a gallery already")
-    refused(dmlkit("search", gallery, photos), "this gallery is empty; add images to it")
-    refused(dmlkit("identify", gallery, photos, "-o", tmp_path / "a.csv"), "this gallery is empty")
-    refused(dmlkit("gallery", "add", gallery, photos, "--run", place / "other"), "of another model (fingerprint")
+    dmlkit("gallery", "create", place / "run", photos, "-o", gallery).refused("this is a gallery already")
+    dmlkit("search", gallery, photos).refused("this gallery is empty; add images to it")
+    dmlkit("identify", gallery, photos, "-o", tmp_path / "a.csv").refused("this gallery is empty")
+    dmlkit("gallery", "add", gallery, photos, "--run", place / "other").refused("of another model (fingerprint")
     create_gallery(place / "run", photos / "crow", tmp_path / "crows", label="crow", model=ON_CPU)
     before = rows_of(tmp_path / "crows")
     crows = ("gallery", "remove", tmp_path / "crows")
-    refused(dmlkit(*crows), "remove: expected ids or files of images, or --label")
-    refused(dmlkit(*crows, "--label", "crow", "--label", "dove"), "--label dove: no image of", "nothing was removed")
-    refused(dmlkit(*crows, "0' OR '1'='1"), "no image of")
-    refused(dmlkit(*crows, "none.jpg"), "no image of")
-    refused(dmlkit(*crows, "--label", "\udcff"), "no image of")
+    dmlkit(*crows).refused("remove: expected ids or files of images, or --label")
+    dmlkit(*crows, "--label", "crow", "--label", "dove").refused("--label dove: no image of", "nothing was removed")
+    dmlkit(*crows, "0' OR '1'='1").refused("no image of")
+    dmlkit(*crows, "none.jpg").refused("no image of")
+    dmlkit(*crows, "--label", "\udcff").refused("no image of")
     assert rows_of(tmp_path / "crows") == before
-    refused(dmlkit("gallery", "restore", tmp_path / "crows", 7), "has no version 7; dmlkit gallery history")
+    dmlkit("gallery", "restore", tmp_path / "crows", 7).refused("has no version 7; dmlkit gallery history")
     for words in (("info",), ("history",), ("compact",), ("restore", 1), ("remove", "--label", "x"), ("add", photos)):
-        refused(dmlkit("gallery", words[0], tmp_path / "nothing", *words[1:]), "no gallery here")
+        dmlkit("gallery", words[0], tmp_path / "nothing", *words[1:]).refused("no gallery here")
     assert not list((tmp_path / "nothing").iterdir())
     assert dmlkit("search", tmp_path / "crows", gallery).code == 0  # no query, no answer
 
@@ -307,14 +295,14 @@ def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path,
     path = gallery / "gallery.json"
     text = path.read_text()
     path.write_text(text.replace('"format": 1,', '"format": 2,').replace('"dmlkit": "', '"dmlkit": "9.'))
-    refused(dmlkit("gallery", "info", gallery), "a manifest of a gallery of format 2, written by dmlkit 9.")
+    dmlkit("gallery", "info", gallery).refused("a manifest of a gallery of format 2, written by dmlkit 9.")
     path.write_text(text.replace('"thumbnails": false', '"thumbnails": "no"'))
-    refused(dmlkit("search", gallery, gallery), "thumbnails: input should be a valid boolean")
+    dmlkit("search", gallery, gallery).refused("thumbnails: input should be a valid boolean")
     path.write_text(text)
     shutil.rmtree(gallery / "vectors")
-    refused(dmlkit("search", gallery, gallery), f"{gallery}: this gallery is damaged: vectors/", "is missing; restore")
+    dmlkit("search", gallery, gallery).refused(f"{gallery}: this gallery is damaged: vectors/", "is missing; restore")
     shutil.rmtree(gallery / "versions")
-    refused(dmlkit("gallery", "info", gallery), f"{gallery}: this gallery is damaged: versions/1.parquet is missing")
+    dmlkit("gallery", "info", gallery).refused(f"{gallery}: this gallery is damaged: versions/1.parquet is missing")
 
 
 def test_a_gallery_takes_over_the_threshold_that_its_run_was_calibrated_to(

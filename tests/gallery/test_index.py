@@ -1,10 +1,8 @@
 """`dmlkit gallery index`: what it says of itself is so, and no change of a gallery makes it wrong."""
 
-import json
 import multiprocessing
 import shutil
 import signal
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter, sleep
@@ -35,9 +33,9 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.nearest.search import StoredGallery
 from dmlkit.vectors.manifest import index_of
 from dmlkit.vectors.store import VectorStore, keys_of, write_part
-from tests.conftest import Result
+from tests.conftest import Cli
 from tests.gallery.test_faults import FRACTIONS
-from tests.gallery.test_gallery import refused, rows_of
+from tests.gallery.test_gallery import rows_of
 from tests.vectors.stored import ON_CPU
 
 SPACES: dict[str, ManifoldConfig] = {
@@ -115,7 +113,7 @@ def test_an_index_finds_what_it_says(space: str, kind: Any, place: Path, tmp_pat
     assert (found.similarities.diff(dim=1) <= 0).all()
 
 
-def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, dmlkit: Cli):
     path = stocked(place, tmp_path / "gallery", "sphere")
     before = GalleryFolder(path).version
     result = dmlkit("gallery", "index", path, "--recall", "1")
@@ -126,7 +124,7 @@ def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, d
         found, exact, gallery = searched(path, points)
         same = (found.indices == exact.indices).double().mean()
         assert same > 0.99
-        info = json.loads(dmlkit("gallery", "info", path, "--json").out)
+        info = dmlkit("gallery", "info", path, "--json").json()
         assert info["not_indexed"] == not_indexed and info["images"] == len(gallery)
 
     check(0)
@@ -145,41 +143,40 @@ def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, d
     assert len(list(path.glob("index-*.faiss"))) == 1
 
 
-def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Cli):
     path, photo = stocked(place, tmp_path / "gallery", dim=4, classes=5), place / "photos" / "crow" / "0.jpg"
-    exact = json.loads(dmlkit("search", path, photo, "--json").out)
+    exact = dmlkit("search", path, photo, "--json").json()
     assert dmlkit("gallery", "index", path, "--recall", "0.9").code == 0
-    assert json.loads(dmlkit("search", path, photo, "--json", "--exact").out) == exact and exact["recall"] == 1
-    report = json.loads(dmlkit("search", path, photo, "--json").out)
+    assert dmlkit("search", path, photo, "--json", "--exact").json() == exact and exact["recall"] == 1
+    report = dmlkit("search", path, photo, "--json").json()
     recall = GalleryManifest.read(path / "gallery.json").approximate
     assert recall is not None and report["recall"] == recall.recall
     assert (
         f"found by ivf_pq, measured recall {recall.recall:.4f}; use --exact for all"
         in dmlkit("search", path, photo).out
     )
-    everything = json.loads(dmlkit("search", path, photo, "--json", "-k", "520").out)
+    everything = dmlkit("search", path, photo, "--json", "-k", "520").json()
     assert len({neighbor["id"] for neighbor in everything["queries"][0]["neighbors"]}) == 520
     for by in ("nearest", "vote"):
-        result = dmlkit("identify", path, photo, "-o", tmp_path / f"{by}.csv", "--method", by)
-        assert result.code == 0, result.err
+        dmlkit("identify", path, photo, "-o", tmp_path / f"{by}.csv", "--method", by).ok()
     near = (tmp_path / "nearest.csv").read_text().splitlines()[1].split(",")
-    first = json.loads(dmlkit("search", path, photo, "--json", "-k", str(FIRST)).out)  # of as many as identify looks at
+    first = dmlkit("search", path, photo, "--json", "-k", str(FIRST)).json()  # of as many as identify looks at
     assert near[1] == first["queries"][0]["neighbors"][0]["label"]
 
 
-def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch):
+def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch):
     few = stocked(place, tmp_path / "few", rows=240)
-    refused(dmlkit("gallery", "index", few), "240 images are too few for an index, which needs 256")
+    dmlkit("gallery", "index", few).refused("240 images are too few for an index, which needs 256")
     path = stocked(place, tmp_path / "gallery")
     for recall in ("0.0", "1.01", "nan"):
-        refused(dmlkit("gallery", "index", path, "--recall", recall), f"--recall {recall}: expected a share")
-    refused(dmlkit("gallery", "index", tmp_path, "--recall", "0.5"), "no gallery here")
+        dmlkit("gallery", "index", path, "--recall", recall).refused(f"--recall {recall}: expected a share")
+    dmlkit("gallery", "index", tmp_path, "--recall", "0.5").refused("no gallery here")
     index_gallery(path, "ivf_hnsw_sq", 0.5)
     kept = GalleryManifest.read(path / "gallery.json")
     monkeypatch.setattr(building, "_further", lambda *_: iter(()))
     monkeypatch.setattr(building, "FIRST_PROBES", 1)
-    refused(
-        dmlkit("gallery", "index", path, "--recall", "1"), "ivf_pq finds 0.", "no index was kept: try another --method"
+    dmlkit("gallery", "index", path, "--recall", "1").refused(
+        "ivf_pq finds 0.", "no index was kept: try another --method"
     )
     assert GalleryManifest.read(path / "gallery.json") == kept
     GalleryFolder(path).check()

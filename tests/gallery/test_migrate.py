@@ -1,6 +1,5 @@
 """`dmlkit gallery migrate`: the gallery then equals one that the new run creates, and the old one can be restored."""
 
-import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -17,14 +16,12 @@ from dmlkit.gallery.migrate import migrate_gallery
 from dmlkit.vectors import fill, store
 from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.progress_bar import Advance
-from tests.conftest import ONE_EPOCH, Result
+from tests.conftest import ONE_EPOCH, Cli
 from tests.datasets import trees
 from tests.gallery.test_faults import ended, killed_after_two_parts, migrate
-from tests.gallery.test_gallery import refused, rows_of
+from tests.gallery.test_gallery import rows_of
 from tests.processes import Forked
 from tests.vectors.stored import ON_CPU
-
-Cli = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +51,11 @@ def test_a_migrated_gallery_equals_a_new_one_and_the_old_comes_back(
     create_gallery(flat, table, fresh, settings=GallerySettings(thumbnails=True), model=ON_CPU)
     before, kept, reader = rows_of(gallery), kept_of(gallery), GalleryFolder(gallery)
     points = torch.cat(list(reader.blocks(2)))
-    refused(
-        dmlkit("gallery", "add", gallery, place / "photos", "--run", place / "other"),
-        "another model (fingerprint",
-        "dmlkit gallery migrate",
+    dmlkit("gallery", "add", gallery, place / "photos", "--run", place / "other").refused(
+        "another model (fingerprint", "dmlkit gallery migrate"
     )
 
-    result = dmlkit("gallery", "migrate", gallery, flat, "--device", "cpu")
-    assert result.code == 0, result.err
+    result = dmlkit("gallery", "migrate", gallery, flat, "--device", "cpu").ok()
     assert f"3 images of {gallery} embedded with {flat}: version 2" in result.out
     assert f"dmlkit gallery restore {gallery} 1" in result.out and f"dmlkit calibrate {gallery}" in result.out
     assert rows_of(gallery) == rows_of(fresh) and kept_of(gallery) == kept
@@ -71,7 +65,7 @@ def test_a_migrated_gallery_equals_a_new_one_and_the_old_comes_back(
     assert dmlkit("gallery", "info", gallery, "--verify").code == 0
     again = dmlkit("gallery", "migrate", gallery, flat, "--device", "cpu")
     assert again.code == 0 and "has the embeddings of" in again.out and GalleryFolder(gallery).version == 2
-    history = json.loads(dmlkit("gallery", "history", gallery, "--json").out)
+    history = dmlkit("gallery", "history", gallery, "--json").json()
     assert [one["run"] for one in history] == [str((place / "run").resolve()), str(flat)]
 
     add_images(gallery, place / "photos" / "gull", label="gull", model=ON_CPU)  # by the new run
@@ -92,10 +86,10 @@ def test_images_that_are_gone_are_named_and_found_where_they_are_now(place: Path
     before = rows_of(gallery)
     shutil.move(photos, moved)
     result = dmlkit("gallery", "migrate", gallery, place / "other", "--device", "cpu")
-    refused(result, "12 of 12 images are missing or have changed", str(photos / "crow" / "0.jpg"), "and 7 more")
+    result.refused("12 of 12 images are missing or have changed", str(photos / "crow" / "0.jpg"), "and 7 more")
     trees.photo(moved / "dove" / "1.jpg", 77)
     result = dmlkit("gallery", "migrate", gallery, place / "other", moved.parent, "--device", "cpu")
-    refused(result, f"1 of 12 images are missing or have changed: {photos / 'dove' / '1.jpg'}; nothing was changed")
+    result.refused(f"1 of 12 images are missing or have changed: {photos / 'dove' / '1.jpg'}; nothing was changed")
     assert rows_of(gallery) == before and GalleryFolder(gallery).version == 1
     remove_images(gallery, images=[str(photos / "dove" / "1.jpg")])
     assert migrate_gallery(gallery, place / "other", moved, model=ON_CPU).images == 11

@@ -1,6 +1,5 @@
 """Every command takes a run, embeddings, a gallery or an array by the same word, and answers as NumPy does."""
 
-import csv
 import json
 import re
 import shutil
@@ -19,11 +18,9 @@ from dmlkit.gallery.sources import open_points
 from dmlkit.identify.identify import identify
 from dmlkit.vectors.points import PointsInMemory, in_memory
 from dmlkit.vectors.run import embed
-from tests.conftest import Result
+from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
-
-Cli = Callable[..., Result]
 
 
 class Home(NamedTuple):
@@ -95,9 +92,7 @@ def nearest_of(points: np.ndarray, query: np.ndarray, count: int) -> list[tuple[
 @every_kind
 @pytest.mark.parametrize("queries", KINDS)
 def test_search_is_that_of_a_loop(kind: str, queries: str, home: Home, dmlkit: Cli):
-    result = dmlkit("search", getattr(home, kind), getattr(home, queries), "-k", 3, "--json")
-    assert result.code == 0, result.err
-    answer = json.loads(result.out)["queries"]
+    answer = dmlkit("search", getattr(home, kind), getattr(home, queries), "-k", 3, "--json").json()["queries"]
     assert len(answer) == len(home.points[queries])
     for query, point in zip(answer, home.points[queries], strict=True):
         expected = nearest_of(home.points[kind], point, 3)
@@ -132,8 +127,7 @@ def test_a_run_is_loaded_once_to_search_it_with_images(home: Home, dmlkit: Cli, 
 
 @every_kind
 def test_eval_is_that_of_a_loop(kind: str, home: Home, dmlkit: Cli):
-    result = dmlkit("eval", *home.words(kind), "--metric", "recall@1", "--json")
-    assert result.code == 0, result.err
+    result = dmlkit("eval", *home.words(kind), "--metric", "recall@1", "--json").ok()
     points, labels = home.points[kind], home.labels[kind]
     least, most = 0, 0  # rows of float32 that are normalized once more change the order of cosines that tie
     for row, point in enumerate(points):
@@ -149,8 +143,7 @@ def test_identify_takes_the_nearest_label(kind: str, home: Home, tmp_path: Path,
     other = "gallery" if kind != "gallery" else "embeddings"
     table = tmp_path / "answers.csv"
     assert dmlkit("identify", *home.words(kind), getattr(home, other), "-o", table, "--threshold", "-1").code == 0
-    with table.open() as file:
-        answers = list(csv.DictReader(file))
+    answers = csv_rows(table)
     for answer, point in zip(answers, home.points[other], strict=True):
         (similarity, row), *_ = nearest_of(home.points[kind], point, 1)
         assert float(answer["score"]) == pytest.approx(similarity, abs=1e-5)
@@ -193,10 +186,8 @@ def test_other_commands_find_the_same_by_every_door(kind: str, home: Home, tmp_p
         tables = []
         for number, words in enumerate((home.words(kind), [x, "--labels", y])):
             words = words[:1] if name == "duplicates" else words
-            result = dmlkit(name, *words, *options, "-o", tmp_path / f"{name}{number}.csv")
-            assert result.code == 0, result.err
-            with (tmp_path / f"{name}{number}.csv").open() as file:
-                tables.append([{**row, "path": "", "label": ""} for row in csv.DictReader(file)])
+            dmlkit(name, *words, *options, "-o", tmp_path / f"{name}{number}.csv").ok()
+            tables.append([{**row, "path": "", "label": ""} for row in csv_rows(tmp_path / f"{name}{number}.csv")])
         for ours, theirs in zip(*tables, strict=True):
             for column, value in ours.items():
                 same = value == theirs[column]
@@ -264,8 +255,7 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
         (("export", home.gallery, "--format", "faiss"), "is a gallery; --format faiss exports a folder of embeddings"),
         (("export", home.embeddings, "--format", "onnx"), "expected a run"),
     ):
-        result = dmlkit(*words)
-        assert result.code == 2 and message in result.err and result.err.count("\n") == 1, (words, result.err)
+        dmlkit(*words).refused(message)
 
 
 def test_points_of_a_class_of_ones_own_are_searched(home: Home):
@@ -283,7 +273,7 @@ def test_points_of_a_class_of_ones_own_are_searched(home: Home):
 
 
 def test_commands_without_set_say_where_a_run_has_the_place_of_its_images(
-    dmlkit: Callable[..., Result], trained_once: Callable[..., Path], tmp_path: Path
+    dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path
 ):
     run = trained_once(tmp_path)
     for index in range(12):

@@ -16,10 +16,9 @@ from dmlkit.gallery.change import create_gallery
 from dmlkit.gallery.sources import open_points
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.fusion import ModelChoice
-from tests.conftest import Result
+from tests.conftest import Cli
 from tests.datasets import trees
 
-Cli = Callable[..., Result]
 ON_CPU = ModelChoice(device="cpu")
 SIDES = ["left", "right", None, "Left", "left "]
 CELLS = {
@@ -135,8 +134,7 @@ def sides(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answers_of(dmlkit: Cli, *words: object) -> dict[str, dict[str, Any]]:
-    result = dmlkit("identify", *words, "-o", "answers.json", "--device", "cpu")
-    assert result.code == 0, result.err
+    dmlkit("identify", *words, "-o", "answers.json", "--device", "cpu").ok()
     return {image["path"]: image for image in json.loads(Path("answers.json").read_text())["images"]}
 
 
@@ -150,13 +148,13 @@ def test_calibrating_by_value_is_calibrating_each_value_alone(sides: Path, dmlki
         expected = answers_of(dmlkit, sides, "sides.csv", *by)
         for side in ("left", "right"):
             where = ("--where", f"side={side}")
-            alone[side] = json.loads(dmlkit(*calibrate, *where, "--json").out)
+            alone[side] = dmlkit(*calibrate, *where, "--json").json()
             expected |= answers_of(dmlkit, sides, "sides.csv", *where, *by)
         wanted["".join(by)] = expected
     wanted["--bylabel"] = answers_of(dmlkit, sides, "sides.csv", "--by", "label")  # of both sides
     for file in sides.glob("identification-*.json"):
         file.unlink()
-    report = json.loads(dmlkit(*calibrate, "--by", "Side", "--json").out)
+    report = dmlkit(*calibrate, "--by", "Side", "--json").json()
     assert report["column"] == "side" and list(report["values"]) == ["left", "right", "top"]
     for side in ("left", "right"):
         assert report["values"][side]["fits"] == alone[side]["fits"]
@@ -194,15 +192,11 @@ def test_what_calibrating_by_value_and_identify_say(sides: Path, dmlkit: Cli):
     )
     create_gallery(Path("run"), Path("photos"), Path("folder"), model=ON_CPU)
     for words, message in (
-        (
-            (sides, "--by", "sied"),
-            "--by sied: sides: has no column 'sied'; it has side, year, burst; did you mean",
-        ),
+        ((sides, "--by", "sied"), "--by sied: sides: has no column 'sied'; it has side, year, burst; did you mean"),
         (("folder", "--by", "side"), "--by side: folder has no columns; create it from a table with the column side"),
         (("left", "--by", "side"), "--by side: the only value is 'left'; expected a column with 2 to 200 values"),
     ):
-        refused = dmlkit("calibrate", *words, "--device", "cpu")
-        assert refused.code == 2 and message in refused.err, refused.err
+        dmlkit("calibrate", *words, "--device", "cpu").refused(message)
     none = dmlkit(*calibrate, "--by", "year")  # 4 images of each year
     assert none.code == 0 and "threshold of all images for 2015, 2016, 2017, 2018, 2019 and 3 more" in " ".join(
         none.out.split()
@@ -213,7 +207,7 @@ def test_what_calibrating_by_value_and_identify_say(sides: Path, dmlkit: Cli):
 
 def test_tables_of_queries_and_vectors_are_limited(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(home)
-    report = json.loads(dmlkit("search", "all", "all.csv", "-k", 1, "--where", "side=right", "--json").out)
+    report = dmlkit("search", "all", "all.csv", "-k", 1, "--where", "side=right", "--json").json()
     assert len(report["queries"]) == 16
     assert all(int(Path(query["path"]).stem) % 2 for query in report["queries"])
     assert all(query["neighbors"][0]["path"].endswith(query["path"].removeprefix("./")) for query in report["queries"])
@@ -222,7 +216,7 @@ def test_tables_of_queries_and_vectors_are_limited(home: Path, dmlkit: Cli, monk
     np.savez("x.npz", x=x, label=labels, site=sites)
     np.savez("a.npz", x=x[:6], label=labels[:6])
     limited, alone = (
-        json.loads(dmlkit("eval", *words, "--metric", "map@r", "--json").out)["metrics"]
+        dmlkit("eval", *words, "--metric", "map@r", "--json").json()["metrics"]
         for words in (("x.npz", "--where", "site=a"), ("a.npz",))
     )
     assert limited == alone
@@ -250,7 +244,7 @@ def test_a_run_is_limited_to_rows_of_its_table(home: Path, dmlkit: Cli, monkeypa
         np.testing.assert_array_equal(ours, theirs)
     for words in (("eval", "run", "--metric", "map@r"), ("calibrate", "run")):
         ours, theirs = (
-            json.loads(dmlkit(*words, "--set", data[file], *options, "--json", "--device", "cpu").out)
+            dmlkit(*words, "--set", data[file], *options, "--json", "--device", "cpu").json()
             for file, options in (("left", ()), ("all", ("--where", where)))
         )
         for key in ("metrics",) if words[0] == "eval" else ("threshold", "validation", "test", "probability"):
@@ -264,8 +258,7 @@ def test_a_run_is_limited_to_rows_of_its_table(home: Path, dmlkit: Cli, monkeypa
         (("eval", "run", "photos"), "--where side=left: the dataset is photos, which has no columns"),
         (("calibrate", "run", "--set", data["all"], "--by", "side"), "--by side: does not apply to --where side=left"),
     ):
-        refused = dmlkit(*words, "--where", "side=left", "--device", "cpu")
-        assert refused.code == 2 and message in refused.err, refused.err
+        dmlkit(*words, "--where", "side=left", "--device", "cpu").refused(message)
     text = "dataset: {name: table, file: all-split.csv, where: left}"
     with pytest.raises(UserError, match=r"dataset.where: --where 'left': got 'left'; expected COLUMN=VALUE"):
         parse_recipe(text, "recipe.yaml")

@@ -149,10 +149,7 @@ def test_it_is_geoopts_exponential_map_product_and_sum(curvature: float):
 def test_addition_is_geoopts(curvature: float):
     manifold = Poincare(5, curvature=curvature).double()
     # well inside the ball: a sum that is projected back from the boundary cannot be undone
-    x, y = (
-        manifold.from_features(0.3 * random(30, 5)),
-        manifold.from_features(0.3 * random(30, 5, seed=1)),
-    )
+    x, y = (manifold.from_features(0.3 * random(30, 5)), manifold.from_features(0.3 * random(30, 5, seed=1)))
     theirs = geoopt.PoincareBall(c=torch.tensor(-curvature, dtype=torch.float64)).mobius_add(x, y)
     assert torch.allclose(manifold.add(x, y), theirs, atol=1e-6)
     assert torch.allclose(manifold.add(-x, manifold.add(x, y)), y, atol=1e-6)  # left cancellation
@@ -161,10 +158,7 @@ def test_addition_is_geoopts(curvature: float):
 
 def test_addition_moves_all_points_by_an_isometry():
     manifold = Poincare(3).double()
-    points, shift = (
-        manifold.from_features(0.5 * random(10, 3)),
-        manifold.from_features(0.5 * random(1, 3, seed=1)),
-    )
+    points, shift = (manifold.from_features(0.5 * random(10, 3)), manifold.from_features(0.5 * random(1, 3, seed=1)))
     moved = manifold.add(shift, points)
     assert torch.allclose(manifold.distance(moved, moved), manifold.distance(points, points), atol=1e-6)
 

@@ -23,7 +23,7 @@ from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import ONE_EPOCH, Result
+from tests.conftest import ONE_EPOCH, Cli
 from tests.datasets import trees
 from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.vectors.stored import ON_CPU
@@ -213,9 +213,6 @@ def test_held_out_probabilities_are_of_other_classes():
         assert found[classes == fold] == pytest.approx(fitted.of(margins, margins)[classes == fold])
 
 
-Cli = Callable[..., Result]
-
-
 @pytest.fixture
 def gallery(place: Path, tmp_path: Path) -> Path:  # noqa: F811
     create_gallery(place / "run", place / "photos", tmp_path / "birds", model=ON_CPU)
@@ -230,8 +227,7 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
     before = dmlkit(*words)
     said = " ".join(before.out.split())
     assert before.code == 0 and "no image is unknown without a threshold; run dmlkit calibrate" in said
-    result = dmlkit("calibrate", gallery, "--fpir", "0.5", "--device", "cpu")
-    assert result.code == 0, result.err
+    result = dmlkit("calibrate", gallery, "--fpir", "0.5", "--device", "cpu").ok()
     found = Identification.read(gallery / "identification.json")
     (fit,) = found.fits  # too few images for groups
     assert fit.fpir.rate <= 0.5 and found.images == 12 and found.requested == 0.5
@@ -346,8 +342,7 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
         ((single, "--fpir", "0.5"), "each label has a single image"),
         ((gallery, "--fpir", "0.5", "--near", "2"), "--near 2: expected at most 0, since the similarity is"),
     ):
-        result = dmlkit("calibrate", *words)
-        assert result.code == 2 and message in result.err, result.err
+        dmlkit("calibrate", *words).refused(message)
     assert not (gallery / "identification.json").exists() and not (single / "identification.json").exists()
     lowest = dmlkit("calibrate", gallery)  # 30 images do not allow 0.01
     assert lowest.code == 0 and "requested FPIR: 0.17, the lowest that 30 images" in " ".join(lowest.out.split())
@@ -358,7 +353,7 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
-    dmlkit: Callable[..., Result],
+    dmlkit: Cli,
     place: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -375,6 +370,5 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     monkeypatch.setattr("dmlkit.identify.calibration.labeled_decider", work)
     monkeypatch.setattr("dmlkit.evaluation.calibration.points_of_split", work)
     for folder in (tmp_path / "gallery", place / "run"):
-        result = dmlkit("calibrate", folder, "--device", "cpu")
-        assert result.code == 2
+        result = dmlkit("calibrate", folder, "--device", "cpu").refused()
         assert result.err == f"error: {folder}: cannot write into this folder: Read-only file system\n"

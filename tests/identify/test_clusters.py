@@ -1,8 +1,6 @@
 """`dmlkit cluster`: planted clusters on every manifold, scikit-learn's k-means, and what is refused."""
 
-import csv
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,10 @@ from dmlkit.identify.clusters import NOISE, Clusters, cluster, frechet_kmeans, s
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold, frechet_mean
 from dmlkit.vectors.points import PointsInMemory, in_memory
-from tests.conftest import Result
+from tests.conftest import Cli, csv_rows
 from tests.identify.test_duplicates import labelled, turned
 from tests.vectors.stored import embeddings_at
 
-Cli = Callable[..., Result]
 SPACES: list[Manifold] = [Sphere(8), Euclidean(8), Euclidean(8, similarity="dot"), Poincare(8), Lorentz(8)]
 SIZES = (30, 20, 12, 8)
 
@@ -137,26 +134,22 @@ def test_images_in_no_cluster_are_counted_and_written(collection: PointsInMemory
     assignments[5:9] = NOISE
     found = Clusters(collection, assignments)
     found.write(tmp_path / "x.csv")
-    with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "x.csv")
     assert found.noise == 4 and [row["cluster"] for row in rows] == ["1"] * 66 + [""] * 4
     assert [row["is_medoid"] for row in rows] == ["1"] + ["0"] * 69
 
 
 def test_the_screen_the_table_and_the_page(source: Path, dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("cluster", source, "-k", 4, "-o", tmp_path / "x.csv", "-o", tmp_path / "x.html")
-    assert result.code == 0, result.err
+    result = dmlkit("cluster", source, "-k", 4, "-o", tmp_path / "x.csv", "-o", tmp_path / "x.html").ok()
     assert "70 images in 4 clusters: purity 1.0000, nmi 1.0000" in result.out
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
     assert text.count("<section ") == 4 and "cluster 1, 30 images" in text and "<b>" not in text
-    with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as file:
-        assert sum(row["is_medoid"] == "1" for row in csv.DictReader(file)) == 4
+    assert sum(row["is_medoid"] == "1" for row in csv_rows(tmp_path / "x.csv")) == 4
 
 
 def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
     source = labelled(embeddings_at(tmp_path / "e", turned(0, 1, 90)), [None] * 3)
-    result = dmlkit("cluster", source, "--threshold", 0.9)
-    assert result.code == 0 and "\n3 images in 2 clusters\n" in result.out
+    assert "\n3 images in 2 clusters\n" in dmlkit("cluster", source, "--threshold", 0.9).ok().out
 
 
 @pytest.mark.parametrize(
@@ -182,8 +175,7 @@ def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[ob
 
 def test_options_that_do_not_go_together_are_refused_before_points_are_read(dmlkit: Cli, tmp_path: Path):
     (tmp_path / "x.npy").write_text("no array")
-    result = dmlkit("cluster", tmp_path / "x.npy", "-k", 2, "--threshold", 0.5)
-    assert result.code == 2 and "got both -k and --threshold" in result.err
+    dmlkit("cluster", tmp_path / "x.npy", "-k", 2, "--threshold", 0.5).refused("got both -k and --threshold")
 
 
 @pytest.mark.parametrize("words", [["-k", 2, "--method", "agglomerative"], ["--method", "hdbscan"]], ids=str)
@@ -192,15 +184,14 @@ def test_methods_of_scikit_learn_name_the_extra_before_points_are_read(
 ):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     (tmp_path / "x.npy").write_text("no array")
-    result = dmlkit("cluster", tmp_path / "x.npy", *words)
-    assert result.code == 2 and "needs scikit-learn; install it with: pip install 'dmlkit[cluster]'" in result.err
+    dmlkit("cluster", tmp_path / "x.npy", *words).refused(
+        "needs scikit-learn; install it with: pip install 'dmlkit[cluster]'"
+    )
     points = embeddings_at(tmp_path / "e", turned(0, 1, 90))
     for others in (["-k", 2], ["--threshold", 0.9]):
         assert dmlkit("cluster", points, *others).code == 0
 
 
 def test_one_image_is_one_cluster(dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("cluster", embeddings_at(tmp_path / "e", turned(3)), "-k", 1)
-    assert result.code == 0 and "1 image in 1 cluster" in result.out
-    refused = dmlkit("cluster", tmp_path / "e", "-k", 1, "--method", "agglomerative")
-    assert refused.code == 2 and "expected at least 2" in refused.err
+    assert "1 image in 1 cluster" in dmlkit("cluster", embeddings_at(tmp_path / "e", turned(3)), "-k", 1).ok().out
+    dmlkit("cluster", tmp_path / "e", "-k", 1, "--method", "agglomerative").refused("expected at least 2")

@@ -1,6 +1,5 @@
 """`dmlkit duplicates` and `data check --run`: groups, pairs, tables, pages, and what is refused."""
 
-import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.conftest import Result
+from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
 from tests.vectors.stored import EUCLIDEAN, embeddings_at
 
-Cli = Callable[..., Result]
 HURTS = "<b>\"'\n\u202eevil\U0001f600"
 
 
@@ -33,22 +31,16 @@ def labelled(path: Path, labels: list[str | None]) -> Path:
     return path
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp_path: Path):
     # 0, 1 and 2 are alike, 4 and 5 too; 6 is a link from 5 to 7, which is not like 5
     source = labelled(embeddings_at(tmp_path / "e", turned(0, 1, 2, 40, 80, 81, 89, 97)), ["a", "a", "b", *"cdefg"])
     table, page = tmp_path / "groups.csv", tmp_path / "page.html"
-    result = dmlkit("duplicates", source, "--threshold", np.cos(np.deg2rad(8.5)), "-o", table, "-o", page)
-    assert result.code == 0, result.err
+    result = dmlkit("duplicates", source, "--threshold", np.cos(np.deg2rad(8.5)), "-o", table, "-o", page).ok()
     assert "8 images: 7 of them in 3 groups of near-duplicates" in result.out
     assert "note: 3 groups have several labels" in result.out
     assert "note: 1 more pair reaches the threshold across groups" in result.out
     assert "note: 7 pictures are placeholders" in result.out
-    rows = read(table)
+    rows = csv_rows(table)
     assert [(row["group"], row["path"].split("<")[0]) for row in rows] == [
         *(("1", f"photos/{row}") for row in (0, 1, 2)),
         *(("2", f"photos/{row}") for row in (4, 5)),
@@ -63,10 +55,13 @@ def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp
 def test_pairs_of_two_folders(dmlkit: Cli, tmp_path: Path):
     one = embeddings_at(tmp_path / "one", turned(0, 1, 50, 90))
     other = embeddings_at(tmp_path / "other", turned(1.5, 120, 91))
-    result = dmlkit("duplicates", one, other, "--threshold", 0.999, "-o", tmp_path / "x.csv", "-o", tmp_path / "x.html")
-    assert result.code == 0, result.err
+    result = dmlkit(
+        "duplicates", one, other, "--threshold", 0.999, "-o", tmp_path / "x.csv", "-o", tmp_path / "x.html"
+    ).ok()
     assert "3 pairs of near-duplicates: 3 of 4 images in a, 2 of 3 in b" in result.out
-    found = [(row["path"], row["other_path"], round(float(row["similarity"]), 6)) for row in read(tmp_path / "x.csv")]
+    found = [
+        (row["path"], row["other_path"], round(float(row["similarity"]), 6)) for row in csv_rows(tmp_path / "x.csv")
+    ]
     cosines = [round(float(np.cos(np.deg2rad(angle))), 6) for angle in (1.5, 0.5, 1)]
     assert found == [
         ("photos/0.jpg", "photos/0.jpg", cosines[0]),
@@ -79,13 +74,11 @@ def test_labels_of_an_array(dmlkit: Cli, tmp_path: Path):
     np.save(tmp_path / "x.npy", turned(0, 1, 90))
     np.save(tmp_path / "y.npy", np.array(["a", "b", "c"]))
     own = ("duplicates", tmp_path / "x.npy", "--threshold", 0.9, "--labels", tmp_path / "y.npy")
-    result = dmlkit(*own, "-o", tmp_path / "groups.csv")
-    assert result.code == 0 and "note: 1 group has several labels" in result.out
-    assert [row["label"] for row in read(tmp_path / "groups.csv")] == ["a", "b"]
+    assert "note: 1 group has several labels" in dmlkit(*own, "-o", tmp_path / "groups.csv").ok().out
+    assert [row["label"] for row in csv_rows(tmp_path / "groups.csv")] == ["a", "b"]
     np.save(tmp_path / "other.npy", turned(89))
-    result = dmlkit(*own[:2], tmp_path / "other.npy", *own[2:], "-o", tmp_path / "pairs.csv")
-    assert result.code == 0, result.err
-    assert [(row["label"], row["other_label"]) for row in read(tmp_path / "pairs.csv")] == [("c", "")]
+    dmlkit(*own[:2], tmp_path / "other.npy", *own[2:], "-o", tmp_path / "pairs.csv").ok()
+    assert [(row["label"], row["other_label"]) for row in csv_rows(tmp_path / "pairs.csv")] == [("c", "")]
 
 
 @pytest.mark.parametrize("space", [None, EUCLIDEAN])
@@ -103,8 +96,7 @@ def test_without_a_threshold_the_most_similar_pairs_and_a_proposal(
     exact = points.astype(np.float64)
     alike = -np.linalg.norm(exact[:, None] - exact, axis=2) if space else exact @ exact.T
     pairs = sorted(((alike[i, j], i, j) for i in range(20) for j in range(i + 1, 20)), reverse=True)
-    result = dmlkit("duplicates", one)
-    assert result.code == 0, result.err
+    result = dmlkit("duplicates", one).ok()
     rows = [line.split("│")[1:4] for line in result.out.splitlines() if line.startswith("│")]
     found = [(float(value), a.strip(), b.strip()) for value, a, b in rows]
     assert [row[1:] for row in found] == [(f"photos/{i}.jpg", f"photos/{j}.jpg") for _, i, j in pairs[:10]]
@@ -120,8 +112,7 @@ def test_without_a_threshold_the_most_similar_pairs_and_a_proposal(
     proposal = re.search(r"proposal: --threshold (\S+); (\d+) of 20 images reach it", across)
     assert proposal and float(proposal[1]) == pytest.approx(threshold, abs=1e-5) and int(proposal[2]) == place + 1
     assert "no threshold is proposed: half" in dmlkit("duplicates", other, one).out
-    result = dmlkit("duplicates", one, "-o", tmp_path / "x.csv")
-    assert result.code == 2 and f"--output {tmp_path / 'x.csv'} needs --threshold" in result.err
+    dmlkit("duplicates", one, "-o", tmp_path / "x.csv").refused(f"--output {tmp_path / 'x.csv'} needs --threshold")
     single = embeddings_at(tmp_path / "single", points[:1], **({"manifold": space} if space else {}))
     assert "has a single image; expected at least two" in dmlkit("duplicates", single).err
 
@@ -136,7 +127,7 @@ def test_nothing_alike_is_no_error(dmlkit: Cli, tmp_path: Path):
     source = embeddings_at(tmp_path / "e", turned(0, 90))
     result = dmlkit("duplicates", source, "--threshold", 0.9, "-o", tmp_path / "x.csv", "-o", tmp_path / "x.html")
     assert result.code == 0 and "0 of them in 0 groups of near-duplicates" in result.out
-    assert read(tmp_path / "x.csv") == []
+    assert csv_rows(tmp_path / "x.csv") == []
 
 
 @pytest.mark.parametrize(
@@ -161,9 +152,7 @@ def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[st
     places["{empty}"] = embeddings_at(tmp_path / "empty", turned())
     other = {"fingerprint": "0" * 64, "checkpoint": "best", "epoch": 1, "backbone": {"name": "small_cnn"}}
     places["{model}"] = embeddings_at(tmp_path / "model", turned(0, 1), model=other)
-    result = dmlkit("duplicates", *(places.get(word, word) for word in words))
-    assert result.code == 2 and result.err.startswith("error: ") and message in result.err
-    assert "Traceback" not in result.err
+    dmlkit("duplicates", *(places.get(word, word) for word in words)).refused(message)
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +163,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Pa
 
 
 def test_a_run_embeds_its_split_and_shows_what_it_renders(run: Path, dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("duplicates", run, "--threshold", 0.9, "-o", tmp_path / "x.html", "--device", "cpu")
-    assert result.code == 0, result.err
+    result = dmlkit("duplicates", run, "--threshold", 0.9, "-o", tmp_path / "x.html", "--device", "cpu").ok()
     assert "placeholder" not in result.out and "data:image/jpeg" in (tmp_path / "x.html").read_text()
 
 
@@ -191,8 +179,7 @@ def test_data_check_tells_leaks_between_splits(run: Path, dmlkit: Cli, tmp_path:
     assert result.code == 1, result.out + result.err
     lines = [line for line in result.out.splitlines() if "near-duplicate in two splits" in line]
     assert any("0/0.png" in line and "3/2.png" in line for line in lines)
-    alone = dmlkit("data", "check", tmp_path / "table.csv", "--run", run)
-    assert alone.code == 2 and "--run RUN needs --threshold SIMILARITY" in alone.err
+    dmlkit("data", "check", tmp_path / "table.csv", "--run", run).refused("--run RUN needs --threshold SIMILARITY")
 
 
 @pytest.mark.parametrize("space", [None, EUCLIDEAN], ids=["cosine", "distance"])

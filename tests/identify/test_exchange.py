@@ -1,6 +1,5 @@
 """Answers written into the files of other programs."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.identify.answers import Answer, Identified
 from dmlkit.identify.exchange import FIELDS, write_exchange, writer_of
+from tests.conftest import csv_rows
 
 REQUIRED = ("observationID", "deploymentID", "eventStart", "eventEnd", "observationLevel", "observationType")
 TIMES = ("eventStart", "eventEnd", "classificationTimestamp")
@@ -82,8 +82,7 @@ def test_observations_of_camtrap_dp_get_individuals_and_fit_its_schema(tmp_path:
     package(tmp_path / "package")
     text = written(answers("rex", "leo", "rex", "unknown"), tmp_path / "out" / "observations.csv", tmp_path / "package")
     assert text == "2 observations get an individual; 3 as before, 1 of them with an individual"
-    with (tmp_path / "out" / "observations.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "out" / "observations.csv")
     own = [{name: text for name, text in row.items() if name != "ours"} for row in rows]
     check_camtrap(own, {*"abcd"})
     assert {row["ours"] for row in rows} == {"x"} and rows[0]["observationComments"] == "=1+1"

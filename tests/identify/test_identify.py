@@ -1,6 +1,5 @@
 """`dmlkit identify` against a naive loop over the pictures of a gallery."""
 
-import csv
 import json
 from collections.abc import Callable
 from io import BytesIO
@@ -25,11 +24,10 @@ from dmlkit.identify.identify import identify
 from dmlkit.identify.page import drawn_picture
 from dmlkit.identify.rule import LabelRule
 from dmlkit.vectors.points import in_memory
-from tests.conftest import ON_THE_BALL, Result
+from tests.conftest import ON_THE_BALL, Cli, csv_rows
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU, embeddings_at
 
-Cli = Callable[..., Result]
 BIRDS = ("crow", "dove", "finch", "gull")
 
 
@@ -110,8 +108,7 @@ def test_the_table_says_unknown_below_the_threshold(place: Path, tmp_path: Path,
     assert result.code == 0, result.err
     assert "13 images, 12 unknown (score below -1e-05)" in result.out and f"wrote {table}" in result.out
     assert "1 image could not be read" in result.out
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(table)
     near = [f"{name}_{rank}" for rank in (1, 2, 3) for name in ("nearest", "label", "similarity")]
     assert list(rows[0]) == [
         "path",
@@ -142,8 +139,7 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
     table, page = tmp_path / "answers.json", tmp_path / "page.html"
     scores = sorted(answer.score for answer in identify(place / "gallery", tmp_path / "asked", model=ON_CPU).answers)
     words = ("identify", place / "gallery", tmp_path / "asked", "--device", "cpu", "--threshold", scores[6])
-    result = dmlkit(*words, "-o", table, "-o", page)
-    assert result.code == 0, result.err
+    result = dmlkit(*words, "-o", table, "-o", page).ok()
     answers = json.loads(table.read_text())["images"]
     for answer in answers:
         folder = Path(answer["path"]).parent.name
@@ -225,13 +221,9 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         ((place / "gallery", other), "embeddings with 8 dimensions, but"),
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
         ((tmp_path, place / "asked"), "expected a run, a folder of embeddings, a gallery"),
-        (
-            (place / "gallery", place / "asked", "-o", tmp_path / "a.md"),
-            "a.md: expected a name that ends in",
-        ),
+        ((place / "gallery", place / "asked", "-o", tmp_path / "a.md"), "a.md: expected a name that ends in"),
     ):
-        result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))
-        assert result.code == 2 and len(result.err.strip().splitlines()) == 1 and message in result.err, result.err
+        dmlkit("identify", *(words if "-o" in words else (*words, "-o", table))).refused(message)
     assert not table.exists()
 
 
@@ -246,10 +238,9 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.5 1\n0 0.25 0.5 0.5 1\n")
     asked, boxes = tmp_path / "asked", ("--boxes", tmp_path / "labels", "--device", "cpu")
     table, page = tmp_path / "answers.csv", tmp_path / "page.html"
-    result = dmlkit("identify", place / "gallery", asked, *boxes, "-o", table, "-o", page)
-    assert result.code == 0, result.err
+    result = dmlkit("identify", place / "gallery", asked, *boxes, "-o", table, "-o", page).ok()
     assert "2 boxes, " in result.out and "box 40 0 80 30" in result.out
-    rows = list(csv.DictReader(table.open()))
+    rows = csv_rows(table)
     assert [[row[name] for name in ("guess", "x1", "y1", "x2", "y2")] for row in rows] == [
         ["gull", "40", "0", "80", "30"],
         ["finch", "0", "0", "40", "30"],
@@ -262,7 +253,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
         assert answer.score != pytest.approx(float(row["score"]), abs=1e-7)
 
     assert "box 0 0 40 30" in " ".join(dmlkit("search", place / "gallery", asked, *boxes).out.split())
-    near = json.loads(dmlkit("search", place / "gallery", asked, *boxes, "-k", "1", "--json").out)["queries"]
+    near = dmlkit("search", place / "gallery", asked, *boxes, "-k", "1", "--json").json()["queries"]
     assert [query["box"] for query in near] == [[40, 0, 80, 30], [0, 0, 40, 30]]
     assert [query["neighbors"][0]["label"] for query in near] == ["gull", "finch"]
     assert dmlkit("embed", place / "run", asked, *boxes, "-o", tmp_path / "e").code == 0
@@ -275,13 +266,12 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     near_table = tmp_path / "near.csv"
     near_table.write_text("query,rank,similarity,id,label,path,x1,y1,x2,y2\n")  # as earlier versions wrote it
     found_here = dmlkit("search", gallery, asked, *boxes, "-k", 1, "--json", "-o", near_table)
-    with near_table.open(newline="") as file:
-        sides = [[*map(float, list(row.values())[-8:])] for row in csv.DictReader(file)]
+    sides = [[*map(float, list(row.values())[-8:])] for row in csv_rows(near_table)]
     for query, row in zip(json.loads(found_here.out)["queries"], sides, strict=True):
         assert query["neighbors"][0]["box"] == query["box"] == row[:4] == row[4:]
     table.write_text(",".join([*rows[0]][:21]) + "\n")  # as earlier versions wrote it
     assert "2 of these boxes are in the source" in dmlkit("identify", gallery, asked, *boxes, "-o", table).out
-    for row in csv.DictReader(table.open()):
+    for row in csv_rows(table):
         assert [row[f"nearest_{side}_1"] for side in ("x1", "y1", "x2", "y2")] == [*row.values()][8:12] != [""] * 4
         assert row["nearest_x1_3"] == "" != row["nearest_x1_2"]
     assert "in the source" not in dmlkit("identify", gallery, asked, "--device", "cpu").out
@@ -289,31 +279,29 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     two.write_text("path,x1,y1,x2,y2\nasked/both.png,10,0,50,30\nasked/both.png,30,0,70,30\n")
     for _ in range(2):  # also over the table of the first time
         assert dmlkit("select", place / "gallery", two, "-n", "2", "-o", chosen).code == 0
-    assert sorted(row["x1"] for row in csv.DictReader(chosen.open())) == ["10.0", "30.0"]
-    asked_next = json.loads(dmlkit("select", place / "gallery", two, "-n", "2", "--json").out)["images"]
+    assert sorted(row["x1"] for row in csv_rows(chosen)) == ["10.0", "30.0"]
+    asked_next = dmlkit("select", place / "gallery", two, "-n", "2", "--json").json()["images"]
     assert sorted(one["box"] for one in asked_next) == [[10, 0, 50, 30], [30, 0, 70, 30]]
-    unlabeled = json.loads(dmlkit("select", tmp_path / "e", "-n", "2", "--json").out)["images"]  # its own images
+    unlabeled = dmlkit("select", tmp_path / "e", "-n", "2", "--json").json()["images"]  # its own images
     assert sorted(one["box"] for one in unlabeled) == [[0, 0, 40, 30], [40, 0, 80, 30]]
-    refused = dmlkit("review", place / "gallery", two, "-o", tmp_path / "review", "--device", "cpu")
-    assert refused.code == 2 and "has boxes of images, and a review asks about whole images" in refused.err
+    dmlkit("review", place / "gallery", two, "-o", tmp_path / "review", "--device", "cpu").refused(
+        "has boxes of images, and a review asks about whole images"
+    )
     for source in (gallery, tmp_path / "e"):  # several boxes of an image differ wherever images are listed
         for words in (("search", source, asked), ("duplicates", source), ("cluster", source, "-k", "2")):
             result = dmlkit(*words)
             shown = " ".join(result.out.split())
             assert "box 0 0 40 30" in shown and "box 40 0 80 30" in shown, result.err
     listed = tmp_path / "listed.csv"
-    for words in (
-        ("duplicates", tmp_path / "e", "--threshold", "-100"),
-        ("cluster", tmp_path / "e", "-k", "2"),
-    ):
+    for words in (("duplicates", tmp_path / "e", "--threshold", "-100"), ("cluster", tmp_path / "e", "-k", "2")):
         for _ in range(2):  # also over the table of the first time
             assert dmlkit(*words, "-o", listed).code == 0
-        rows = [[float(row[side]) for side in ("x1", "y1", "x2", "y2")] for row in csv.DictReader(listed.open())]
+        rows = [[float(row[side]) for side in ("x1", "y1", "x2", "y2")] for row in csv_rows(listed)]
         assert sorted(rows) == [[0, 0, 40, 30], [40, 0, 80, 30]]
         listed.unlink()
     for _ in range(2):
         assert dmlkit("duplicates", tmp_path / "e", place / "gallery", "--threshold", "-100", "-o", listed).code == 0
-    pairs = list(csv.DictReader(listed.open()))
+    pairs = csv_rows(listed)
     assert {(row["x1"], row["other_x1"]) for row in pairs} == {("0.0", ""), ("40.0", "")}
     labels = tmp_path / "labels"
     again = open_gallery(place / "gallery", device="cpu").identify(asked, boxes=labels)
@@ -328,8 +316,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     before = len(GalleryFolder(gallery))
     (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.9 1\n")
     for words in (("gallery", "add", gallery), ("identify", gallery), ("search", gallery), ("embed", place / "run")):
-        result = dmlkit(*words, asked, *boxes)
-        assert result.code == 2 and "both.txt:1: the box" in result.err and "Traceback" not in result.err
+        dmlkit(*words, asked, *boxes).refused("both.txt:1: the box")
     assert len(GalleryFolder(gallery)) == before
     for words, message in (
         (("--box-confidence", "0.5"), "has no boxes and no columns; name a file of boxes with --boxes"),
@@ -359,8 +346,7 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
     for header, cells in (("path,camera", ",3"), ("path,label,camera", ",finch,3")):
         lines = [f"asked/{name}.jpg{cells}" for name in ("0", "known")]
         table.write_text("\n".join([header, *lines]) + "\n")
-        result = dmlkit(*words)
-        assert result.code == 0, result.err
+        dmlkit(*words).ok()
         found.append(json.loads((tmp_path / "answers.json").read_text()))
     without, with_labels = found
     assert without["accuracy"] is None and with_labels["accuracy"]["images"] == 2
@@ -376,5 +362,4 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
     assert caplog.messages == [f"{table}: other columns: table, camera"]
     assert grouped.code == 0 and "1 group" in grouped.out, grouped
     table.write_text("place,camera\na.jpg,3\n")
-    refused = dmlkit(*words)
-    assert refused.code == 2 and "has no column 'path'" in refused.err
+    dmlkit(*words).refused("has no column 'path'")

@@ -1,8 +1,5 @@
 """`dmlkit search` with re-ranking, which looks at the gallery alone; `dmlkit identify` searches once."""
 
-import csv
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +14,8 @@ from dmlkit.manifolds import Sphere
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, ReciprocalGallery
 from dmlkit.nearest.search import Neighbors, StoredGallery
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import Result
+from tests.conftest import Cli, csv_rows
 
-Cli = Callable[..., Result]
 LABELS = [f"bird {row % 4}" for row in range(32)]
 
 
@@ -49,30 +45,29 @@ def test_search_by_expansion_is_a_naive_one(arrays: Path, dmlkit: Cli, tmp_path:
     gallery = np.array([expanded(x[row], np.delete(x, row, 0)) for row in range(32)])
     expected = np.array([expanded(one, x) for one in z]) @ gallery.T
     words = ("search", arrays / "x.npy", arrays / "z.npy", "-k", "32", "--rerank", "expansion:n=3,alpha=2")
-    report = json.loads(dmlkit(*words, "--json", "-o", tmp_path / "near.csv").out)
+    report = dmlkit(*words, "--json", "-o", tmp_path / "near.csv").json()
     assert report["rerank"] == {"method": "expansion", "n": 3, "alpha": 2.0} and report["similarity"] == "cosine"
     for query, scores in zip(report["queries"], expected, strict=True):
         near = query["neighbors"]
         assert [one["id"] for one in near] == np.argsort(-scores).tolist()
         assert np.abs(np.array([one["similarity"] for one in near]) - np.sort(scores)[::-1]).max() < 1e-6
-    with (tmp_path / "near.csv").open() as stream:
-        assert [int(row["id"]) for row in csv.DictReader(stream)][:32] == np.argsort(-expected[0]).tolist()
+    assert [int(row["id"]) for row in csv_rows(tmp_path / "near.csv")][:32] == np.argsort(-expected[0]).tolist()
 
 
 def test_search_by_k_reciprocal_does_not_look_at_other_queries(arrays: Path, dmlkit: Cli):
     x, z = (torch.from_numpy(np.load(arrays / f"{name}.npy")) for name in "xz")
     expected = 1 + ReciprocalGallery(Sphere(6), x, KReciprocal(8, 3, 0.3)).scores(z)
     words = ("--rerank", "k_reciprocal:k1=8,k2=3", "-k", "32", "--json")
-    report = json.loads(dmlkit("search", arrays / "x.npy", arrays / "z.npy", *words).out)
+    report = dmlkit("search", arrays / "x.npy", arrays / "z.npy", *words).json()
     assert report["similarity"] == "k_reciprocal_similarity" and report["rerank"]["k1"] == 8
-    alone = json.loads(dmlkit("search", arrays / "x.npy", arrays / "one.npy", *words).out)
+    alone = dmlkit("search", arrays / "x.npy", arrays / "one.npy", *words).json()
     for query, scores in zip(report["queries"], expected, strict=True):
         shown = {one["id"]: one["similarity"] for one in query["neighbors"]}
         assert [*shown.values()] == sorted(shown.values(), reverse=True) and min(shown.values()) >= 0
         assert np.abs(np.array([shown[row] for row in range(32)]) - scores.numpy()).max() < 1e-6
     ranked = report["queries"][5]["neighbors"], alone["queries"][0]["neighbors"]
     assert [one["id"] for one in ranked[0]] == [one["id"] for one in ranked[1]]
-    plain = json.loads(dmlkit("search", arrays / "x.npy", arrays / "z.npy", "--json").out)
+    plain = dmlkit("search", arrays / "x.npy", arrays / "z.npy", "--json").json()
     assert plain["rerank"] is None and plain["queries"][0]["neighbors"] != report["queries"][0]["neighbors"][:10]
 
 
@@ -85,8 +80,7 @@ def test_search_by_k_reciprocal_does_not_look_at_other_queries(arrays: Path, dml
     ],
 )
 def test_mistakes(arrays: Path, dmlkit: Cli, more: tuple[str, ...], message: str):
-    wrong = dmlkit("search", arrays / "x.npy", arrays / "z.npy", *more)
-    assert wrong.code == 2 and message in wrong.err, wrong.err
+    dmlkit("search", arrays / "x.npy", arrays / "z.npy", *more).refused(message)
 
 
 def test_a_gallery_too_small():

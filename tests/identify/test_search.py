@@ -1,6 +1,5 @@
 """`dmlkit search`: what it finds is what a naive search finds, on the screen, as JSON, CSV and a page."""
 
-import csv
 import json
 import re
 import shutil
@@ -16,11 +15,9 @@ import torch
 from dmlkit.identify.page import MOST, Picture, Shelf, write_page
 from dmlkit.manifolds import Poincare
 from dmlkit.vectors.folder import EmbeddingFolder
-from tests.conftest import ON_THE_BALL, Result
+from tests.conftest import ON_THE_BALL, Cli, csv_rows
 from tests.datasets import trees
 from tests.vectors.stored import EUCLIDEAN, POINCARE, POINTS, embeddings_at, manifest
-
-Cli = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +45,7 @@ def test_an_image_a_folder_and_embeddings_find_the_same(place: Path, dmlkit: Cli
     assert isinstance(ball, Poincare)
     answers: list[Any] = []
     for asked, *words in (("new", "--device", "cpu"), ("asked",)):
-        result = dmlkit("search", source, place / asked, "-k", 5, "--json", *words)
-        assert result.code == 0, result.err
+        result = dmlkit("search", source, place / asked, "-k", 5, "--json", *words).ok()
         answers.append(json.loads(result.out))
     by_image, by_embedding = answers
     assert by_image == by_embedding
@@ -65,8 +61,7 @@ def test_an_image_a_folder_and_embeddings_find_the_same(place: Path, dmlkit: Cli
     near = by_image["queries"][1]["neighbors"]  # a batch of another size rounds otherwise: the order is what agrees
     (alone,) = json.loads(single.out)["queries"]
     assert [one["id"] for one in alone["neighbors"]] == [one["id"] for one in near]
-    with (tmp_path / "x.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "x.csv")
     assert [(row["query"], int(row["id"]), row["path"]) for row in rows] == [
         (str(place / "new" / "1.jpg"), one["id"], one["path"]) for one in near
     ]
@@ -78,8 +73,7 @@ def test_the_screen_tells_what_is_cut_and_what_was_broken(place: Path, dmlkit: C
     moved = tmp_path / "moved"
     shutil.copytree(place / "run" / "embeddings" / "photos", moved)
     page = tmp_path / "page.html"
-    result = dmlkit("search", moved, tmp_path / "new", "-k", 99, "--run", place / "run", "-o", page)
-    assert result.code == 0, result.err
+    result = dmlkit("search", moved, tmp_path / "new", "-k", 99, "--run", place / "run", "-o", page).ok()
     assert f"note: -k 99 is reduced to 12, the number of images in {moved}" in result.out
     assert "1 image could not be read" in result.out and "bad<b>.jpg: cannot read this image" in result.out
     assert result.out.count("rank") == 2 and "placeholder" not in result.out
@@ -145,12 +139,6 @@ def test_a_page_ends_after_some_queries_and_says_so(tmp_path: Path):
     assert text.count("<section ") == MOST and f"after the first {MOST} queries" in text
 
 
-def refused(result: Result, message: str) -> None:
-    assert result.code == 2, result.out
-    (line,) = result.err.strip().splitlines()
-    assert line.startswith("error: ") and message in line, line
-
-
 OTHER = {**manifest()["model"], "fingerprint": "0" * 64}
 SMALLER = {**manifest()["preprocessing"], "size": 8}
 
@@ -168,26 +156,25 @@ SMALLER = {**manifest()["preprocessing"], "size": 8}
 def test_embeddings_of_another_model_are_refused(changes: dict[str, Any], message: str, tmp_path: Path, dmlkit: Cli):
     source = embeddings_at(tmp_path / "source")
     other = embeddings_at(tmp_path / "other", **changes)
-    refused(dmlkit("search", source, other), message)
+    dmlkit("search", source, other).refused(message)
 
 
 def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: Path):
     source = embeddings_at(tmp_path / "source")
     for k in (0, -3):
-        refused(dmlkit("search", source, source, "-k", k), f"-k {k}: expected at least 1 neighbor")
-    refused(dmlkit("search", source, tmp_path / "none"), "no such file or folder; expected an image")
-    refused(dmlkit("search", tmp_path / "none", source), "no such file or folder; expected a run")
-    refused(dmlkit("search", source, source, "--run", place / "run"), "applies to an image or a folder of images, but")
-    refused(dmlkit("search", source, place / "new"), "name the run with --run RUN")
-    refused(dmlkit("search", source, place / "new", "--run", tmp_path), "no run here")
-    refused(dmlkit("search", source, place / "new", "--run", place / "run"), "embeddings with 4 dimensions, but")
+        dmlkit("search", source, source, "-k", k).refused(f"-k {k}: expected at least 1 neighbor")
+    dmlkit("search", source, tmp_path / "none").refused("no such file or folder; expected an image")
+    dmlkit("search", tmp_path / "none", source).refused("no such file or folder; expected a run")
+    dmlkit("search", source, source, "--run", place / "run").refused("applies to an image or a folder of images, but")
+    dmlkit("search", source, place / "new").refused("name the run with --run RUN")
+    dmlkit("search", source, place / "new", "--run", tmp_path).refused("no run here")
+    dmlkit("search", source, place / "new", "--run", place / "run").refused("embeddings with 4 dimensions, but")
     empty = embeddings_at(tmp_path / "empty", POINTS[:0])
-    refused(dmlkit("search", empty, source), "is empty")
+    dmlkit("search", empty, source).refused("is empty")
     broken = embeddings_at(tmp_path / "broken", np.full_like(POINTS, np.nan))
-    refused(dmlkit("search", broken, source), "its embedding has nan or inf")
-    refused(dmlkit("search", source, broken), "its embedding has nan or inf")
+    dmlkit("search", broken, source).refused("its embedding has nan or inf")
+    dmlkit("search", source, broken).refused("its embedding has nan or inf")
     photos = place / "run" / "embeddings" / "photos"
     (tmp_path / "bad.jpg").write_bytes(b"none")
-    refused(dmlkit("search", photos, tmp_path / "bad.jpg"), "bad.jpg: cannot read this image")
-    result = dmlkit("search", source, empty, "-k", 1)
-    assert result.code == 0 and "rank" not in result.out
+    dmlkit("search", photos, tmp_path / "bad.jpg").refused("bad.jpg: cannot read this image")
+    assert "rank" not in dmlkit("search", source, empty, "-k", 1).ok().out

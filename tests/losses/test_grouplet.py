@@ -16,10 +16,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.transport import Exact, NoTransport, Quadratic, Sinkhorn
 
 CLASSES, DIM = 7, 5
-MANIFOLDS = {
-    "sphere": lambda: Sphere(DIM),
-    "negative distance": lambda: Euclidean(DIM, similarity="negative_distance"),
-}
+MANIFOLDS = {"sphere": lambda: Sphere(DIM), "negative distance": lambda: Euclidean(DIM, similarity="negative_distance")}
 
 
 def draw(batch: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -75,10 +75,7 @@ def test_the_boundary_of_the_ball_is_outside(dtype: torch.dtype):
 
 @pytest.mark.parametrize(
     ("manifold", "value"),
-    [
-        *product(manifolds(3), [np.nan]),
-        *product([Sphere(3), Euclidean(3), Poincare(3), Lorentz(3)], [np.inf, -np.inf]),
-    ],
+    [*product(manifolds(3), [np.nan]), *product([Sphere(3), Euclidean(3), Poincare(3), Lorentz(3)], [np.inf, -np.inf])],
 )
 def test_the_first_faulty_row_of_all_blocks_is_named(manifold: Manifold, value: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(base, "ROWS", 3)

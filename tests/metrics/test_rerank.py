@@ -1,7 +1,5 @@
 """Re-ranking against NumPy loops written from the papers' equations."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from dmlkit.metrics.ranking.rerank import (
     check_rerank,
     parse_rerank,
 )
-from tests.conftest import Result
+from tests.conftest import Cli
 
 
 def points_on(name: str, count: int, seed: int) -> tuple:
@@ -190,13 +188,13 @@ def test_mistakes(text: str, message: str):
         check_rerank(parse_rerank(text), 40)
 
 
-def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Cli):
     points = points_on("sphere", 40, 5)[1].numpy()
     np.save(tmp_path / "x.npy", points)
     np.save(tmp_path / "y.npy", np.arange(40) % 5)
     words = ("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--metric", "map@r", "--metric", "nmi")
-    report = json.loads(dmlkit(*words, "--rerank", "k_reciprocal:k1=6,k2=3", "--json").out)
-    plain = json.loads(dmlkit(*words, "--json").out)
+    report = dmlkit(*words, "--rerank", "k_reciprocal:k1=6,k2=3", "--json").json()
+    plain = dmlkit(*words, "--json").json()
     reranked = report["alternative"]
     assert report["metrics"] == plain["metrics"] and plain["alternative"] is None
     assert reranked["options"] == {"k1": 6, "k2": 3, "weight": 0.3} and list(reranked["metrics"]) == ["map@r"]
@@ -210,5 +208,4 @@ def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Callable[..., Res
         (("--rerank", "k_recip"), "--rerank k_recip: unknown method"),
         (("--by", "camera"), "--by camera: applies to a run"),
     ):
-        wrong = dmlkit(*words, *more)
-        assert wrong.code == 2 and message in wrong.err, wrong.err
+        dmlkit(*words, *more).refused(message)

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from packaging.version import Version
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from tests.conftest import ONE_EPOCH, ROOT, Result
+from tests.conftest import ONE_EPOCH, ROOT, Cli
 from tests.packaging.conftest import needed
 
-Cli = Callable[..., Result]
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
 
 

@@ -10,14 +10,7 @@ from matplotlib.figure import Figure
 
 from dmlkit.errors import UserError
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
-from dmlkit.plots.geometry import (
-    MapKind,
-    Mapped,
-    color,
-    draw_legend,
-    plot_embeddings,
-    with_room,
-)
+from dmlkit.plots.geometry import MapKind, Mapped, color, draw_legend, plot_embeddings, with_room
 from dmlkit.plots.planes import centroid, geodesics, lies_in_disk, principal_plane, to_unit_disk
 
 

@@ -144,4 +144,4 @@ def test_plugins_are_described_from_their_classes(dmlkit, tmp_path: Path):
     )
     described = json.loads(start("schema", "--plugin", tmp_path / "mine.py").communicate()[0])
     assert "Mine" in described["$defs"]
-    assert "Mine" not in json.loads(dmlkit("schema").out)["$defs"]
+    assert "Mine" not in dmlkit("schema").json()["$defs"]

@@ -287,11 +287,7 @@ def test_the_page_does_what_it_says(tmp_path: Path):
 def test_the_command_line_starts_without_plugins(site: Path, tmp_path: Path):
     code = "import sys; from dmlkit.cli.app import app; print([name for name in sys.modules if 'toy' in name])"
     result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": f"{ROOT}:{site}"},
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", code], env={"PYTHONPATH": f"{ROOT}:{site}"}, capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
 

@@ -22,7 +22,7 @@ from dmlkit.training.experiment import assemble
 from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
 from dmlkit.vectors.embedder import load
-from tests.conftest import ONE_EPOCH, Result
+from tests.conftest import ONE_EPOCH, Cli
 
 LABELS = torch.tensor([0, 2, 1, 1, 0])
 
@@ -84,8 +84,7 @@ def test_a_run_learns_from_the_older_one_and_searches_among_its_embeddings(older
     assert load(tmp_path / "new", device="cpu").trained.aligned_to == space
     assert dmlkit("embed", older, "--split", "test", "-o", tmp_path / "index", "--device", "cpu").code == 0
     assert dmlkit("embed", tmp_path / "new", "--split", "test", "-o", tmp_path / "asked", "--device", "cpu").code == 0
-    result = dmlkit("search", tmp_path / "index", tmp_path / "asked", "-k", 1, "--json")
-    assert result.code == 0, result.err
+    result = dmlkit("search", tmp_path / "index", tmp_path / "asked", "-k", 1, "--json").ok()
     points = [np.load(tmp_path / name / "embeddings.npy") for name in ("asked", "index")]
     nearest = (points[0] @ points[1].T).argmax(1)
     items = json.loads(result.out)["queries"]
@@ -151,14 +150,17 @@ def test_the_space_is_that_of_the_older_run_and_stays_so(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_the_older_run_is_refused(older: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
+def test_what_does_not_fit_the_older_run_is_refused(older: Path, tmp_path: Path, dmlkit: Cli):
     recipe = recipe_with(tmp_path, f"{{name: compatible, run: {older}}}")
-    result = dmlkit("check", recipe, "--set", "embedding_dim=5")
-    assert result.code == 2 and "compatible needs embedding_dim 8, got 5, because embeddings of" in result.err
-    result = dmlkit("check", recipe, "--set", "manifold={name: euclidean, similarity: cosine}")
-    assert result.code == 2 and "compatible needs manifold.name sphere, got euclidean" in result.err
-    result = dmlkit("check", recipe, "--set", f"regularizers=[{{name: compatible, run: {tmp_path / 'x'}}}]")
-    assert result.code == 2 and "no run here" in result.err and "Traceback" not in result.err
+    dmlkit("check", recipe, "--set", "embedding_dim=5").refused(
+        "compatible needs embedding_dim 8, got 5, because embeddings of"
+    )
+    dmlkit("check", recipe, "--set", "manifold={name: euclidean, similarity: cosine}").refused(
+        "compatible needs manifold.name sphere, got euclidean"
+    )
+    dmlkit("check", recipe, "--set", f"regularizers=[{{name: compatible, run: {tmp_path / 'x'}}}]").refused(
+        "no run here"
+    )
     second = tmp_path / "second"
     shutil.copytree(older, second)
     state = RunFolder(second).load_checkpoint("best")

@@ -39,11 +39,7 @@ def naive(distance, triplets, margin, temperature):
                 ancestor(far, noise[level][i, t], temperature) for level, far in enumerate((pair, triple))
             )
             to_a, to_b = ([distance[x] @ hot for x in (i, j, k)] for hot in (lower, upper))
-            hinges = (
-                to_a[0] - to_b[0] + margin,
-                to_a[1] - to_b[1] + margin,
-                to_b[2] - to_a[2] + margin,
-            )
+            hinges = (to_a[0] - to_b[0] + margin, to_a[1] - to_b[1] + margin, to_b[2] - to_a[2] + margin)
             values[i, t] = sum(max(hinge, 0 * hinge) for hinge in hinges) if a != b else 0
     return values
 

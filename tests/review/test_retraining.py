@@ -1,6 +1,5 @@
 """A model trained on a review: its table, and its comparison with the gallery's model, against a count by hand."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -18,6 +17,7 @@ from dmlkit.review.retraining import compare_on_answers, write_training_table
 from dmlkit.review.table import review
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import load
+from tests.conftest import csv_rows
 from tests.datasets import trees
 from tests.gallery.conftest import BIRDS, place  # noqa: F401 - a fixture
 from tests.vectors.stored import ON_CPU
@@ -36,8 +36,7 @@ def reviewed(place: Path, tmp_path: Path) -> Path:  # noqa: F811
 
 
 def labels_of(table: Path, root: Path) -> dict[Path, str]:
-    with table.open(encoding="utf-8") as file:
-        return {(root / row["path"]).resolve(): row["label"] for row in csv.DictReader(file)}
+    return {(root / row["path"]).resolve(): row["label"] for row in csv_rows(table)}
 
 
 def accuracy(run: Path, known: dict[Path, str], asked: dict[Path, str]) -> float:
@@ -50,8 +49,7 @@ def accuracy(run: Path, known: dict[Path, str], asked: dict[Path, str]) -> float
 def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dmlkit, reviewed: Path, place: Path):  # noqa: F811
     words = ("train", place / "recipe.yaml", "--review", reviewed / "review", "-o", reviewed / "new")
     settings = ("--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
-    result = dmlkit(*words, *settings)
-    assert result.code == 0, result.err
+    result = dmlkit(*words, *settings).ok()
     assert [line.split()[:4] for line in result.out.splitlines() if line.startswith("next: ")] == [
         ["next:", "dmlkit", "gallery", "create"]
     ]
@@ -72,8 +70,7 @@ def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dml
     assert figures["accuracy"] == pytest.approx(expected)
     assert figures["difference"]["difference"] == pytest.approx(expected[1] - expected[0])
     assert f"{len(asked)} answers" in result.out and "that it was not trained on" in " ".join(result.out.split())
-    again = dmlkit(*words, *settings, "--resume")
-    assert again.code == 0 and again.out.splitlines()[-1] == result.out.splitlines()[-1]
+    assert dmlkit(*words, *settings, "--resume").ok().out.splitlines()[-1] == result.out.splitlines()[-1]
 
 
 def test_images_held_out_stay_so_and_those_of_a_gallery_that_changed_are_left_out(reviewed: Path, place: Path):  # noqa: F811
@@ -130,6 +127,6 @@ def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Pat
         assert dataset.on_bad_image == "skip"
         assert dataset.build("all").levels["initial"].unique().tolist() == [0, 1, 2, 3]
     found.reply(dict.fromkeys(range(8), "heron"), "ada")
-    refused = dmlkit(*words, tmp_path / "other")
-    assert refused.code == 2 and refused.err.count("\n") == 1
-    assert "the class 'heron' has 1 level, expected 2: initial/bird, the dataset.levels of the recipe" in refused.err
+    dmlkit(*words, tmp_path / "other").refused(
+        "the class 'heron' has 1 level, expected 2: initial/bird, the dataset.levels of the recipe"
+    )

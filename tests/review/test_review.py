@@ -13,17 +13,14 @@ from dmlkit.metrics.audit import LabelAudit
 from dmlkit.review import journal as journal_file
 from dmlkit.review.folder import ReviewFolder
 from dmlkit.review.proposals import ProposedLabel, Review
+from tests.conftest import csv_rows
 from tests.datasets import trees
 from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.vectors.stored import ON_CPU
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.open(encoding="utf-8")))
-
-
 def write_answers(path: Path, answers: list[str]) -> None:
-    rows = rows_of(path)
+    rows = csv_rows(path)
     for row, answer in zip(rows, answers, strict=True):
         row["answer"] = answer
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -48,10 +45,9 @@ def test_help_names_the_gallery_and_the_inbox(dmlkit):
 def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
     gallery, images = inbox
     words, folder = ("review", gallery, images, "-o", tmp_path / "review", "--device", "cpu"), tmp_path / "review"
-    result = dmlkit(*words, "-n", "4")
-    assert result.code == 0, result.err
+    result = dmlkit(*words, "-n", "4").ok()
     assert "of 6 labels at most 6 (100.0%) are wrong, with 95% confidence, whenever you stop" in result.out
-    asked = rows_of(folder / "questions.csv")
+    asked = csv_rows(folder / "questions.csv")
     assert len(asked) == 4 and {row["answer"] for row in asked} == {""}
     write_answers(folder / "questions.csv", ["same", "a new bird", "", "same"])
     assert dmlkit(*words, "-n", "4").code == 0
@@ -60,7 +56,7 @@ def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, P
     given = [list(state.answers(row_of[row["path"]]).values()) for row in asked]
     assert given == [[asked[0]["label"]], ["a new bird"], [], [asked[3]["label"]]]
     assert state.statement().checked == 2  # the last answer is kept, and counts after that before it
-    now = rows_of(folder / "questions.csv")
+    now = csv_rows(folder / "questions.csv")
     assert now[0]["path"] == asked[2]["path"] and len(now) == 3
     write_answers(folder / "questions.csv", ["?", "same", "same"])
     answered = (folder / "questions.csv").read_bytes()
@@ -68,13 +64,13 @@ def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, P
     (folder / "questions.csv").write_bytes(answered)  # as if the command had been killed before it wrote the table
     assert dmlkit(*words).out == result.out
     assert result.code == 0 and "of 6 labels at most 0 (0.0%) are wrong" in result.out
-    labels = {row["path"]: row["label"] for row in rows_of(folder / "labels.csv")}
+    labels = {row["path"]: row["label"] for row in csv_rows(folder / "labels.csv")}
     assert labels[Path(asked[1]["path"]).name] == "a new bird" and Path(asked[2]["path"]).name not in labels
     (tmp_path / "rows.npy").touch()
-    refused = dmlkit("review", gallery, tmp_path / "rows.npy", "-o", tmp_path / "other", "--add")
-    assert refused.code == 2 and "have no files to add; remove --add" in refused.err
-    added = dmlkit(*words, "--add")
-    assert added.code == 0 and "5 images added" in added.out
+    dmlkit("review", gallery, tmp_path / "rows.npy", "-o", tmp_path / "other", "--add").refused(
+        "have no files to add; remove --add"
+    )
+    assert "5 images added" in dmlkit(*words, "--add").ok().out
     assert ImageGallery(gallery).labels()["a new bird"] == 1 and len(ImageGallery(gallery)) == 12 + 5
 
 
@@ -252,8 +248,7 @@ def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, P
     write_answers(table, [spelled, "a new bird", "Same"])
     noted = table.read_bytes().replace(b"path,label,answer", b"path,label,answer,notes")
     table.write_bytes(noted)
-    stopped = dmlkit(*words, "--add")
-    assert stopped.code == 2 and "2 labels new in these answers, so nothing was added" in stopped.err
+    stopped = dmlkit(*words, "--add").refused("2 labels new in these answers, so nothing was added")
     output = " ".join(stopped.out.split())
     assert f"2 labels that {gallery} did not have: '{spelled}' (not '{spelled.lower()}'), 'a new bird'" in output
     assert ImageGallery(gallery).labels() == own and (tmp_path / "r/questions.csv.old").read_bytes() == noted
@@ -271,11 +266,9 @@ def test_an_image_with_two_answers_is_refused(dmlkit, inbox: tuple[Path, Path], 
     gallery, images = inbox
     words, table = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu"), tmp_path / "r/questions.csv"
     assert dmlkit(*words).code == 0
-    path = rows_of(table)[0]["path"]
+    path = csv_rows(table)[0]["path"]
     table.write_text(f"path,label,answer\n{path},x,one\n{path},x,two\n")
-    refused = dmlkit(*words)
-    assert refused.code == 2 and refused.err.count("\n") == 1
-    assert f"questions.csv:3: {path} has the answers one and two; keep one of them" in refused.err
+    dmlkit(*words).refused(f"questions.csv:3: {path} has the answers one and two; keep one of them")
 
 
 def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
@@ -285,10 +278,9 @@ def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path)
     (tmp_path / "full" / "notes.txt").write_text("mine")
     assert dmlkit("review", gallery, images, "-o", folder, "--device", "cpu").code == 0
     before = (folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()
-    rows = rows_of(folder / "questions.csv")
+    rows = csv_rows(folder / "questions.csv")
     (folder / "questions.csv").write_text(f"path,label,answer\n{rows[0]['path']},{rows[0]['label']},unknown\n")
-    result = dmlkit("review", gallery, images, "-o", folder, "--device", "cpu")
-    assert result.code == 2 and "'unknown' is no label" in result.err
+    dmlkit("review", gallery, images, "-o", folder, "--device", "cpu").refused("'unknown' is no label")
     (folder / "questions.csv").write_text("path,label,answer\nother.jpg,a,same\n")
     for words, message in (
         ((gallery, images, "-o", folder), "questions.csv:2: expected the columns path, label, answer"),
@@ -296,6 +288,5 @@ def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path)
         ((gallery, images, "-o", tmp_path / "full"), "has notes.txt but not a review"),
         ((gallery, images, "-o", images / "review"), "where every file is read as data"),
     ):
-        result = dmlkit("review", *words, "--device", "cpu")
-        assert result.code == 2 and message in result.err and result.err.count("\n") == 1, result.err
+        dmlkit("review", *words, "--device", "cpu").refused(message)
     assert ((folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()) == before

@@ -1,8 +1,6 @@
 """`dmlkit select`: compared with naive loops and scikit-learn, near-duplicates, tables, and what is refused."""
 
 import csv
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +14,10 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.review import select as selecting
 from dmlkit.review.select import ROUNDS, Rule, measure, select
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import Result
+from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
 from tests.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
 
-Cli = Callable[..., Result]
 HIGHEST = {"sphere": 1.0, "euclidean": 0.0, "dot": 1e9, "poincare": 0.0}
 SPACES = {
     "sphere": Sphere(3),
@@ -173,11 +170,6 @@ def test_a_rare_class_is_found_sooner_than_by_chance_and_noise_is_not_separable(
     assert not measured.is_separable
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_folder_is_chosen_from_labeled_and_added(dmlkit: Cli, place: Path, tmp_path: Path):  # noqa: F811
     gallery, table = tmp_path / "gallery", tmp_path / "next.csv"
     assert dmlkit("gallery", "create", place / "run", place / "photos", "-o", gallery).code == 0
@@ -185,14 +177,13 @@ def test_a_folder_is_chosen_from_labeled_and_added(dmlkit: Cli, place: Path, tmp
     for index in range(8):
         trees.photo(inbox / f"{index}.jpg", 100 + index, (40, 30))
     words = ("select", gallery, inbox, "-n", "3", "-o", table, "--device", "cpu")
-    result = dmlkit(*words)
-    assert result.code == 0, result.err
+    result = dmlkit(*words).ok()
     assert "3 of 8 images to label next" in result.out and f"wrote {table}" in result.out
-    rows = read(table)
+    rows = csv_rows(table)
     assert (
         len(rows) == 3 and {row["label"] for row in rows} == {""} and all(Path(row["path"]).is_file() for row in rows)
     )
-    report = json.loads(dmlkit(*words, "--json").out)  # nobody has written a label
+    report = dmlkit(*words, "--json").json()  # nobody has written a label
     assert [image["path"] for image in report["images"]] == [row["path"] for row in rows] and report["unlabeled"] == 8
     assert [f"{image['score']:.9g}" for image in report["images"]] == [row["score"] for row in rows]
     refused = dmlkit("gallery", "add", gallery, table)
@@ -204,8 +195,7 @@ def test_a_folder_is_chosen_from_labeled_and_added(dmlkit: Cli, place: Path, tmp
     kept = table.read_bytes()
     assert dmlkit(*words).code == 0 and (tmp_path / "next.csv.old").read_bytes() == kept
     table.write_bytes(kept)
-    added = dmlkit("gallery", "add", gallery, table)
-    assert added.code == 0 and "3 images added" in added.out, added.err
+    assert "3 images added" in dmlkit("gallery", "add", gallery, table).ok().out
 
 
 def test_labels_of_an_array_and_the_measurement(dmlkit: Cli, tmp_path: Path):
@@ -214,19 +204,16 @@ def test_labels_of_an_array_and_the_measurement(dmlkit: Cli, tmp_path: Path):
     np.save(tmp_path / "x.npy", generator.normal(size=(60, 8)) + 4 * np.eye(8)[codes])
     np.save(tmp_path / "y.npy", codes)
     words = ("select", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
-    result = dmlkit(*words, "--measure", "-n", "5")
-    assert result.code == 0, result.err
+    result = dmlkit(*words, "--measure", "-n", "5").ok()
     assert "accuracy of 30 held-out images" in result.out and "60 images of 6 labels" in result.out
     assert "random choice: mean difference" in result.out
-    curve = json.loads(dmlkit(*words, "--measure", "-n", "5", "--json").out)
+    curve = dmlkit(*words, "--measure", "-n", "5", "--json").json()
     assert f"{curve['difference']['difference']:+.4f}" in result.out and curve["held_out"] == 30
     assert [f"{point['selected']:.4f}" in result.out for point in curve["points"]] == [True] * len(curve["points"])
-    result = dmlkit(*words)
-    assert result.code == 2 and "every image has a label; name the unlabeled IMAGES" in result.err
+    dmlkit(*words).refused("every image has a label; name the unlabeled IMAGES")
     result = dmlkit("select", tmp_path / "x.npy", "-n", "70")
     assert result.code == 0 and "note: -n 70 is reduced to 60, the number of images" in result.out
-    result = dmlkit("select", tmp_path / "x.npy", tmp_path / "x.npy")
-    assert result.code == 2 and "no image has a label; leave out" in result.err
+    dmlkit("select", tmp_path / "x.npy", tmp_path / "x.npy").refused("no image has a label; leave out")
 
 
 @pytest.mark.parametrize(
@@ -249,5 +236,4 @@ def test_what_is_refused(words: list[str], message: str, dmlkit: Cli, tmp_path: 
     np.save("x.npy", np.random.default_rng(0).normal(size=(60, 8)))
     np.save("y.npy", np.arange(60) % 6)
     np.save("narrow.npy", np.ones((3, 4)))
-    result = dmlkit("select", "x.npy", "--labels", "y.npy", *words)
-    assert result.code == 2 and message in result.err and "Traceback" not in result.err, result.err
+    dmlkit("select", "x.npy", "--labels", "y.npy", *words).refused(message)

@@ -196,7 +196,7 @@ def test_no_command_on_a_run_takes_a_new_class_for_one_of_its_own(dmlkit, tmp_pa
     write_recipe(ONE_EPOCH)
     for name, seed in (("run", 1), ("other", 2)):
         assert dmlkit("train", "recipe.yaml", "-o", name, "--set", f"seed={seed}", "--device", "cpu").code == 0
-    before = json.loads(dmlkit("eval", "run", "--json").out)["metrics"]
+    before = dmlkit("eval", "run", "--json").json()["metrics"]
     class_folders(GROWN)
     divided: list[tuple[str, set[str]]] = []
     divide = DatasetConfig.images_of
@@ -216,7 +216,7 @@ def test_no_command_on_a_run_takes_a_new_class_for_one_of_its_own(dmlkit, tmp_pa
         if shown.code or taken or not divided:
             wrong.append((command, shown.err, taken))
     assert not wrong, wrong
-    assert json.loads(dmlkit("eval", "run", "--json").out)["metrics"] == before
+    assert dmlkit("eval", "run", "--json").json()["metrics"] == before
     added = dmlkit("eval", "run", "--json", "--set", "dataset.new_classes=test")
     assert json.loads(added.out)["classes"] == 12
     Path("photos/c0/3.png").write_bytes(Path("photos/c0/2.png").read_bytes())

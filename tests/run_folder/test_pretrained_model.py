@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,9 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from dmlkit.files.source import IN_TIMM, SIZES, model_name
-from tests.conftest import Result
+from tests.conftest import Cli
 from tests.datasets import trees
 
-Cli = Callable[..., Result]
 timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
 
 
@@ -41,8 +39,7 @@ def own_features(folder: Path, photos: list[Path]) -> np.ndarray:
 
 @pytest.mark.parametrize("model", ["vit", "timm:local-dir:vit"])
 def test_a_folder_of_timm_embeds_as_timm_does(model: str, home: Path, dmlkit: Cli):
-    done = dmlkit("embed", model, "photos", "--device", "cpu")
-    assert done.code == 0, done.err
+    dmlkit("embed", model, "photos", "--device", "cpu").ok()
     written = np.load(home / "embeddings" / "photos" / "embeddings.npy")
     expected = own_features(home / "vit", sorted((home / "photos").glob("*/*")))
     assert np.sum(written * expected, axis=1).min() > 0.999  # dmlkit resizes tensors, timm Pillow images
@@ -50,16 +47,15 @@ def test_a_folder_of_timm_embeds_as_timm_does(model: str, home: Path, dmlkit: Cl
 
 
 def test_a_gallery_of_a_model_outlives_the_cache(home: Path, dmlkit: Cli):
-    made = dmlkit("gallery", "create", "vit", "photos", "-o", "birds")
-    assert made.code == 0, made.err
+    dmlkit("gallery", "create", "vit", "photos", "-o", "birds").ok()
     shutil.rmtree(home / "cache", ignore_errors=True)  # a gallery has stored nothing there, other commands may have
-    report = json.loads(dmlkit("search", "birds", "photos/2/3.jpg", "-k", 1, "--json", "--device", "cpu").out)
+    report = dmlkit("search", "birds", "photos/2/3.jpg", "-k", 1, "--json", "--device", "cpu").json()
     assert report["queries"][0]["neighbors"][0]["label"] == "2"
-    assert json.loads(dmlkit("gallery", "info", "birds", "--json").out)["run"] == f"timm:local-dir:{home / 'vit'}"
+    assert dmlkit("gallery", "info", "birds", "--json").json()["run"] == f"timm:local-dir:{home / 'vit'}"
 
 
 def test_a_model_is_evaluated_on_a_folder_and_its_points_are_kept(home: Path, dmlkit: Cli):
-    report = json.loads(dmlkit("eval", "vit", "photos", "--json", "--device", "cpu").out)
+    report = dmlkit("eval", "vit", "photos", "--json", "--device", "cpu").json()
     points = torch.from_numpy(own_features(home / "vit", sorted((home / "photos").glob("*/*"))))
     nearest = (points @ points.T).fill_diagonal_(-1).argmax(dim=1)
     labels = torch.arange(4).repeat_interleave(4)
@@ -74,8 +70,7 @@ def test_a_model_is_calibrated_and_verifies(home: Path, dmlkit: Cli):
         for index in range(4):
             trees.photo(home / "photos" / f"{label}" / f"{index}.jpg", 10 * label + index)
     asked = ("calibrate", "vit", "--set", "dataset.root=photos", "--set", "dataset.split=official", "--device", "cpu")
-    done = dmlkit(*asked)
-    assert done.code == 0, done.err
+    done = dmlkit(*asked).ok()
     place = done.out.partition("written to ")[2].split()[0]
     assert Path(place).is_file() and Path(place).is_relative_to(home / "cache"), done.out
     verified = dmlkit("verify", "vit", "photos/0/0.jpg", "photos/0/1.jpg", "--json", "--device", "cpu")

@@ -9,6 +9,7 @@ import pytest
 from dmlkit.distributed.stopping import StopRequest
 from dmlkit.files.lock import sole_writer
 from dmlkit.run_folder.replacement import NEW, take_over
+from tests.conftest import Killed
 
 NEW_FILES = ("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "checkpoints/best.pt")
 OLD_FILES = (
@@ -26,10 +27,6 @@ def write(folder: Path, names: tuple[str, ...], text: str):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-
-
-class Killed(BaseException):
-    """As a kill would end the process: between two changes of the disk."""
 
 
 @pytest.mark.parametrize("changes", range(0, 40))
@@ -74,9 +71,9 @@ def test_a_new_run_that_diverges_leaves_the_old_one_as_it_was(dmlkit, tiny_recip
     run = tmp_path / "run"
     assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
     before = files(run)
-    result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", "--overwrite", "--set", "optimizer.lr=1e30")
-    assert result.code == 2
-    assert f"not finite; the previous run in {run} is unchanged. Lower" in result.err
+    dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", "--overwrite", "--set", "optimizer.lr=1e30").refused(
+        f"not finite; the previous run in {run} is unchanged. Lower"
+    )
     assert files(run) == before and not list(run.rglob(".*"))
 
 

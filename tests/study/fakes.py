@@ -35,6 +35,10 @@ def write_study(folder: Path, text: str = STUDY) -> Path:
     return path
 
 
+def study(dmlkit: Callable[..., Any], path: Path, *words: object) -> Any:
+    return dmlkit("study", path, "-o", path.parent / "out", "--device", "cpu", *words)
+
+
 def write_run(recipe: Recipe, folder: Path, figures: tuple[float, float], *, epochs: int | None = None) -> None:
     """A run that is complete, or has finished some epochs."""
     run = RunFolder(folder)

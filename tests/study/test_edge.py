@@ -62,20 +62,6 @@ def test_what_is_no_grid_of_numbers_has_no_edge(values: list[Any]):
     assert [beyond_edge(own, own, one) for one in own] == [[]] * len(own)
 
 
-def test_of_several_keys_each_has_an_edge_of_its_own():
-    own = candidates(lr=[1e-3, 2e-3, 4e-3], scale=[8, 16])
-    corner = own[-1]
-    assert corner.values == {"lr": 4e-3, "scale": 16}
-    assert beyond_edge(own, own, corner) == [{"lr": 8e-3, "scale": 16}, {"lr": 4e-3, "scale": 32}]
-    further = candidates(lr=[8e-3], scale=[16])
-    assert beyond_edge(own, [*own, *further], corner) == [{"lr": 4e-3, "scale": 32}]
-    assert beyond_edge(own, [*own, *further], further[0]) == [
-        {"lr": 8e-3, "scale": 32},  # the learning rate has been extended once, the scale never
-        {"lr": 0.016, "scale": 16},
-        {"lr": 8e-3, "scale": 8},  # within the grid, but not tried with this learning rate
-    ]
-
-
 def test_a_key_at_the_edge_of_its_grid_is_extended_before_another_one_twice():
     own = candidates(scale=[16, 32, 64], curvature=[-0.1, -0.3, -1.0])
     flattest = next(one for one in own if one.values == {"scale": 64, "curvature": -0.1})

@@ -79,8 +79,7 @@ def numbers_of(cell: str) -> list[float]:
 @pytest.mark.parametrize("name", ["photos_claims", "proxy_gml_parts"])
 def test_the_numbers_are_those_of_the_results_and_the_best_are_bold(dmlkit, tmp_path: Path, name: str):
     path, data = tmp_path / "new" / "tables.tex", json.loads((STUDIES / name / "results.json").read_text())
-    result = dmlkit("report", STUDIES / name, "-o", path)
-    assert result.code == 0 and result.out.replace("\n", "") == f"wrote {path}", result.err
+    assert dmlkit("report", STUDIES / name, "-o", path).ok().out.replace("\n", "") == f"wrote {path}"
     assert [file.name for file in path.parent.iterdir()] == ["tables.tex"]
     text = path.read_text()
     assert text.startswith(f"{MARK} ") and text.count(r"\begin{table}") == 2
@@ -142,8 +141,7 @@ def test_the_figure_of_a_plugin_has_the_best_that_the_plugin_says(dmlkit, tmp_pa
     (tmp_path / "misses.py").write_text(PLUGIN)
     bold: list[str] = []
     for words in ([], ["--plugin", tmp_path / "misses.py"]):
-        done = dmlkit("report", tmp_path / "study", "-o", tmp_path / "x.tex", *words)
-        assert done.code == 0, done.err
+        dmlkit("report", tmp_path / "study", "-o", tmp_path / "x.tex", *words).ok()
         figures, _ = tables_of((tmp_path / "x.tex").read_text())
         bold += [row[0] for row in figures if "textbf" in row[2]]
     assert bold == ["all", "softmax+regularizer"]
@@ -158,8 +156,7 @@ def test_what_tex_reads_as_a_command_is_text(text: str, escaped: str):
 
 
 def test_a_file_ends_in_md_or_tex(dmlkit, tmp_path: Path):
-    refused = dmlkit("report", STUDIES / "mpa_proxies", "-o", tmp_path / "tables.html")
-    assert refused.code == 2 and "ends in .md or .tex" in refused.err
+    dmlkit("report", STUDIES / "mpa_proxies", "-o", tmp_path / "tables.html").refused("ends in .md or .tex")
     assert not list(tmp_path.iterdir())
 
 

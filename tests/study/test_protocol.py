@@ -1,4 +1,4 @@
-"""Protocols: fold sizes, what is trained and reported, and a kill half-way."""
+"""Protocols: what is trained and reported, and a kill half-way."""
 
 import json
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.datasets.base import class_fold
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import read_recipe
@@ -25,20 +24,6 @@ def recipe(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(RECIPE)
     return path
-
-
-@pytest.mark.parametrize(
-    ("classes", "sizes"), [(200, (75, 25, 100)), (196, (74, 24, 98)), (22_634, (8488, 2829, 11_317))]
-)
-def test_fold_sizes_of_the_benchmarks(classes, sizes):
-    held_out = []
-    for fold in range(4):
-        parts = class_fold(classes, fold)
-        assert tuple(len(parts[name]) for name in ("train", "validation", "test")) == sizes
-        assert sorted([*parts["train"], *parts["validation"]]) == list(range(classes // 2))
-        assert parts["test"] == list(range(classes // 2, classes))
-        held_out += parts["validation"]
-    assert len(set(held_out)) == len(held_out) == 4 * sizes[1]
 
 
 def test_reality_check_trains_and_reports_what_it_says(recipe, tmp_path):

@@ -1,27 +1,17 @@
 """How far a study is, against what was written into its folder; durations as options take them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.status import parse_duration, status_of
-from tests.study.fakes import STUDY, Told, train_by, write_run, write_study
+from tests.conftest import Killed, one_line
+from tests.study.fakes import STUDY, Told, study, train_by, write_run, write_study
 from tests.study.test_plan import TUNED, peak
-
-
-class Killed(BaseException):
-    """What no command catches."""
-
-
-def study(dmlkit: Callable[..., Any], path: Path) -> Any:
-    return dmlkit("study", path, "-o", path.parent / "out", "--device", "cpu")
 
 
 def kill_after(number: int) -> Callable[[int], None]:
@@ -76,8 +66,7 @@ def test_a_run_whose_folder_is_held_is_running(killed: Path):
 def test_the_screen_fits_80_columns_and_reads_only(dmlkit, killed: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in killed.rglob("*")}
-    result = dmlkit("status", killed)
-    assert result.code == 0
+    result = dmlkit("status", killed).ok()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.out.splitlines() if "│" in line]
     assert cells == [
         ["small", "0 1 done, 2 waiting", "0.7050", "1 min 0 s"],
@@ -89,7 +78,7 @@ def test_the_screen_fits_80_columns_and_reads_only(dmlkit, killed: Path, monkeyp
     assert f"no run is in progress; to resume: dmlkit study {killed.parent}/study.yaml" in result.out
     assert max(len(line) for line in result.out.splitlines() if line[:1] in "┏│└") <= 80
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in killed.rglob("*")} == before
-    assert json.loads(dmlkit("status", killed, "--json").out) == status_of(killed).model_dump(mode="json")
+    assert dmlkit("status", killed, "--json").json() == status_of(killed).model_dump(mode="json")
 
 
 def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(dmlkit, tmp_path: Path, monkeypatch):
@@ -114,17 +103,14 @@ def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(dmlkit, tmp_
 @pytest.mark.parametrize("name", ["nothing", "photos"])
 def test_a_folder_that_is_no_study_is_one_line(dmlkit, tmp_path: Path, name: str):
     (tmp_path / "photos").mkdir()
-    result = dmlkit("status", tmp_path / name)
-    assert result.code == 2 and result.err.count("\n") == 1
-    assert "expected a folder that dmlkit study wrote" in result.err
+    dmlkit("status", tmp_path / name).refused("expected a folder that dmlkit study wrote")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_a_damaged_record_is_one_line(dmlkit, killed: Path):
     for name in ("failures.json", "study.json"):
         (killed / name).write_text("{}")
-        result = dmlkit("status", killed)
-        assert result.code == 2 and result.err.count("\n") == 1 and f"{killed / name}: " in result.err
+        dmlkit("status", killed).refused(f"{killed / name}: ")
 
 
 @pytest.mark.parametrize(
@@ -138,8 +124,5 @@ def test_durations(text: str, seconds: int):
     "text", ["", "0", "0h", "0h0m", "-2h", "2", "two hours", "1.5h", "2 h", "m", "30m1h", "٣h", "1h\n"]
 )
 def test_what_is_no_duration_is_one_line(text: str):
-    with pytest.raises(
-        UserError, match=r"^--budget .*expected hours, minutes and seconds, above 0, e\.g\. 90m"
-    ) as caught:
+    with one_line(r"^--budget .*expected hours, minutes and seconds, above 0, e\.g\. 90m"):
         parse_duration(text, "--budget")
-    assert "\n" not in str(caught.value)

@@ -227,11 +227,7 @@ def test_without_the_figures_of_both_variants_on_equal_classes_it_is_over_seeds_
         changed = {
             "names": {"names": (*one.names[1:], "another")} if seed == 3 else {},  # of one run alone
             "queries": {"queries": (*one.queries[1:], 1)},
-            "few": {
-                "names": one.names[:4],
-                "queries": one.queries[:4],
-                "metrics": {"map@r": one.metrics["map@r"][:4]},
-            },
+            "few": {"names": one.names[:4], "queries": one.queries[:4], "metrics": {"map@r": one.metrics["map@r"][:4]}},
         }
         other[seed] = one.model_copy(update=changed.get(change, {}))
     if change == "seeds":

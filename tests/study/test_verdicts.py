@@ -255,16 +255,3 @@ variants: {a: {}, b: {embedding_dim: 5}}
 """)
     candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
     assert [edges_of(candidates, one)["regularizers.0.weight"] for one in candidates] == ["lowest", "highest"]
-
-
-def test_an_edge_is_one_beside_the_chosen_values_of_the_other_keys(tmp_path: Path):
-    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
-    tune = "{optimizer.lr: [1e-3, 2e-3, 4e-3], embedding_dim: [4, 8]}"
-    text = f"claim: x\nrecipe: tiny.yaml\nseeds: [0]\ntune: {tune}\nvariants: {{a: {{}}, b: {{loss.margin: 0.3}}}}\n"
-    (tmp_path / "study.yaml").write_text(text)
-    candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
-    assert [edges_of(candidates, one) for one in candidates[2:4]] == [
-        {"embedding_dim": "lowest"},
-        {"embedding_dim": "highest"},
-    ]
-    assert edges_of(candidates, candidates[0]) == {"optimizer.lr": "lowest", "embedding_dim": "lowest"}

@@ -22,11 +22,7 @@ def it_is_small(number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (7, "got 7"),
-        ("7", "TypeError: '<' not supported between instances of 'str' and 'int'"),
-    ],
+    ("number", "message"), [(7, "got 7"), ("7", "TypeError: '<' not supported between instances of 'str' and 'int'")]
 )
 def test_a_broken_promise_names_subject_promise_and_finding(number: float, message: str):
     hold([it_is_small], "four", 4)

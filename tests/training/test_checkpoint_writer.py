@@ -15,6 +15,7 @@ from dmlkit.run_folder.checkpoint_file import CHECKPOINTS
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, copy_to_cpu
 from dmlkit.training.progress import Silent
+from tests.conftest import Killed
 from tests.training.test_train import assert_equal_weights, weights
 from tests.training.test_tuning import Stopper, trained
 
@@ -114,10 +115,6 @@ def test_a_run_writes_the_same_files(whole: Path, tmp_path: Path, stopped: tuple
     assert [(row.epoch, row.loss, row.validation) for row in after] == [
         (row.epoch, row.loss, row.validation) for row in before
     ]
-
-
-class Killed(BaseException):
-    """By something that no process can catch."""
 
 
 class KilledInEpoch(Silent):

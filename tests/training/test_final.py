@@ -78,9 +78,9 @@ def test_training_that_stops_after_an_epoch_has_the_weights_of_that_epoch(dmlkit
     assert dmlkit("train", tiny_recipe, "-o", tmp_path / "some", *cosine, *stop).code == 0
     best, last = RunFolder(tmp_path / "all").load_checkpoint("best"), checkpoint(tmp_path / "some")
     assert all(torch.equal(best["model"][name], last["model"][name]) for name in best["model"])
-    wrong = dmlkit("train", tiny_recipe, "-o", tmp_path / "no", "--set", "training.stop_after=4")
-    assert wrong.code == 2
-    assert "training.stop_after: got 4, expected at most training.epochs, 3" in wrong.err
+    dmlkit("train", tiny_recipe, "-o", tmp_path / "no", "--set", "training.stop_after=4").refused(
+        "training.stop_after: got 4, expected at most training.epochs, 3"
+    )
 
 
 def test_a_killed_run_resumes_to_the_same_bits(dmlkit, run, tmp_path):
@@ -126,10 +126,7 @@ def test_messages_and_files_name_the_reference_run(dmlkit, run, tmp_path):
         ["plot", "pca", final],
         ["embed", final, "--split", "test"],
     ):
-        refused = dmlkit(*command)
-        assert refused.code == 2, command
-        assert refused.err.count("\n") == 1
-        assert "was trained on every class" in refused.err and reference in refused.err
+        refused = dmlkit(*command).refused("was trained on every class", reference)
         assert f"; use {run}" in refused.err or f"; use dmlkit {command[0]} {run} --split test" in refused.err
 
 
@@ -137,7 +134,7 @@ def test_it_is_used_as_any_run(dmlkit, run, tmp_path):
     final = tmp_path / "final"
     assert dmlkit("final", run, "-o", final, "--device", "cpu").code == 0
     assert dmlkit("embed", final, "--split", "all", "--device", "cpu").code == 0
-    rows = json.loads(dmlkit("search", final, final / "embeddings" / "all", "--json").out)
+    rows = dmlkit("search", final, final / "embeddings" / "all", "--json").json()
     assert rows
     assert dmlkit("export", final, "--format", "safetensors").code == 0
     assert dmlkit("cluster", final, "-k", "4", "--device", "cpu").code == 0
@@ -158,19 +155,13 @@ def test_a_reference_run_that_is_named_from_inside_is_recorded_by_its_path(run, 
 
 def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, run, tmp_path):
     assert dmlkit("final", run, "--device", "cpu").code == 0
-    again = dmlkit("final", tmp_path / "run-final")
-    assert (again.code, again.err.count("\n")) == (2, 1)
-    assert f"was trained on every class already, expected a run with test classes; use {run}" in again.err
-    same = dmlkit("final", run, "-o", run, "--overwrite")
-    assert (same.code, same.err.count("\n")) == (2, 1)
-    assert "is the run to train again on every class; expected another folder" in same.err
-    model = dmlkit("final", run, "--overwrite", "--set", "training.epochs=1")
-    assert (model.code, model.err.count("\n")) == (2, 1)
-    assert "expected a key of the dataset" in model.err
+    again = f"was trained on every class already, expected a run with test classes; use {run}"
+    dmlkit("final", tmp_path / "run-final").refused(again)
+    same = "is the run to train again on every class; expected another folder"
+    dmlkit("final", run, "-o", run, "--overwrite").refused(same)
+    dmlkit("final", run, "--overwrite", "--set", "training.epochs=1").refused("expected a key of the dataset")
     (run / "summary.json").unlink()
-    unfinished = dmlkit("final", run, "-o", tmp_path / "other")
-    assert (unfinished.code, unfinished.err.count("\n")) == (2, 1)
-    assert "is not finished, expected a summary.json" in unfinished.err
+    dmlkit("final", run, "-o", tmp_path / "other").refused("is not finished, expected a summary.json")
     assert not (tmp_path / "other").exists()
 
 
@@ -189,6 +180,5 @@ def test_a_frozen_backbone_computes_the_features_of_every_class(dmlkit, tiny_rec
 def test_a_study_needs_test_classes(dmlkit, tiny_recipe, tmp_path):
     study = tmp_path / "study.yaml"
     study.write_text(f"claim: Over seeds\nrecipe: {tiny_recipe.name}\nseeds: [0]\nvariants: {{tiny: {{}}}}\n")
-    refused = dmlkit("study", study, "-o", tmp_path / "out", "--set", "dataset.split=all")
-    assert refused.code == 2
-    assert "dataset.split: got all, which leaves no test classes" in refused.err
+    result = dmlkit("study", study, "-o", tmp_path / "out", "--set", "dataset.split=all")
+    assert result.code == 2 and "dataset.split: got all, which leaves no test classes" in result.err

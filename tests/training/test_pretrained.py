@@ -25,7 +25,7 @@ from dmlkit.training.progress import Silent
 from dmlkit.training.summary import final_recipe, plot_curves, seconds_per_epoch
 from dmlkit.training.train import train
 from dmlkit.vectors.embedder import load
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, Killed
 from tests.datasets import trees
 from tests.metrics import naive
 from tests.processes import command_line, run_on_ranks
@@ -111,8 +111,7 @@ def summary_of(run: Path) -> Summary:
 
 def test_a_run_tells_what_its_backbone_could_do_before_training(dmlkit, recipe: Path, weights: Path, tmp_path: Path):
     run = tmp_path / "run"
-    result = dmlkit("train", recipe, "-o", run, *CPU)
-    assert result.code == 0, result.err
+    result = dmlkit("train", recipe, "-o", run, *CPU).ok()
     pretrained = summary_of(run).pretrained
     assert pretrained
     for split, figures in (("validation", pretrained.validation), ("test", pretrained.test)):
@@ -128,8 +127,7 @@ def test_a_run_of_the_same_process_copies_the_figures_of_an_earlier_one(dmlkit, 
     scored = "pretrained, test: 36 images"
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     assert scored in dmlkit("train", recipe, "-o", first, *CPU).out
-    result = dmlkit("train", recipe, "-o", second, *CPU, "--set", "training.epochs=1")
-    assert result.code == 0 and scored not in result.out
+    assert scored not in dmlkit("train", recipe, "-o", second, *CPU, "--set", "training.epochs=1").ok().out
     assert scored in dmlkit("train", recipe, "-o", third, *CPU, "--set", "metrics=[mrr, map@r]").out
     ours, theirs = (json.loads((run / "evaluations/test-pretrained.json").read_text()) for run in (first, second))
     assert (ours.pop("source"), theirs.pop("source")) == (str(first), str(second))
@@ -164,10 +162,6 @@ def test_without_validation_classes_the_test_classes_are_told(dmlkit, recipe: Pa
     assert {path.name for path in (run / "evaluations").iterdir()} == {
         f"test-pretrained.{end}" for end in ("json", "npz")
     }
-
-
-class Killed(BaseException):
-    """Stands for a kill."""
 
 
 def stop_before_training(monkeypatch: pytest.MonkeyPatch, dmlkit, *words: object):
@@ -232,8 +226,7 @@ def test_damaged_figures_are_scored_again_and_left_out_of_comparisons(dmlkit, re
     name = f"test-pretrained.{end}"
     path = run / "evaluations" / name
     path.unlink() if text == "gone" else path.write_text(text)
-    shown = dmlkit("compare", run, other, "--device", "cpu")
-    assert shown.code == 0 and "is left out here" in " ".join(shown.out.split())
+    assert "is left out here" in " ".join(dmlkit("compare", run, other, "--device", "cpu").ok().out.split())
     assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
     assert f"{name}: " in caplog.text and "scored again" in caplog.text
     assert summary_of(run) == before
@@ -265,13 +258,11 @@ def test_figures_of_photos_that_changed_are_left_out_and_scored_again(engine, dm
         os.utime(path, ns=(1, 1))
     again = dmlkit("eval", "run", "--device", "cpu")
     assert next(line for line in again.out.splitlines() if "after training" in line) in seen
-    resumed = dmlkit(*words, "--resume")
-    assert resumed.code == 0 and SCORED not in resumed.out, resumed.out
+    assert SCORED not in dmlkit(*words, "--resume").ok().out
     trees.photo(Path("photos/4/1.png"), 999)
     changed = dmlkit("eval", "run", "--device", "cpu").out
     assert "photos have changed since it was trained" in changed and "after training" not in changed
-    resumed = dmlkit(*words, "--resume")
-    assert resumed.code == 0 and SCORED in resumed.out, resumed.err
+    assert SCORED in dmlkit(*words, "--resume").ok().out
     assert "after training" in dmlkit("eval", "run", "--device", "cpu").out
 
 
@@ -288,16 +279,14 @@ def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, tiny
 @pytest.mark.parametrize("weights_are", ["a file", "null"])
 def test_a_recipe_is_scored_as_its_run_is(dmlkit, recipe: Path, weights: Path, tmp_path: Path, weights_are: str):
     random = ("--set", "backbone.weights=null") if weights_are == "null" else ()
-    result = dmlkit("eval", recipe, "--json", "--device", "cpu", *random)
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
+    report = dmlkit("eval", recipe, "--json", "--device", "cpu", *random).json()
     torch.manual_seed(3)
     network = timm.create_model(MODEL, num_classes=0) if random else loaded(weights)
     assert report["metrics"] == pytest.approx(by_hand(network, recipe, "test"), abs=1e-4)
     assert any("a random network (seed 3)" in note for note in report["notes"]) == bool(random)
     run = tmp_path / "run"
     assert dmlkit("train", recipe, "-o", run, *CPU, *random).code == 0
-    of_run = json.loads(dmlkit("eval", run, "--checkpoint", "pretrained", "--json", "--device", "cpu").out)
+    of_run = dmlkit("eval", run, "--checkpoint", "pretrained", "--json", "--device", "cpu").json()
     assert {**of_run, "source": ""} == {**report, "source": ""} | {"question": of_run["question"]}
     if not random:
         stored = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
@@ -325,8 +314,7 @@ def test_mistakes_of_recipes_are_one_line(dmlkit, own: tuple[Path, Path], tmp_pa
     weights.unlink()
     cases.append(((run, *pretrained), f"{weights}: no such file; restore it, because {run} was trained on it"))
     for words, message in cases:
-        result = dmlkit(*(words if words[0] in ("align", "export") else ("eval", *words)))
-        assert result.code == 2 and result.err.count("\n") == 1 and message in result.err, (words, result.err)
+        dmlkit(*(words if words[0] in ("align", "export") else ("eval", *words))).refused(message)
 
 
 def test_commands_take_the_checkpoint_before_training(dmlkit, recipe: Path, run: Path, tmp_path: Path):
@@ -342,12 +330,10 @@ def test_commands_take_the_checkpoint_before_training(dmlkit, recipe: Path, run:
         features = embedder.trained.model.backbone(embedder.trained.model.normalization(pixels))
     assert np.allclose(points[:4], torch.nn.functional.normalize(features).numpy(), atol=1e-6)
     for words in (("plot", "heatmap"), ("plot", "histogram"), ("calibrate",)):
-        result = dmlkit(*words, run, *alone)
-        assert result.code == 0, (words, result.err)
+        dmlkit(*words, run, *alone).ok()
     result = dmlkit("export", run, "--format", "torch-export", "--checkpoint", "pretrained")
     assert result.code == 0 and "agrees with the run" in result.out, result.err
-    compared = dmlkit("compare", run, run, *alone)
-    assert compared.code == 2 and "twice" in compared.err
+    dmlkit("compare", run, run, *alone).refused("twice")
 
 
 def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):
@@ -355,7 +341,7 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     assert dmlkit("train", recipe, "-o", first, *CPU).code == 0
     assert dmlkit("train", recipe, "-o", second, *CPU, "--set", "seed=4").code == 0
     assert dmlkit("train", tiny_recipe, "-o", fresh, *CPU).code == 0
-    runs = json.loads(dmlkit("compare", first, second, fresh, "--json", "--device", "cpu").out)["runs"]
+    runs = dmlkit("compare", first, second, fresh, "--json", "--device", "cpu").json()["runs"]
     for run, path in zip(runs, (first, second), strict=False):
         pretrained = summary_of(path).pretrained
         assert pretrained and run["pretrained"]["metrics"] == pretrained.test
@@ -417,8 +403,7 @@ def test_train_eval_and_compare_state_the_same_gain(dmlkit, recipe: Path, tmp_pa
         assert summary_of(run).pretrained.classes == classes
     validation = dmlkit("eval", runs[0], "--split", "validation", "--device", "cpu").out
     assert "map@r on validation: " in validation
-    other = dmlkit("eval", runs[0], "--set", "transform.size=20", "--device", "cpu")
-    assert other.code == 0 and "after training" not in other.out
+    assert "after training" not in dmlkit("eval", runs[0], "--set", "transform.size=20", "--device", "cpu").ok().out
 
 
 def row(epoch: int, seconds: float | None) -> EpochRow:

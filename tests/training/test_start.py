@@ -2,7 +2,7 @@
 
 import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from dmlkit.recipe.start import Photos
 from dmlkit.training import estimate, start
 from dmlkit.training.start import MeasuredModel, best, choose, some_photos
 from dmlkit.vectors import in_memory
-from tests.conftest import Result
+from tests.conftest import Cli
 from tests.datasets import trees
 
-Cli = Callable[..., Result]
 timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
 
 
@@ -144,14 +143,14 @@ def test_a_license_may_be_required(home: Path, dmlkit: Cli):
 def test_a_quick_start_measures_nothing(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     for name in ("measure", "plan_training"):
         monkeypatch.delattr(start, name)
-    shown = dmlkit("start", "photos", "--quick", "--device", "cpu")
-    assert shown.code == 0, shown.err
+    shown = dmlkit("start", "photos", "--quick", "--device", "cpu").ok()
     assert "nothing was measured: neither which model suits these photos nor how" in " ".join(shown.out.split())
     recipe = read_recipe(Path("photos.yaml"))
     assert recipe.backbone.tuning.name == "full" and recipe.backbone.license() == "apache-2.0"
     for word in (["--budget", "5m"], ["--download"]):
-        refused = dmlkit("start", "photos", "-o", "other.yaml", "--quick", *word)
-        assert refused.code == 2 and "--quick measures and times nothing; remove --budget and" in refused.err
+        dmlkit("start", "photos", "-o", "other.yaml", "--quick", *word).refused(
+            "--quick measures and times nothing; remove --budget and"
+        )
 
 
 def test_at_most_so_many_photos_and_classes(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -166,8 +165,7 @@ def test_at_most_so_many_photos_and_classes(home: Path, monkeypatch: pytest.Monk
 
 
 def test_the_baseline_of_the_training_takes_the_points(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
-    started = dmlkit("start", "photos", "--device", "cpu")
-    assert started.code == 0, started.err
+    dmlkit("start", "photos", "--device", "cpu").ok()
     embedded: list[set[str]] = []
     own = in_memory.embed_dataset
 
@@ -177,11 +175,10 @@ def test_the_baseline_of_the_training_takes_the_points(home: Path, dmlkit: Cli, 
 
     monkeypatch.setattr(in_memory, "embed_dataset", watched)
     words = ("--set", "training.epochs=1", "--set", "training.workers=0", "--device", "cpu")
-    trained = dmlkit("train", "photos.yaml", "-o", "run", *words)
-    assert trained.code == 0, trained.err
+    dmlkit("train", "photos.yaml", "-o", "run", *words).ok()
     baseline = json.loads(Path("run/summary.json").read_text())["pretrained"]
     assert embedded and all(names <= {f"{label:02}" for label in range(8, 16)} for names in embedded)
-    figures = json.loads(dmlkit("eval", "run", "--checkpoint", "pretrained", "--json", "--device", "cpu").out)
+    figures = dmlkit("eval", "run", "--checkpoint", "pretrained", "--json", "--device", "cpu").json()
     assert figures["metrics"] == pytest.approx(baseline["test"])
 
 
@@ -218,8 +215,7 @@ def test_a_transformer_takes_low_rank_updates_where_all_weights_take_too_long(ho
 
 def test_a_model_that_cannot_be_opened_is_one_line(home: Path, dmlkit: Cli):
     (home / "vit0" / "config.json").write_text("{")
-    shown = dmlkit("start", "photos", "--device", "cpu")
-    assert shown.code == 0, shown.err
+    shown = dmlkit("start", "photos", "--device", "cpu").ok()
     said = " ".join(shown.out.split())
     assert f"ViT 0: cannot be measured: {home / 'vit0' / 'config.json'}: cannot read this file" in said, said
     assert "local-dir" in Path("photos.yaml").read_text() and "vit1" in Path("photos.yaml").read_text()

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dmlkit.errors import UserError
 from dmlkit.vectors import computation
 from dmlkit.vectors.embedder import Embedder
 from dmlkit.vectors.manifest import Computation
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE, Cli
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +65,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, int]) -> None:
     monkeypatch.setattr(computation, "_computes_bf16", lambda _: "bf16" in of)
 
 
-def test_graphs_give_torch_s_embeddings_and_the_manifest_names_the_runtime(
-    home: Path, tmp_path: Path, dmlkit: Callable[..., Result]
-):
+def test_graphs_give_torch_s_embeddings_and_the_manifest_names_the_runtime(home: Path, tmp_path: Path, dmlkit: Cli):
     engine = "onnxruntime"
     pytest.importorskip(engine, reason="it comes with an extra of dmlkit")
     options = ("embed", home / "run", home / "pictures", "-o")
     assert dmlkit(*options, tmp_path / "torch", "--device", "cpu").code == 0
-    result = dmlkit(*options, tmp_path / engine, "--device", f"cpu+{engine}")
-    assert result.code == 0, result.err
+    dmlkit(*options, tmp_path / engine, "--device", f"cpu+{engine}").ok()
     torch_s, theirs = (np.load(tmp_path / name / "embeddings.npy") for name in ("torch", engine))
     np.testing.assert_allclose(theirs, torch_s, atol=1e-5)
     manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("torch", engine)]
@@ -136,11 +132,7 @@ def test_agreement_is_that_of_the_training_images(home: Path):
 
 
 def test_embeddings_that_do_not_agree_are_those_of_another_model(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    dmlkit: Callable[..., Result],
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, dmlkit: Cli
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made_up(monkeypatch, bf16=(0.99, 64))
@@ -195,16 +187,14 @@ def test_a_comparison_is_made_once_and_again_if_its_graph_is_damaged(
     assert graph.stat().st_size > 1000
 
 
-def test_a_run_keeps_the_points_of_each_engine_apart(home: Path, dmlkit: Callable[..., Result]):
+def test_a_run_keeps_the_points_of_each_engine_apart(home: Path, dmlkit: Cli):
     for device in ("cpu+bf16", "cpu"):
         assert dmlkit("embed", home / "run", "--split", "test", "--device", device).code == 0
     devices = [json.loads(path.read_text())["device"] for path in (home / "run").glob("vectors/*/model.json")]
     assert {"cpu", "cpu+bf16"} <= {*devices} and len(devices) == len({*devices})
 
 
-def test_engines_that_cannot_be_used_say_why(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dmlkit: Callable[..., Result]
-):
+def test_engines_that_cannot_be_used_say_why(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dmlkit: Cli):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     expected = r"expected cpu\+bf16, cpu\+onnxruntime, cpu\+fastest or cpu$"
     for device in ("cpu+tensorrt", "cpu+bf16+bf16"):
@@ -214,8 +204,7 @@ def test_engines_that_cannot_be_used_say_why(
         start_ranks("cpu+")
     with pytest.raises(UserError, match=r"--device cpu\+bf16: expected auto, cpu, cuda, cuda:N or mps"):
         start_ranks("cpu+bf16", "fp32")  # a training
-    result = dmlkit("eval", home / "run", "--device", "cpu+bf16")
-    assert result.code == 2 and "use --device cpu" in result.err
+    dmlkit("eval", home / "run", "--device", "cpu+bf16").refused("use --device cpu")
 
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxscript", None)

@@ -1,6 +1,5 @@
 """The Python face, against the files that ``dmlkit embed`` writes and the manifold's own similarity."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from PIL import Image
 
 import dmlkit as face
 from dmlkit.vectors.embedder import Embedder
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE, Cli
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def paths(home: Path) -> list[Path]:
 
 
 def test_paths_pictures_and_arrays_give_what_the_command_writes(
-    home: Path, model: Embedder, paths: list[Path], dmlkit: Callable[..., Result]
+    home: Path, model: Embedder, paths: list[Path], dmlkit: Cli
 ):
     assert dmlkit("embed", home / "run", home / "pictures", "-o", home / "files", "--device", "cpu").code == 0
     written = np.load(home / "files" / "embeddings.npy")
@@ -72,11 +71,10 @@ def test_similarity_is_the_manifold_s(model: Embedder, paths: list[Path]):
         assert np.array_equal(similarity, model.trained.model.manifold.similarity(tensors, tensors[:3]).numpy())
 
 
-def test_evaluation_is_the_command_s(home: Path, dmlkit: Callable[..., Result]):
-    import json
+def test_evaluation_is_the_command_s(home: Path, dmlkit: Cli):
 
     report = face.evaluate(str(home / "run"), metrics=["recall@1"], device="cpu").report
-    figures = json.loads(dmlkit("eval", home / "run", "--metric", "recall@1", "--json", "--device", "cpu").out)
+    figures = dmlkit("eval", home / "run", "--metric", "recall@1", "--json", "--device", "cpu").json()
     assert report.metrics == figures["metrics"]
 
 

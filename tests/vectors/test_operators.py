@@ -20,7 +20,7 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors import computation
 from dmlkit.vectors.graphs import NotExportableError
 from dmlkit.vectors.operators import read_operators, write_operators
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE, Cli
 from tests.datasets import trees
 
 timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
@@ -121,18 +121,16 @@ def imported(home: Path, *words: object) -> list[str]:
 
 @pytest.mark.slow
 def test_answers_to_one_photo_import_no_library_of_models(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Result]
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("dmlkit.vectors.fill.BATCH_IMAGES", 4)
     monkeypatch.chdir(home)
     trees.photo(home / "new.jpg", 99)
     before = dmlkit("search", "run", "new.jpg", "--device", "cpu")
-    created = dmlkit("gallery", "create", "run", "photos", "-o", "gallery", "--device", "cpu")
-    assert created.code == 0, created.err
+    dmlkit("gallery", "create", "run", "photos", "-o", "gallery", "--device", "cpu").ok()
     for words in (("eval", "run"), ("calibrate", "run")):
-        done = dmlkit(*words, "--device", "cpu")
-        assert done.code == 0, done.err
+        dmlkit(*words, "--device", "cpu").ok()
     for words in (
         ("identify", "gallery", "new.jpg"),
         ("identify", "run", "new.jpg"),

@@ -1,6 +1,5 @@
 """`dmlkit embed --dims`: the first coordinates of the full embeddings, normalized by NumPy, and searches among them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.trained import TrainedModel, shortened
-from tests.conftest import ON_THE_BALL, ONE_EPOCH, Result
-
-Cli = Callable[..., Result]
+from tests.conftest import ON_THE_BALL, ONE_EPOCH, Cli
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +37,17 @@ def test_short_embeddings_are_the_first_coordinates_of_the_full_ones(place: Path
     short = np.load(run / "embeddings" / "photos-3" / "embeddings.npy")
     expected = full[:, :3] / np.linalg.norm(full[:, :3], axis=1, keepdims=True)
     assert short.shape == (12, 3) and short == pytest.approx(expected, abs=1e-6)
-    result = dmlkit("search", run / "embeddings" / "photos-3", photos / "04.png", "-k", 3, "--json", "--device", "cpu")
-    assert result.code == 0, result.err
-    found = [neighbor["id"] for neighbor in json.loads(result.out)["queries"][0]["neighbors"]]
-    assert found == (-expected @ expected[4]).argsort()[:3].tolist()
+    words = ("search", run / "embeddings" / "photos-3", photos / "04.png", "-k", 3, "--json", "--device", "cpu")
+    assert [one["id"] for one in dmlkit(*words).json()["queries"][0]["neighbors"]] == (
+        -expected @ expected[4]
+    ).argsort()[:3].tolist()
 
 
 @pytest.mark.slow
 def test_a_split_has_a_folder_of_its_own_for_each_width(place: Path, dmlkit: Cli):
     run = place / "run"
     for options in ((), ("--dims", 4), ("--dims", 4)):
-        result = dmlkit("embed", run, "--split", "test", *options, "--device", "cpu")
-        assert result.code == 0, result.err
+        result = dmlkit("embed", run, "--split", "test", *options, "--device", "cpu").ok()
     assert "embedded already" in result.out
     widths = [np.load(run / "embeddings" / name / "embeddings.npy").shape for name in ("test", "test-4")]
     assert widths == [(36, 8), (36, 4)]
@@ -62,8 +58,7 @@ def test_a_split_has_a_folder_of_its_own_for_each_width(place: Path, dmlkit: Cli
 @pytest.mark.slow
 def test_widths_that_cannot_be_are_refused(place: Path, tmp_path: Path, dmlkit: Cli, trained_once: Callable[..., Path]):
     def refused(*arguments: object) -> str:
-        result = dmlkit("embed", *arguments, "-o", tmp_path / "out")
-        assert result.code == 2 and "Traceback" not in result.err
+        result = dmlkit("embed", *arguments, "-o", tmp_path / "out").refused()
         return result.err
 
     run, photos = place / "run", place / "photos"

@@ -28,11 +28,10 @@ from dmlkit.vectors.in_memory import Embeddings, embed_images
 from dmlkit.vectors.run import EmbedOptions, embed
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import load_model
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE, Cli
 from tests.datasets import trees
 from tests.processes import command_line, run_on_ranks
 
-Cli = Callable[..., Result]
 CLASSES, PER_CLASS = 12, 5
 TEST = CLASSES // 2 * PER_CLASS  # images of the test split
 
@@ -141,8 +140,7 @@ def test_the_second_call_embeds_no_image_of_the_split(
     monkeypatch.setattr(Figure, "savefig", lambda self, *place, **options: save(Figure((1, 1)), *place, **options))
     words, queries = COMMANDS[name]
     device = () if name == "calibrate" else ("--device", "cpu")
-    first = dmlkit(*words, *device)
-    assert first.code == 0, first.err
+    first = dmlkit(*words, *device).ok()
     assert embedded() >= queries + PER_CLASS
     second = dmlkit(*words, *device)
     assert second.code == 0 and not warned and embedded() == queries
@@ -450,10 +448,8 @@ def test_embed_asks_for_skip_bad_images_still(home: Path, dmlkit: Cli):
     (home / "photos" / "09" / "2.jpg").write_bytes(b"no image")
     words = ("embed", "run", "--split", "test", "--device", "cpu")
     ask()
-    result = dmlkit(*words)
-    assert result.code == 2 and "2.jpg" in result.err and "--skip-bad-images" in result.err
-    result = dmlkit(*words, "--skip-bad-images")
-    assert result.code == 0 and "1 image could not be read" in result.out
+    dmlkit(*words).refused("2.jpg", "--skip-bad-images")
+    assert "1 image could not be read" in dmlkit(*words, "--skip-bad-images").ok().out
 
 
 def test_embed_counts_missing_images_before_it_reads_any(home: Path, dmlkit: Cli):

@@ -20,12 +20,10 @@ from dmlkit.look.inspection import findings
 from dmlkit.look.inspection import pictures as embedding_map
 from dmlkit.look.inspection.findings import inspect
 from dmlkit.look.inspection.page import write_inspection
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE, Cli
 from tests.datasets import trees
 from tests.identify.test_duplicates import HURTS, labelled, turned
 from tests.vectors.stored import POINCARE, embeddings_at
-
-Cli = Callable[..., Result]
 
 
 class Anchors(HTMLParser):
@@ -67,8 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_has_every_part_and_the_figures_of_eval(run: Path, dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("inspect", run, "-o", tmp_path / "x.html", "--device", "cpu")
-    assert result.code == 0, result.err
+    result = dmlkit("inspect", run, "-o", tmp_path / "x.html", "--device", "cpu").ok()
     assert "missing" not in result.out
     text, parts, data = read(tmp_path / "x.html")
     assert f"<title>Inspection of {run}</title>" in text
@@ -76,7 +73,7 @@ def test_a_run_has_every_part_and_the_figures_of_eval(run: Path, dmlkit: Cli, tm
         *("figures", "similarities", "worst", "confused", "classes", "suspects", "alike", "leaks", "map", "training"),
         "recipe",
     ]
-    report = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
+    report = dmlkit("eval", run, "--json", "--device", "cpu").json()
     for name, value in report["metrics"].items():
         low, high = report["intervals"][name]
         assert f"<td>{name}</td><td>{value:.4f}</td><td>{low:.4f} to {high:.4f}</td>" in text
@@ -110,8 +107,7 @@ def test_names_that_hurt_are_drawn_safely_and_lost_images_counted(dmlkit: Cli, t
     ]
     points = np.concatenate([turned(0, 1, 2, 3), turned(40, 41, 42, 4), turned(80, 81, 82, 83)])
     source = labelled(embeddings_at(tmp_path / "e", points), [name for name in hostile for _ in range(4)])
-    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
-    assert result.code == 0, result.err
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html").ok()
     assert re.search(r"note: \d+ pictures are missing: image files were moved or deleted", result.out)
     text, parts, data = read(tmp_path / "x.html")
     assert "leaks" not in parts and "suspects" in parts
@@ -131,8 +127,7 @@ def test_an_array_has_no_images_that_could_be_lost(dmlkit: Cli, tmp_path: Path):
 
 def test_conditions_choose_the_images(dmlkit: Cli, tmp_path: Path):
     source = labelled(embeddings_at(tmp_path / "e", turned(0, 1, 40, 41, 80, 81)), ["a", "a", "b", "b", "c", "c"])
-    result = dmlkit("inspect", source, "--where", "label in a, c", "-o", tmp_path / "x.html")
-    assert result.code == 0, result.err
+    dmlkit("inspect", source, "--where", "label in a, c", "-o", tmp_path / "x.html").ok()
     assert [read(tmp_path / "x.html")[2]["names"][row] for row in read(tmp_path / "x.html")[2]["labels"]] == [*"aacc"]
 
 
@@ -148,8 +143,7 @@ def test_photos_are_in_the_page(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest
     parquet.write_table(pa.table(table), source / "items.parquet")
     monkeypatch.setattr(embedding_map, "MOST_PICTURES", 5)
     monkeypatch.setattr(findings, "MOST_TSNE", 7)
-    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
-    assert result.code == 0, result.err
+    dmlkit("inspect", source, "-o", tmp_path / "x.html").ok()
     text, _, data = read(tmp_path / "x.html")
     assert 4 <= len(data["pictures"]) <= 5 and list(data["planes"]) == ["PCA"]
     assert data["paths"] == [f"{row}.jpg" for row in range(8)]
@@ -159,8 +153,7 @@ def test_photos_are_in_the_page(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest
 def test_without_opentsne_the_other_maps_are_drawn(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
     source = embeddings_at(tmp_path / "e", turned(*range(12)))
-    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
-    assert result.code == 0, result.err
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html").ok()
     assert "no map by t-SNE: t-SNE needs openTSNE; install it with: pip install 'dmlkit[tsne]'" in " ".join(
         result.out.split()
     )
@@ -180,8 +173,7 @@ def test_without_opentsne_the_other_maps_are_drawn(dmlkit: Cli, tmp_path: Path, 
 )
 def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str | None], message: str, parts: list[str]):
     source = labelled(embeddings_at(tmp_path / "e", turned(*range(len(labels)))), labels)
-    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
-    assert result.code == 0, result.err
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html").ok()
     assert message in " ".join(result.out.split())
     assert read(tmp_path / "x.html")[1] == parts
 
@@ -236,8 +228,7 @@ def test_two_hyperbolic_dimensions_are_shown_in_the_disk(tmp_path: Path, dmlkit:
     source = labelled(
         embeddings_at(tmp_path / "e", points / 2, manifold=space, dim=2, features=2), ["a", "a", "b", "b"]
     )
-    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
-    assert result.code == 0, result.err
+    dmlkit("inspect", source, "-o", tmp_path / "x.html").ok()
     planes = read(tmp_path / "x.html")[2]["planes"]
     assert list(planes) == ["disk", "PCA"]
     assert planes["disk"] == [[round((x + 1) / 2 * 4095) for x in row] for row in points.T.tolist()]

@@ -12,13 +12,7 @@ from dmlkit.losses import MPA, ProxyAnchor, ProxyGML, ProxyISA, ProxyNCA, SoftTr
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.proxies.centers import CenterPooling, distances_within, pool_centers
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
-from dmlkit.losses.proxies.similarity import (
-    BLOCK_NUMBERS,
-    KEPT_NUMBERS,
-    automatic_block_size,
-    may_wait,
-    similarity_to,
-)
+from dmlkit.losses.proxies.similarity import BLOCK_NUMBERS, KEPT_NUMBERS, automatic_block_size, may_wait, similarity_to
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.losses.proxy_gml import largest
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
