@@ -106,9 +106,9 @@ def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Cli):
         *(
             (
                 ("--form", form),
-                f"--form {form}: expected a number of coordinates, fp32, fp16, int8, binary, rescored, or",
+                f"--form {form!r}: expected a number of coordinates, fp32, fp16, int8, binary, rescored, or",
             )
-            for form in ("int4", "0", "4:", ":int8", "4int8", "int8:4", "4:4", "")
+            for form in ("int4", "0", "4:", ":int8", "4int8", "int8:4", "4:4", "a\nb", "")
         ),
         (("--form", "binary", "--manifold", "euclidean"), "signs keep directions alone"),
     ):

@@ -36,7 +36,8 @@ def stored_form(text: str) -> Stored:
     known: dict[str, Precision] = {name: name for name in BITS}
     match = re.fullmatch(rf"(?:([1-9][0-9]{{0,8}})(?::(?=.)|$))?({'|'.join(known)})?", text)
     if not text or match is None:
-        raise ValueError(f"--form {text}: expected a number of coordinates, {', '.join(known)}, or both, e.g. 64:int8")
+        expected = f"a number of coordinates, {', '.join(known)}, or both, e.g. 64:int8"
+        raise ValueError(f"--form {text!r}: expected {expected}")
     return Stored(int(match[1]) if match[1] else None, known[match[2] or "fp32"])
 
 
