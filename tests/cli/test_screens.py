@@ -329,4 +329,4 @@ def test_memory_that_is_freed_is_kept_for_the_next_tensor():
         "any(torch.zeros(2**24) is None for _ in range(20)); print(count() - before)"
     )
     process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert int(process.stdout) < 2 * 16_384
+    assert int(process.stdout) < 10 * 16_384  # one to four tensors of pages were seen; without it, all twenty
