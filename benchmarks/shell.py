@@ -6,7 +6,7 @@ trees do. Medians, and the range of the wall time; CPU seconds are those of all 
 
 Run: python benchmarks/shell.py PHOTOS [TURNS [TREE ...]]
 
-PHOTOS is a folder with at least 24 subfolders of 13 photos or more, one per class; 5 turns of one tree take 12 minutes
+PHOTOS is a folder with at least 24 subfolders of 13 photos or more, one per class; 5 turns of one tree take 4 minutes
 on 2 cores. Columns are named by the commits of the trees; the default is the one of this file.
 """
 
