@@ -54,12 +54,11 @@ def feature_jobs(experiment: Experiment, ranks: Ranks, resumed: RunFolder | None
         return {}
     named: list[tuple[Split, Dataset | None]]
     named = [("train", experiment.train), ("validation", experiment.validation), ("test", experiment.test)]
-    jobs: dict[Split, FeatureJob] = {}
-    for split, dataset in named:
-        if dataset is not None:
-            trained = frozen_part(recipe, experiment.model, ranks.device, training=split == "train")
-            jobs[split] = feature_job(dataset, trained, split=split)
-    return jobs
+    whole = views = frozen_part(recipe, experiment.model, ranks.device)
+    if recipe.transform is not None and recipe.transform.training_side != recipe.transform.size:
+        views = frozen_part(recipe, experiment.model, ranks.device, training=True)
+    parts = {split: views if split == "train" else whole for split, _ in named}
+    return {split: feature_job(dataset, parts[split], split=split) for split, dataset in named if dataset is not None}
 
 
 def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> int:

@@ -201,9 +201,8 @@ def with_larger_images(
             break
         else:
             larger = plan_training(replace(setting, chunk=None), budget, device)
-        is_as_long = training == before or larger.setting.epochs == setting.epochs
-        if larger.setting.tuning != setting.tuning or not is_as_long:
-            break
+            if (larger.setting.tuning, larger.setting.epochs) != (setting.tuning, setting.epochs):
+                break
         found.append(measure(larger.setting, ranks, bar))
         if not found[-1].is_better_than(chosen):
             break
