@@ -59,7 +59,7 @@ class RunsProgress:
         if self.started is None:
             self.started = perf_counter()
             if self.finished:
-                say(self.console, f"{self.finished} of {self.runs} runs are already finished")
+                say(self.console, f"the first {self.finished} of {self.runs} runs are already finished")
         self.training.setdefault(name, 0.0)
         self.bar.update(self.task, run=self.finished + 1, name=self.names())
 
