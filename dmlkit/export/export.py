@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os.path import commonpath
 from pathlib import Path
 from typing import cast
@@ -11,8 +12,7 @@ from dmlkit.backbones.weights import license_words
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.export.databases import Destination, is_address, write_lancedb, write_pgvector, write_qdrant
-from dmlkit.export.formats import FORMATS, export_embeddings
-from dmlkit.export.formats.faiss import cost_of
+from dmlkit.export.formats import FORMATS, check_output, cost_of, export_embeddings
 from dmlkit.export.hub import export_hub
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import Parity, export_model, manifest_path
@@ -38,7 +38,6 @@ from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.trained import load_model, shortened
 
-TABLE = "embeddings"  # default name of a table
 OPTIONS: dict[str, tuple[str, ...]] = {
     "--table": STORES,
     "--overwrite": STORES,
@@ -47,7 +46,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--precision": ("onnx", "faiss"),
     "--license": ("hub",),
 }
-"""The formats that each option applies to; options that are not here depend on the source."""
+"""The formats that each option applies to."""
 
 
 def export_to_store(
@@ -68,7 +67,7 @@ def export_to_store(
     write = {"lancedb": write_lancedb, "qdrant": write_qdrant, "pgvector": write_pgvector}
     if target is None or not is_address(target):
         target = str(folder.path / format if target is None else Path(target))
-    to = Destination(target, TABLE if table is None else table, overwrite, bar)
+    to = Destination(target, "embeddings" if table is None else table, overwrite, bar)
     return to, write[format](folder, to)
 
 
@@ -102,11 +101,10 @@ def export(
         model: which model of a run, and in what form.
         bar: shows the rows that are written to a store.
     """
-    is_store = format in STORES
-    check_export(source, format, {"--table": table, "--overwrite": overwrite, **model.options()})
+    _check_options(source, format, model, {"--table": table, "--overwrite": overwrite})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder
         raise UserError("export: --output is empty; expected a file, a folder or an address")
-    if output is not None and not is_store and is_address(str(output)):
+    if output is not None and format not in STORES and is_address(str(output)):
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
     path = None if output is None or is_address(str(output)) else Path(output)
     if format in MODEL_FORMATS:
@@ -114,7 +112,7 @@ def export(
         weights = [f"pretrained weights: {license_words(name)}"] if name else []
         return replace(exported, notes=[*exported.notes, *weights])
     folder = EmbeddingFolder(source)
-    if is_store:
+    if format in STORES:
         if path is not None:
             check_place(path, data_of(folder))
         target = None if output is None else str(output)
@@ -122,11 +120,13 @@ def export(
         return Exported([to], notes=notes)
     file_format = cast(EmbeddingFormat, format)
     if path is not None:
-        FORMATS[format].check(path, data_of(folder))
-    precision, name = model.precision or "fp32", Path(FORMATS[format].file_name)
-    path = path or source / (name if precision == "fp32" else name.with_suffix(f".{precision}{name.suffix}"))
-    written = export_embeddings(folder, file_format, path, precision)
-    return Exported([*written], notes=[] if precision == "fp32" else [cost_of(folder, path, precision)])
+        check_output(file_format, path, data_of(folder))
+    name, precision = Path(FORMATS[format].file_name), model.precision or "fp32"
+    if precision == "fp32":
+        return Exported([*export_embeddings(folder, file_format, path or source / name)])
+    path = path or source / name.with_suffix(f".{precision}{name.suffix}")
+    written = export_embeddings(folder, file_format, path, precision=precision)
+    return Exported([*written], notes=[cost_of(folder, path, precision)])
 
 
 def _export_run(
@@ -136,17 +136,16 @@ def _export_run(
     model: WantedModel,
 ) -> Exported:
     run, takes = RunFolder(source), model.takes
+    loaded = partial(load_model, run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
     if format in ("safetensors", "hub") and (run.model or model.checkpoint == "pretrained"):
         what = run.model or "--checkpoint pretrained"
         raise UserError(f"export: {what} has no trained weights; use --format {' or '.join(PROGRAMS)}")
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
-    merged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
+    merged = loaded()
     if format == "hub":
         path = path or run.exports / MODEL_FILES[format]
-        unmerged = None
-        if isinstance(merged.recipe.backbone.tuning, LoRAConfig):
-            unmerged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
+        unmerged = loaded(merged=False) if isinstance(merged.recipe.backbone.tuning, LoRAConfig) else None
         parity, reason = export_hub(run, merged, path, model.license, unmerged)
         notes = [f"no adapter for peft: {reason}"] if reason else []
         return Exported([path], _agreement(parity, f"{merged.samples.name}s"), notes)
@@ -154,8 +153,7 @@ def _export_run(
     if path is not None:
         for file in (path, manifest_path(path)):
             check_file(file)
-    trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
-    trained = replace(trained, recorded=merged.fingerprint)  # low-rank updates are added to the weights in the export
+    trained = replace(loaded(merged=False), recorded=merged.fingerprint)  # its low-rank updates are added in the export
     has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
     if takes and not has_pixels:
         raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
@@ -187,28 +185,24 @@ def data_of(folder: EmbeddingFolder) -> list[Path]:
     return [root for root in roots if not Path.cwd().is_relative_to(root)]
 
 
-def check_export(source: Path, export_format: str, options: Mapping[str, object]) -> None:
-    """Check that a source can be exported in a format with the given options.
-
-    Args:
-        options: value by option; an empty value is not checked.
-    """
-    given = {name: value for name, value in options.items() if value}
-    for name in given:
-        formats = OPTIONS.get(name, (export_format,))
+def _check_options(source: Path, export_format: str, model: WantedModel, options: Mapping[str, object]) -> None:
+    """Check that a source can be exported in a format with the given options; empty ones are not checked."""
+    keys = {"--input": model.takes, "--dims": model.dims, "--precision": model.precision, "--license": model.license}
+    for name in (name for name, value in (options | keys).items() if value):
+        formats = OPTIONS[name]
         if export_format not in formats:
             words = f"stores ({', '.join(formats)})" if formats == STORES else " and ".join(formats)
             raise UserError(f"export: {name} applies only to {words}; remove this option")
-    if export_format == "torch-export" and (takes := str(given.get("--input"))) in FLOATS:
-        raise UserError(f"export: --input {takes} applies only to onnx, which trackers load; use --format onnx")
-    if export_format == "onnx" and given.get("--precision") == "binary":
+    if export_format == "torch-export" and model.takes in FLOATS:
+        raise UserError(f"export: --input {model.takes} applies only to onnx, which trackers load; use --format onnx")
+    if export_format == "onnx" and model.precision == "binary":
         raise UserError("export: --precision binary applies only to faiss; an onnx model has fp32, fp16 or int8")
-    require_exportable(source, export_format)
+    _require_exportable(source, export_format)
     if export_format not in MODEL_FORMATS:
-        check_options(source, "embeddings", {name: given.get(name) for name in ("--checkpoint", "--set")})
+        check_options(source, "embeddings", {"--checkpoint": model.checkpoint, "--set": list(model.overrides)})
 
 
-def require_exportable(path: Path, export_format: str) -> None:
+def _require_exportable(path: Path, export_format: str) -> None:
     """Raise a `UserError` unless a format exports a path: a run, or a folder of embeddings."""
     kind = kind_of(path) if path.exists() or model_name(path) else "images"
     if export_format in MODEL_FORMATS:

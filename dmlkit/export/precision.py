@@ -23,7 +23,7 @@ from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.computation import ComputedModel, compare, training_inputs
 from dmlkit.vectors.graphs import NotExportableError, import_runtime, onnx_program, onnx_session, quiet, traced
-from dmlkit.vectors.in_memory import Embeddings, embed_images
+from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, as_computed
 
@@ -109,15 +109,13 @@ def _validation_scores(
     except UserError:
         return None
     source = f"the validation split of {run.path}"
-    whole = trained.run is not None
-    exact = split_embeddings(run, trained, ranks, images, "validation") if whole else None
-    values = [_metric(trained, exact or embed_images(trained, ranks, images, source))]
-    values.append(_metric(trained, embed_images(lowered, ranks, images, source)))
-    return ValidationScores(images=len(images), fp32=values[0], lowered=values[1])
-
-
-def _metric(trained: TrainedModel, embeddings: Embeddings) -> float:
-    return retrieval_metrics(embeddings.points, embeddings.labels, manifold=trained.manifold, metrics=[METRIC])[METRIC]
+    exact = None if trained.run is None else split_embeddings(run, trained, ranks, images, "validation")
+    embedded = (exact or embed_images(trained, ranks, images, source), embed_images(lowered, ranks, images, source))
+    fp32, own = (
+        retrieval_metrics(one.points, one.labels, manifold=trained.manifold, metrics=[METRIC])[METRIC]
+        for one in embedded
+    )
+    return ValidationScores(images=len(images), fp32=fp32, lowered=own)
 
 
 def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:

@@ -14,7 +14,7 @@ ModelPrecision = Literal["fp32", "fp16", "int8"]
 IndexPrecision = Literal["fp32", "fp16", "int8", "binary"]
 """Precision of the vectors of an exported FAISS index."""
 EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
-"""Files of embeddings, each written by the file of this name in ``dmlkit/export/formats``."""
+"""Files of embeddings, each written by a function of `dmlkit.export.formats`."""
 StoreFormat = Literal["lancedb", "qdrant", "pgvector"]
 """Databases of embeddings."""
 MODEL_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
@@ -53,17 +53,6 @@ class WantedModel:
     checkpoint: Literal["last", "best", "pretrained"] | None = None
     overrides: Sequence[str] = ()
     """Changes of a run's dataset, which may have moved, each ``key=value``; its images check the export."""
-
-    def options(self) -> dict[str, object]:
-        """Return the values by the names that they have on the command line."""
-        return {
-            "--checkpoint": self.checkpoint,
-            "--set": list(self.overrides),
-            "--input": self.takes,
-            "--dims": self.dims,
-            "--license": self.license,
-            "--precision": self.precision,
-        }
 
 
 AS_TRAINED = WantedModel()

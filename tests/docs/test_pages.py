@@ -215,5 +215,4 @@ def test_the_limits_of_security_are_those_of_the_code():
 def test_the_modules_and_folders_that_pages_name_exist():
     pages = [ROOT / "AGENTS.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     named = {path for page in pages for path in re.findall(r"`(dmlkit/[\w/.]+)`", page.read_text("utf-8"))}
-    written = {"dmlkit/export/formats/sqlite.py"}  # by the reader of the guide to new members
-    assert {path for path in named if not (ROOT / path).exists()} == written
+    assert {path for path in named if not (ROOT / path).exists()} == set()

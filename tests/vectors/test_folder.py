@@ -14,7 +14,7 @@ from pyarrow import parquet
 from pydantic import BaseModel
 
 from dmlkit.errors import UserError
-from dmlkit.export.formats.faiss import FaissIndex, FaissManifest
+from dmlkit.export.formats import FaissIndex, FaissManifest
 from dmlkit.export.model import ModelManifest, Parity
 from dmlkit.files.regular import file_checksum
 from dmlkit.recipe.reference import meanings_of
