@@ -152,10 +152,11 @@ metric."""
 def study_section(results: StudyResults, plot: str) -> str:
     """Return one study as Markdown: claim, verdicts, results, the picture, relative to the document, and command."""
     claim = markdown(results.claim)
-    tables = [as_markdown(statement_rows({"": results}))] if results.verdicts else []
-    tables.append(as_markdown(trained_rows(results)))
-    source = _source_paragraph(results)
-    return "\n\n".join([f"## {claim}", *source, *tables, f"![{claim}]({quote(plot)})", *_repeat_paragraphs(results)])
+    paragraphs = [f"## {claim}", *_source_paragraph(results)]
+    if results.verdicts:
+        paragraphs.append(as_markdown(statement_rows({"": results})))
+    paragraphs += [as_markdown(trained_rows(results)), f"![{claim}]({quote(plot)})"]
+    return "\n\n".join([*paragraphs, *_repeat_paragraphs(results)])
 
 
 def _source_paragraph(results: StudyResults) -> list[str]:

@@ -121,19 +121,20 @@ class _Reader:
     def _run(self, variant: str, label: str, seed: int) -> RunStatus:
         folder = self.folder / variant / label / f"seed-{seed}"
         name = str(folder.relative_to(self.folder))
-        models = [folder / f"fold-{fold}" for fold in range(self.models)] if self.models > 1 else [folder]
-        select_by = self._training(variant)["select_by"]
-        far = [_progress(RunFolder(path), select_by) for path in models]
-        scores = [score for _, score, _ in far if score is not None]
-        reason = self.failed.get(name)
+        folds = [folder / f"fold-{fold}" for fold in range(self.models)]
+        models = [RunFolder(path) for path in (folds if self.models > 1 else [folder])]
+        epochs, scores, seconds = zip(
+            *(_progress(run, self._training(variant)["select_by"]) for run in models), strict=True
+        )
+        known = [score for score in scores if score is not None]
         state: State = "waiting"
-        if all(RunFolder(path).summary_path.exists() for path in models):
+        if all(run.summary_path.exists() for run in models):
             state = "done"
-        elif any(map(is_held, models)):
+        elif any(is_held(run.path) for run in models):
             state = "running"
-        elif reason is not None:
+        elif name in self.failed:
             state = "failed"
-        elif any(RunFolder(path).holds_run() for path in models):
+        elif any(run.holds_run() for run in models):
             state = "stopped"
         return self._waiting(
             variant,
@@ -141,10 +142,10 @@ class _Reader:
             seed,
             folder=name,
             state=state,
-            epochs=sum(epochs for epochs, _, _ in far),
-            score=fmean(scores) if scores else None,
-            seconds=round(sum(seconds for _, _, seconds in far), 1),
-            reason=reason if state == "failed" else None,
+            epochs=sum(epochs),
+            score=fmean(known) if known else None,
+            seconds=round(sum(seconds), 1),
+            reason=self.failed[name] if state == "failed" else None,
         )
 
     def _waiting(self, variant: str, label: str | None, seed: int, **known: Any) -> RunStatus:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import compress
 from pathlib import Path
 
 from dmlkit.evaluation.compare import p_text
@@ -14,14 +13,14 @@ from dmlkit.study.definition.file import is_error_rate
 from dmlkit.study.verdicts import JudgedStatement, MeanInterval, StudyResults, VariantResults, end_text
 
 
-def verdict_rows(results: StudyResults) -> Rows:
+def verdict_rows(results: StudyResults, *, has_edges: bool = True) -> Rows:
     """Return one row per statement of the claim and metric; the verdict comes early, where a narrow page shows it."""
     rows = [["statement", "metric", "verdict", "difference", "95 % interval", "means", "p (Holm's)"]]
     for judged in results.verdicts:
         metric = judged.metric
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
         p_value = f"{p_text(judged.p_value)} ({p_text(judged.corrected_p_value)})"
-        text = verdict_text(judged, results.variants)
+        text = verdict_text(judged, results.variants, has_edges=has_edges)
         rows.append([judged.text, metric, text, f"{judged.difference:+.4f}", _interval(judged), ours, p_value])
     return rows
 
@@ -45,9 +44,8 @@ def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 def _difference_cell(judged: JudgedStatement) -> str:
     half = "" if judged.high is None else f" ± {judged.high - judged.difference:.4f}"
-    word = {"not separable at this size": "", "makes no difference": "no difference"}.get(
-        judged.verdict, judged.verdict
-    )
+    words: dict[str, str] = {"not separable at this size": "", "makes no difference": "no difference"}
+    word = words.get(judged.verdict, judged.verdict)
     is_lost = judged.corrected_verdict != judged.verdict
     return ", ".join(filter(None, (f"{judged.difference:+.4f}{half}", word, "not after Holm" * is_lost)))
 
@@ -70,20 +68,14 @@ def trained_rows(results: StudyResults) -> Rows:
 
     Results before training have no column if they are the same for all variants, and tuned values none if none were.
     """
-    rows = [[*row, "before training", "chosen"] for row in mean_rows(results)[:1]]
-    for row, one in zip(mean_rows(results)[1:], results.variants.values(), strict=True):
-        rows.append([*row, pretrained_text(one), _chosen(one)])
-    known = [len({row[-2] for row in rows[1:]}) > 1, any(row[-1] for row in rows[1:])]
-    return [[*row[:-2], *compress(row[-2:], known)] for row in rows]
+    before = [pretrained_text(one) for one in results.variants.values()]
+    chosen = [_chosen(one) for one in results.variants.values()]
+    columns = [["before training", *before]] * (len(set(before)) > 1) + [["chosen", *chosen]] * any(chosen)
+    return [[*row, *cells] for row, *cells in zip(mean_rows(results), *columns, strict=True)]
 
 
-def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
-    """Return a verdict with its caveats."""
-    return "; ".join(filter(None, (short_verdict(judged, variants), edge_text(judged.at_edge, variants))))
-
-
-def short_verdict(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
-    """Return a verdict with its caveats, but not which values were tuned at the edge."""
+def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults], *, has_edges: bool = True) -> str:
+    """Return a verdict with its caveats, among them which values were tuned at the edge."""
     is_lost = judged.corrected_verdict != judged.verdict
     parts = [f"{judged.verdict}, but not after Holm's correction" if is_lost else judged.verdict]
     pairs = len(variants[judged.better].runs.keys() & variants[judged.than].runs.keys())
@@ -95,7 +87,9 @@ def short_verdict(judged: JudgedStatement, variants: Mapping[str, VariantResults
     if judged.not_trained:
         floors = (f"{name} ({_pretrained(variants[name], judged.metric)})" for name in judged.not_trained)
         parts.append(f"below the network before training: {', '.join(floors)}")
-    return "; ".join(parts)
+    if has_edges:
+        parts.append(edge_text(judged.at_edge, variants))
+    return "; ".join(filter(None, parts))
 
 
 def edge_text(at_edge: Iterable[str], variants: Mapping[str, VariantResults]) -> str:
@@ -138,19 +132,18 @@ def mean_rows(results: StudyResults) -> Rows:
 
 def variant_rows(results: StudyResults) -> Rows:
     """Return one row per variant: every metric, its difference from the reference, and additional results."""
-    metrics, reference, variants = results.metrics, results.reference, results.variants.values()
-    is_known = {"last": any(variant.last for variant in variants)}
-    is_known["pretrained"] = any(variant.pretrained is not None for variant in variants)
-    extra = [name for name in is_known if is_known[name]]
-    rows = [["variant", *(cell for name in metrics for cell in (name, f"minus {reference}", *extra))]]
+    variants = results.variants.values()
+    extra = {"last": _last} if any(variant.last for variant in variants) else {}
+    if any(variant.pretrained is not None for variant in variants):
+        extra["pretrained"] = _pretrained
+    head = [cell for name in results.metrics for cell in (name, f"minus {results.reference}", *extra)]
+    rows = [["variant", *head]]
     for name, variant in results.variants.items():
         row = [name]
-        for metric in metrics:
-            row.append(_mean(variant.summary[metric]))
+        for metric in results.metrics:
             change = variant.difference.get(metric) if variant.difference else None
-            row.append(f"{change.difference:+.4f} ({_interval(change)}, p {p_text(change.p_value)})" if change else "")
-            others = {"last": _last(variant, metric), "pretrained": _pretrained(variant, metric)}
-            row += [others[name] for name in extra]
+            less = f"{change.difference:+.4f} ({_interval(change)}, p {p_text(change.p_value)})" if change else ""
+            row += [_mean(variant.summary[metric]), less, *(cell(variant, metric) for cell in extra.values())]
         rows.append(row)
     return rows
 
@@ -204,8 +197,7 @@ DESCRIPTIVE = {name for config in (SpreadConfig(), SpectrumConfig(), NormConfig(
 def write_tables(studies: Mapping[str, StudyResults], path: Path, arguments: str) -> None:
     """Write the tables of studies into one file, atomically; its first line has the arguments of the command."""
     tables = [table for name, results in studies.items() for table in study_tables(name, results)]
-    text = "\n\n".join([f"{MARK} {printable(arguments)}\n{NEEDS}", *tables])
-    write_output(path, f"{text}\n")
+    write_output(path, "\n\n".join([f"{MARK} {printable(arguments)}\n{NEEDS}", *tables]) + "\n")
 
 
 def study_tables(name: str, results: StudyResults) -> list[str]:
@@ -220,23 +212,17 @@ def study_tables(name: str, results: StudyResults) -> list[str]:
     figures = f"Mean over {seeds} seeds and half the width of its 95\\,\\% interval"
     if counts == [1]:
         figures = "Results with one seed"
-    rows = mean_rows(results)
-    columns = "l" + "r" * len(results.metrics)
-    tables = [_table(as_latex(rows, columns=columns, bold=best_cells(results)), f"{claim}. {figures}.", label)]
+    means = as_latex(mean_rows(results), columns="l" + "r" * len(results.metrics), bold=best_cells(results))
+    tables = [_table(means, f"{claim}. {figures}.", label)]
     if results.verdicts:
-        head, *rows = verdict_rows(results)
-        verdicts = [head[2], *(short_verdict(judged, results.variants) for judged in results.verdicts)]
-        rows = [  # without the means, which the first table has
-            [*row[:2], *row[3:5], row[6], verdict] for row, verdict in zip([head, *rows], verdicts, strict=True)
-        ]
         at_edge = dict.fromkeys(name for judged in results.verdicts for name in judged.at_edge)
         edges = latex(edge_text(at_edge, results.variants))  # once, so that the table fits a page
+        # without the means, which the first table has
+        rows = [[*row[:2], *row[3:5], row[6], row[2]] for row in verdict_rows(results, has_edges=False)]
         text = as_latex(rows, columns=f"{TEXT_COLUMN}lrrr{TEXT_COLUMN}")
         text = f"\\footnotesize\\setlength{{\\tabcolsep}}{{3pt}}\n{text}"  # fits a page with 16 cm of text
-        caption = (
-            f"{claim}: differences, paired over seeds, and verdicts.{edges and f' {edges[0].upper()}{edges[1:]}.'}"
-        )
-        tables.append(_table(text, caption, f"{label}-verdicts"))
+        caption = f"{claim}: differences, paired over seeds, and verdicts."
+        tables.append(_table(text, caption + (edges and f" {edges[0].upper()}{edges[1:]}."), f"{label}-verdicts"))
     return tables
 
 

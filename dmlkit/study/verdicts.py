@@ -98,7 +98,7 @@ class PairedFigures(NamedTuple):
 
     base: list[float]
     method: list[float]
-    by_class: PairedClasses | None  # differences on each class, if they are known
+    by_class: PairedClasses | None = None  # differences on each class, if they are known
 
     @classmethod
     def of(cls, base: VariantResults, method: VariantResults, metric: str) -> "PairedFigures":
@@ -108,6 +108,10 @@ class PairedFigures(NamedTuple):
         by_class = PairedClasses.of(base.classes, method.classes, metric, seeds)
         return cls([first[seed][metric] for seed in seeds], [second[seed][metric] for seed in seeds], by_class)
 
+    def compare(self) -> Comparison:
+        """Return the mean difference with its 95 % interval, over seeds and, if they are known, classes."""
+        return paired_runs(self.base, self.method) if self.by_class is None else self.by_class.compare()
+
 
 def differences(
     variant: VariantResults, reference: VariantResults, metrics: Sequence[str]
@@ -115,10 +119,9 @@ def differences(
     """Return by metric the difference of a variant from the reference; None if they share no seed."""
     changes: dict[str, PairedDifference] = {}
     for name in metrics:
-        base, method, by_class = PairedFigures.of(reference, variant, name)
-        if base:
-            change = paired_runs(base, method) if by_class is None else by_class.compare()
-            changes[name] = PairedDifference.model_validate(change.as_dict())
+        pairs = PairedFigures.of(reference, variant, name)
+        if pairs.base:
+            changes[name] = PairedDifference.model_validate(pairs.compare().as_dict())
     return changes or None
 
 
@@ -232,7 +235,7 @@ def judge(
         if one.better in variants and one.than in variants:
             pairs = PairedFigures.of(variants[one.than], variants[one.better], one.metric)
             if pairs.base:
-                change = compare_at_looks(pairs.base, pairs.method, seeds, seeds + more_seeds, pairs.by_class)
+                change = compare_at_looks(pairs, seeds, seeds + more_seeds)
                 compared.append((one, pairs, change, _aside(one, variants) or verdict(change, negligible)))
     corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, _, change, word in compared])
     judged: list[JudgedStatement] = []
@@ -285,51 +288,35 @@ def _aside(one: Expectation, variants: Mapping[str, VariantResults]) -> Verdict 
 REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %
 
 
-def compare_at_looks(
-    base: list[float], method: list[float], first: int, last: int, by_class: PairedClasses | None = None
-) -> Comparison:
-    """Compare pairs as `paired_runs` does, with a correction for tests after ``first`` to ``last`` pairs.
+def compare_at_looks(pairs: PairedFigures, first: int, last: int) -> Comparison:
+    """Compare pairs, with a correction for tests after ``first`` to ``last`` of them.
 
     Pocock's bound (Biometrika 1977): every look has the same level, such that all looks together find a difference
     where there is none with probability 5 %. His table is for a known variance, which is unknown here: the bound is the
     5 % quantile of the smallest p-value of Student's test over the looks, in a simulation without a difference. The
-    corrected p-value is the share of simulations whose smallest p-value is at most the observed one.
-
-    Args:
-        method: one figure per run, with the same seeds in the same order.
-        by_class: differences of the same pairs on each class, for an interval over seeds and classes. Classes are the
-            same at all looks, which makes the correction for looks larger than necessary.
+    corrected p-value is the share of simulations whose smallest p-value is at most the observed one. Classes are the
+    same at all looks, which makes the correction larger than necessary for an interval over seeds and classes.
     """
     from scipy.special import stdtrit
 
-    once = paired_runs(base, method) if by_class is None else by_class.compare()
-    if last <= first or len(base) < 2:
+    once, freedom = pairs.compare(), len(pairs.base) - 1
+    if last <= first or not freedom:
         return once
     least = least_p_values(first, last)
     bound = float(least[int(LEVEL * len(least))])
-    freedom = len(base) - 1
     margin = (once.high - once.difference) * float(stdtrit(freedom, 1 - bound / 2) / stdtrit(freedom, 1 - LEVEL / 2))
-    if by_class is not None:
-        margin = by_class.compare(bound).high - once.difference
+    if pairs.by_class is not None:
+        margin = pairs.by_class.compare(bound).high - once.difference
     p_value = (1 + int(np.searchsorted(least, once.p_value, side="right"))) / (1 + len(least))
     return replace(once, low=once.difference - margin, high=once.difference + margin, p_value=p_value)
 
 
-def is_decided(
-    base: list[float],
-    method: list[float],
-    first: int,
-    last: int,
-    negligible: float | None = None,
-    by_class: PairedClasses | None = None,
-) -> bool:
+def is_decided(pairs: PairedFigures, first: int, last: int, negligible: float | None = None) -> bool:
     """Return whether no more seeds are needed: the interval excludes 0 or is negligible, or all pairs are equal."""
-    if len(base) < 2:
+    if len(pairs.base) < 2:
         return False
-    comparison = compare_at_looks(base, method, first, last, by_class)
-    # more seeds would show nothing
-    are_same = max(abs(after - before) for before, after in zip(base, method, strict=True)) <= SAME
-    return are_same or comparison.low > 0 or comparison.high < 0 or is_within(comparison, negligible)
+    are_same = max(abs(after - before) for before, after in zip(pairs.base, pairs.method, strict=True)) <= SAME
+    return are_same or verdict(compare_at_looks(pairs, first, last), negligible) != "not separable at this size"
 
 
 def is_within(comparison: Comparison, negligible: float | None) -> bool:

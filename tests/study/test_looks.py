@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dmlkit.study.verdicts import compare_at_looks, is_decided, is_within, least_p_values
+from dmlkit.study.verdicts import PairedFigures, compare_at_looks, is_decided, is_within, least_p_values
 
 
 @pytest.mark.heavy
@@ -17,7 +17,7 @@ def test_two_equal_variants_are_called_different_in_at_most_5_percent(first: int
         seeds = random.normal(0.7, 0.05, last)
         base, method = (list(seeds + random.normal(0, 0.02, last)) for _ in range(2))
         looks = range(first, last + 1)
-        called += any(is_decided(base[:n], method[:n], first, last) for n in looks)
+        called += any(is_decided(PairedFigures(base[:n], method[:n]), first, last) for n in looks)
         called_naively += any(stats.ttest_rel(base[:n], method[:n]).pvalue < 0.05 for n in looks)
     assert called <= 400 * 0.05 + 2 * (400 * 0.05 * 0.95) ** 0.5  # two standard deviations of chance
     assert called_naively > called + 10  # what it is there for
@@ -26,9 +26,9 @@ def test_two_equal_variants_are_called_different_in_at_most_5_percent(first: int
 def test_a_difference_is_found_and_fewer_looks_are_stricter_by_less():
     random = np.random.default_rng(0)
     base = random.normal(0.7, 0.01, 5)
-    method = base + random.normal(0.05, 0.005, 5)
-    assert is_decided(list(base), list(method), 5, 13) and is_decided(list(method), list(base), 5, 13)
-    widths = [compare_at_looks(list(base), list(method), 5, last) for last in (5, 6, 9, 13)]
+    pairs = PairedFigures(list(base), list(base + random.normal(0.05, 0.005, 5)))
+    assert is_decided(pairs, 5, 13) and is_decided(PairedFigures(pairs.method, pairs.base), 5, 13)
+    widths = [compare_at_looks(pairs, 5, last) for last in (5, 6, 9, 13)]
     assert np.all(np.diff([width.high - width.low for width in widths]) > 0)
     assert np.all(np.diff([width.p_value for width in widths]) >= 0)
 
@@ -37,7 +37,7 @@ def test_one_look_is_students_paired_t_test():
     base, method = [0.5, 0.6, 0.7, 0.66], [0.53, 0.6, 0.76, 0.7]
     expected = stats.ttest_rel(method, base)
     interval = expected.confidence_interval(0.95)
-    comparison = compare_at_looks(base, method, 4, 4)
+    comparison = compare_at_looks(PairedFigures(base, method), 4, 4)
     assert (comparison.low, comparison.high, comparison.p_value) == pytest.approx(
         (interval.low, interval.high, expected.pvalue)
     )
@@ -49,7 +49,7 @@ def test_the_interval_holds_0_where_the_p_value_is_above_5_percent():
     for shift in np.linspace(0, 0.06, 40):
         base = list(random.normal(0.7, 0.02, 6))
         method = list(np.array(base) + random.normal(shift, 0.03, 6))
-        comparison = compare_at_looks(base, method, 5, 10)
+        comparison = compare_at_looks(PairedFigures(base, method), 5, 10)
         assert (comparison.low <= 0 <= comparison.high) == (comparison.p_value > 0.05)
 
 
@@ -61,7 +61,10 @@ def test_a_difference_that_matters_is_called_none_in_less_than_two_and_a_half_pe
     for _ in range(200):
         base, noise = random.normal(0.7, 0.05, last), random.normal(0, 0.004, last)
         far, same = (
-            [compare_at_looks(list(base[:n]), list((base + noise + shift)[:n]), 6, last) for n in range(6, last + 1)]
+            [
+                compare_at_looks(PairedFigures(list(base[:n]), list((base + noise + shift)[:n])), 6, last)
+                for n in range(6, last + 1)
+            ]
             for shift in (0.01, 0)
         )
         called += any(is_within(one, 0.01) for one in far)
@@ -72,11 +75,12 @@ def test_a_difference_that_matters_is_called_none_in_less_than_two_and_a_half_pe
 
 def test_a_difference_that_does_not_matter_needs_no_more_seeds():
     base, method = [0.5, 0.6, 0.7], [0.501, 0.6, 0.7]
-    assert not is_decided(base, method, 3, 3)
-    assert is_decided(base, method, 3, 3, 0.005) and not is_decided(base, method, 3, 3, 0.0005)
+    pairs = PairedFigures(base, method)
+    assert not is_decided(pairs, 3, 3)
+    assert is_decided(pairs, 3, 3, 0.005) and not is_decided(pairs, 3, 3, 0.0005)
 
 
 @pytest.mark.parametrize("pairs", [0, 1])
 def test_a_single_pair_decides_nothing_and_equal_figures_need_no_more_seeds(pairs: int):
-    assert not is_decided([0.5] * pairs, [0.9] * pairs, 2, 8)
-    assert is_decided([0.5, 0.6], [0.5, 0.6], 2, 8)
+    assert not is_decided(PairedFigures([0.5] * pairs, [0.9] * pairs), 2, 8)
+    assert is_decided(PairedFigures([0.5, 0.6], [0.5, 0.6]), 2, 8)

@@ -14,6 +14,7 @@ from dmlkit.study.definition.config import Expectation
 from dmlkit.study.tables import verdict_text
 from dmlkit.study.two_way import PairedClasses
 from dmlkit.study.verdicts import (
+    PairedFigures,
     StudyResults,
     VariantResults,
     compare_at_looks,
@@ -135,7 +136,7 @@ def test_looks_as_seeds_are_added_call_at_most_5_percent_different():
             share = whole.queries / whole.queries.sum()
             method = (whole.changes @ share).tolist()
             called += any(
-                is_decided([0.0] * n, method[:n], 5, 12, None, PairedClasses(whole.changes[:n], whole.queries))
+                is_decided(PairedFigures([0.0] * n, method[:n], PairedClasses(whole.changes[:n], whole.queries)), 5, 12)
                 for n in range(5, 13)
             )
         assert called <= 200 * 0.05 + 2 * (200 * 0.05 * 0.95) ** 0.5, ground
@@ -150,7 +151,7 @@ def test_skewed_differences_of_seeds_are_called_more_often_than_5_percent():
         called = 0
         for _ in range(400):
             method = draw(size=12) - (1 if name == "skewed" else 0)
-            called += any(is_decided([0.0] * n, method[:n].tolist(), 5, 12) for n in range(5, 13))
+            called += any(is_decided(PairedFigures([0.0] * n, method[:n].tolist()), 5, 12) for n in range(5, 13))
         rates[name] = called / 400
     assert rates["symmetric"] <= 0.05 + 2 * (0.05 * 0.95 / 400) ** 0.5
     assert 0.09 < rates["skewed"] < 0.17
@@ -159,7 +160,7 @@ def test_skewed_differences_of_seeds_are_called_more_often_than_5_percent():
 def test_the_bound_of_looks_widens_the_interval_over_seeds_and_classes():
     one = planted(np.random.default_rng(7), 6, 41, "both")
     method = (one.changes @ (one.queries / one.queries.sum())).tolist()
-    comparison = compare_at_looks([0.0] * 6, method, 5, 10, one)
+    comparison = compare_at_looks(PairedFigures([0.0] * 6, method, one), 5, 10)
     bound = np.quantile(least_p_values(5, 10), 0.05)
     variance, freedom = one.spread()
     margin = stats.t.ppf(1 - bound / 2, freedom) * variance**0.5

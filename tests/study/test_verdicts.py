@@ -15,6 +15,7 @@ from dmlkit.study.verdicts import (
     End,
     JudgedStatement,
     MeanInterval,
+    PairedFigures,
     Tuned,
     VariantResults,
     are_equal,
@@ -73,7 +74,7 @@ def test_looking_again_as_seeds_are_added_takes_more():
     better = [value + gain for value, gain in zip(BASE, (5e-3, 2e-2, 6e-3, 1e-2, 4e-3), strict=True)]
     variants = {"base": variant(BASE), "method": variant(better)}
     once, often = (judge([statement()], variants, len(BASE), more)[0] for more in (0, 8))
-    expected = compare_at_looks(BASE, better, 5, 13)
+    expected = compare_at_looks(PairedFigures(BASE, better), 5, 13)
     assert (often.low, often.p_value) == pytest.approx((expected.low, expected.p_value))
     assert (once.verdict, often.verdict) == ("holds", "not separable at this size")
 

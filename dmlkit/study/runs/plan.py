@@ -190,7 +190,7 @@ class Plan:
         for one in config.expect:
             if one.better in results and one.than in results:
                 pairs = PairedFigures.of(results[one.than], results[one.better], one.metric)
-                if not is_decided(pairs.base, pairs.method, *looks, config.negligible, pairs.by_class):
+                if not is_decided(pairs, *looks, config.negligible):
                     names |= {one.better, one.than}
         return names
 
