@@ -93,9 +93,7 @@ def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> N
         images = counted(len(answers.searched), "image")
         say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
     if answers.rerank is not None:
-        from dmlkit.identify.search import RERANKED
-
-        say(console, f"note: {RERANKED}")
+        say(console, "note: re-ranking looks at the gallery as a whole, and at no other query")
     if answers.index is not None:
         found = f"found by {answers.index.kind}, measured recall {answers.index.recall:.4f}"
         say(console, f"note: {found}; use --exact for all")

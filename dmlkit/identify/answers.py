@@ -198,22 +198,6 @@ class Answer(NamedTuple):
         return None if self.known is None else self.label == self.known
 
 
-def answer_of(
-    names: Sequence[str],
-    decision: Decision,
-    sigmoid: Sigmoid | None,
-    threshold: float | None,
-    least_probability: float | None,
-) -> Answer:
-    """Return the answer of a decision; an image with a lower score or probability is unknown. Names are by code."""
-    code, score, margin = decision
-    guess, probability = names[code], None if sigmoid is None else sigmoid.at(margin, score)
-    is_low = threshold is not None and score < threshold
-    is_doubtful = least_probability is not None and (probability or 0) < least_probability
-    label = UNKNOWN if is_low or is_doubtful else guess
-    return Answer(label, guess, probability, score, margin, least_probability)
-
-
 def are_nearest(near: Answers) -> list[bool]:
     """Return of each query whether it is itself, the same box of the same file, the nearest of the labeled images."""
     nearest_items = near.searched.items_at(near.rows[:, 0]) if len(near.rows) else []

@@ -6,10 +6,11 @@ images of labels in the gallery that do not get their own. A threshold for pairs
 compared with every label at once, so that some label exceeds it more often the more labels there are.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from dmlkit.files.outputs import check_writable, writing
 from dmlkit.files.where import Where, check_values
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_queries, split_points
-from dmlkit.identify.answers import Sigmoid
 from dmlkit.identify.calibrated import SIZES, Fit, Identification, Rate, calibration_file
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.probability import LEAST, NO_STRANGERS, Strangers, Trials, drawn_rows, trials_of
@@ -106,7 +106,13 @@ def calibrate_gallery(
             f"be measured; {SECOND_IMAGE}"
         )
     fpir = _allowed(fpir, int(trials.absent.sum()))
-    fits = list(_fits(zip((decider for _, decider in deciders), others, strict=True), is_trained, fpir, trials))
+    fits = [fit_of(trials, fpir, deciders[0][1].similarity_name)]
+    for place, size in list(product(range(len(deciders)), SIZES))[1:]:  # as far as there are enough trials
+        decider = deciders[place][1]
+        more = trials_of(decider, size, most_tried(decider) // size, is_trained, others[place])[0]
+        absent = int(more.absent.sum())
+        if size == 1 or (len(more.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
+            fits.append(fit_of(more, fpir, decider.similarity_name, size))
     found = Identification(
         gallery_model=gallery.manifest.current,
         where=None if where is None else where.text,
@@ -130,11 +136,8 @@ def calibrate_by_value(
     """Calibrate a gallery for all images, and for those with each value of one of its columns alone.
 
     `identify` takes the calibration of an image's own value. It is that of the condition ``COLUMN=VALUE``. A value with
-    too few images has none, but the error, and `identify` takes that of all images.
-
-    Args:
-        column: column of the tables from which the images came.
-        options: see `calibrate_gallery`.
+    too few images has none, but the error, and `identify` takes that of all images. For options see
+    `calibrate_gallery`.
     """
     columns = GalleryFolder(path).cells()
     if not columns:
@@ -155,19 +158,6 @@ def calibrate_by_value(
         whole = whole.model_copy(update={"column": name})  # last, so that an interrupted command changes no threshold
         whole.write(calibration_file(path, None))
     return whole, found
-
-
-def _fits(
-    similarities: Iterable[tuple[Decider, Strangers]], is_trained: np.ndarray, fpir: float, first: Trials | None
-) -> Iterator[Fit]:
-    """Yield the fits of each decider with strangers, for the sizes of groups for which there are enough trials."""
-    for decider, strangers in similarities:
-        for size in SIZES:
-            trials = first or trials_of(decider, size, most_tried(decider) // size, is_trained, strangers)[0]
-            first = None
-            absent = int(trials.absent.sum())
-            if size == 1 or (len(trials.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
-                yield fit_of(trials, fpir, decider.similarity_name, size)
 
 
 def most_tried(decider: Decider) -> int:
@@ -211,42 +201,30 @@ def _allowed(fpir: float | None, count: int) -> float:
     return fpir
 
 
-class BestFit(NamedTuple):
-    """Probability of a guess, the threshold for it, and the errors that it makes."""
-
-    sigmoid: Sigmoid
-    threshold: float
-    accepted: np.ndarray  # (A,) bool, which images of absent labels get a label, see `threshold_for`
-    missed: np.ndarray  # (P,) bool, which images of present labels do not get their own
-
-
 def fit_of(trials: Trials, fpir: float, similarity: str, size: int = 1) -> Fit:
-    """Return the probability, its threshold and the rates of decisions on groups of so many images."""
-    best = best_fit(trials, fpir)
-    return Fit(
-        similarity=similarity,
-        size=size,
-        **best.sigmoid._asdict(),
-        threshold=best.threshold,
-        fpir=rate_of(best.accepted, trials.chosen(trials.absent)),
-        fnir=rate_of(best.missed, trials.chosen(~trials.absent)),
-        guessed=float(trials.right[~trials.absent].mean()),
-    )
+    """Return the probability, its threshold and the rates of decisions on groups of so many images.
 
-
-def best_fit(trials: Trials, fpir: float) -> BestFit:
-    """Fit the probability to margin and score, or to the score alone if that misses fewer images at the same FPIR.
-
+    The probability is fitted to margin and score, or to the score alone if that misses fewer images at the same FPIR.
     Which of them does depends on the gallery, so both are tried.
     """
-    fits: list[BestFit] = []
+    absent, present, fits = trials.chosen(trials.absent), trials.chosen(~trials.absent), list[Fit]()
     for by_score in (False, True):
         sigmoid = trials.fit(by_score=by_score)
         said = sigmoid.of(trials.margins, trials.scores)
-        threshold, accepted = threshold_for(said[trials.absent], trials.chosen(trials.absent), fpir)
+        threshold, accepted = threshold_for(said[trials.absent], absent, fpir)
         missed = ~(trials.right & (said >= threshold))[~trials.absent]
-        fits.append(BestFit(sigmoid, threshold, accepted, missed))
-    return min(fits, key=lambda fit: float(fit.missed.mean()))
+        fits.append(
+            Fit(
+                similarity=similarity,
+                size=size,
+                **sigmoid._asdict(),
+                threshold=threshold,
+                fpir=rate_of(accepted, absent),
+                fnir=rate_of(missed, present),
+                guessed=float(present.right.mean()),
+            )
+        )
+    return min(fits, key=lambda fit: fit.fnir.rate)
 
 
 def threshold_for(values: np.ndarray, trials: Trials, fpir: float) -> tuple[float, np.ndarray]:
@@ -255,9 +233,6 @@ def threshold_for(values: np.ndarray, trials: Trials, fpir: float) -> tuple[floa
     A threshold that this share of these images reaches would be too low, because it is fitted to them: 0.057 of others
     reached it with 20 labels where 0.05 was asked for. So each label meets the threshold that the others choose,
     without the images whose guess is this label, for the largest share that leads to ``fpir``.
-
-    Args:
-        trials: decisions on the M images, whose labels are absent.
 
     Returns:
         The threshold, and which images reach that of the others, (M,) bool. They are more than asked for if the highest

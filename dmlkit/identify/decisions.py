@@ -140,17 +140,10 @@ class Decider:
         """
         if points.ndim == 3:
             return self._on_groups(points, own, absent, numbers)
-        return self._by_pictures(points, own, absent, near, numbers)
-
-    def _by_pictures(
-        self, points: Tensor, own: np.ndarray | None, absent: bool, near: Neighbors | None, numbers: Tensor | None
-    ) -> list[Decision]:
-        """Search among more and more neighbors, until there is one with another label."""
-        found: dict[int, Decision] = {}
-        remaining, size = list(range(len(points))), len(self.codes)
-        length = self.length
+        found, remaining = dict[int, Decision](), list(range(len(points)))
+        length, size = self.length, len(self.codes)
         units, single = self.codes if absent else self.groups, len(self.sizes) - absent == 1
-        while remaining:
+        while remaining:  # among more and more neighbors, until there is one with another label
             owners = None if own is None else own[remaining]
             asked = None if numbers is None else numbers[remaining]
             near = near or self._search(points[remaining], length, owners, units, asked)

@@ -172,9 +172,7 @@ def check_leaks(
 ) -> None:
     """Embed all images with a run's model, and add the near-duplicates in two splits to findings.
 
-    Args:
-        findings: findings to extend; a pair is an error, or a note for a published benchmark.
-        is_published: whether the images are a published benchmark, whose splits are fixed.
+    A pair is an error, or a note for a published benchmark, whose splits are fixed.
     """
     ranks = start_ranks(device)
     trained = load_model(RunFolder(run), ranks)
@@ -186,18 +184,15 @@ def check_leaks(
         ones, others = ((splits == split).nonzero()[:, 0] for split in (one, other))
         if not len(ones) or not len(others):
             continue
-        lines = list(_leaks(images, ones, others, threshold))
+        pairs = near_pairs(images.manifold, images.points[ones], images.points[others], threshold)
+        lines = [
+            f"near-duplicate in two splits, {alike:.4f}: {images.paths[int(first)]}, {images.paths[int(second)]}"
+            for first, second, alike in zip(ones[pairs.first], others[pairs.second], pairs.similarities, strict=True)
+        ]
         verdict = ("note" if is_published else "fault") if lines else "ok"
         (findings.notes if is_published else findings.faults).extend(lines)
         named = f"{LISTED_SPLITS[one]} and {LISTED_SPLITS[other]}"
         findings.rows.append(Finding(f"near-duplicates in {named}", "0", str(len(lines)), verdict))
-
-
-def _leaks(images: PointsInMemory, ones: Tensor, others: Tensor, threshold: float) -> Iterator[str]:
-    pairs = near_pairs(images.manifold, images.points[ones], images.points[others], threshold)
-    for first, second, similarity in zip(ones[pairs.first], others[pairs.second], pairs.similarities, strict=True):
-        paths = f"{images.paths[int(first)]}, {images.paths[int(second)]}"
-        yield f"near-duplicate in two splits, {similarity:.4f}: {paths}"
 
 
 LEAST_GAP = 1e-6  # relative; float32 similarities of equal images differ by less
@@ -213,13 +208,10 @@ class Proposal(NamedTuple):
 
 
 def propose_threshold(nearest: Tensor) -> Proposal | None:
-    """Return the middle of the largest gap among the upper half of similarities; None if there is no gap.
+    """Return the middle of the largest gap in the upper half of similarities (N,) to the nearest other; None without.
 
     Near-duplicates are far more similar to each other than other images to their nearest one. Gaps in the lower half
     are left out: images that resemble no other make the largest ones.
-
-    Args:
-        nearest: (N,) similarity of each image to the nearest other.
 
     Example:
         >>> propose_threshold(torch.tensor([0.5, 1.0, 0.25, 0.9375, 0.625, 0.0]))

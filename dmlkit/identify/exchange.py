@@ -47,12 +47,7 @@ Writer = Callable[[Listed, Path], str]
 
 
 def writer_of(path: Path, images: Path, boxes: Boxes | None) -> Writer | None:
-    """Return what writes answers on images into a file of another program; None for a table or a document of dmlkit.
-
-    Args:
-        path: file to write.
-        images, boxes: see `dmlkit.identify.identify.identify`.
-    """
+    """Return what writes answers on images into a file of another program; None for a table or a document of dmlkit."""
     listing = images if boxes is None or boxes.source is None else boxes.source
     reader = reader_of(listing)
     title = None if reader is None else reader.title

@@ -16,7 +16,7 @@ from dmlkit.errors import counted, some_of
 from dmlkit.files.csv_table import column_called
 from dmlkit.files.escape import command_word
 from dmlkit.files.image_table import text_column
-from dmlkit.files.labels import label_of
+from dmlkit.files.labels import UNKNOWN, label_of
 from dmlkit.files.where import Where
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.sources import open_queries, path_of
@@ -27,7 +27,6 @@ from dmlkit.identify.answers import (
     Decision,
     Identified,
     Sigmoid,
-    answer_of,
     are_nearest,
     known_labels,
 )
@@ -269,8 +268,13 @@ class Identifier:
             start = rows.stop
 
     def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
-        sigmoid, least = self.probability(size)
-        return answer_of(self.names, decision, sigmoid, self.threshold, least)._replace(known=right, images=size)
+        """Return the answer of a decision; an image with a score or probability that is too low is unknown."""
+        (code, score, margin), (sigmoid, least) = decision, self.probability(size)
+        guess, probability = self.names[code], None if sigmoid is None else sigmoid.at(margin, score)
+        is_low = self.threshold is not None and score < self.threshold
+        is_doubtful = least is not None and (probability or 0) < least
+        label = UNKNOWN if is_low or is_doubtful else guess
+        return Answer(label, guess, probability, score, margin, least, right, size)
 
     def probability(self, size: int) -> tuple[Sigmoid | None, float | None]:
         """Return the probability of guesses on groups of a size, and its minimum if no score decides."""

@@ -26,17 +26,12 @@ WIDE = "body { max-width: none; }\np { max-width: 75rem; }\n"
 PLACEHOLDER = Markup('<div class="gone">no picture</div>')
 
 
-def _finalize(value: object) -> object:
-    """Return what a page shows of a value: texts of strangers' files without control characters."""
-    return printable(value) if type(value) is str else value
-
-
 TEMPLATES = Environment(
     loader=FileSystemLoader(HERE),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
-    finalize=_finalize,
+    finalize=lambda value: printable(value) if type(value) is str else value,  # no control characters of others' files
 )
 TEMPLATES.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
 Block = tuple[str, Any]
@@ -71,14 +66,7 @@ class Shelf:
 
 
 def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[Shelf], *, rows: str = "queries") -> int:
-    """Write a page of shelves.
-
-    Args:
-        shelves: rows, of which the first `MOST` are shown.
-
-    Returns:
-        Number of pictures that are placeholders, because their images are missing.
-    """
+    """Write a page of the first `MOST` shelves, and return how many of its pictures are missing."""
     listed = list(islice(shelves, MOST + 1))
     blocks: list[Block] = [("text", note) for note in notes]
     blocks += [("shelf", shelf) for shelf in listed[:MOST]]
@@ -97,14 +85,13 @@ def write_blocks(
     script: str = "",
     data: Any = None,
 ) -> int:
-    """Write a page atomically; it loads nothing, and runs no script except the given one, which its policy allows.
+    """Write a page atomically, and return how many of its pictures are placeholders, because their images are missing.
+
+    The page loads nothing, and runs no script except the given one, which its policy allows.
 
     Args:
         sections: more blocks by their anchors and headings.
         style: CSS in addition to that of every page.
-
-    Returns:
-        Number of pictures that are placeholders, because their images are missing.
     """
     style = (HERE / "page.css").read_text(encoding="utf-8") + style
     scripts = f"script-src {_hash_of(script)}; " if script else ""

@@ -93,9 +93,8 @@ class Trials(NamedTuple):
 
     def reliability(self, *, by_score: bool = False) -> Reliability:
         """Compare probabilities of fits to other classes with what was right; both kinds have the same weight."""
-        return measure_reliability(
-            self.held_out_probabilities(by_score=by_score), self.right, self.absent, self.classes
-        )
+        probabilities = self.held_out_probabilities(by_score=by_score)
+        return measure_reliability(probabilities, self.right, self.absent, self.classes)
 
 
 class Strangers(NamedTuple):

@@ -32,9 +32,6 @@ from dmlkit.vectors.points import PointItem, PointSet, PointsInMemory, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 RESCORED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
-RERANKED = "re-ranking looks at the gallery as a whole, and at no other query"
-
-
 Method = Literal["index", "exact"] | Rerank
 """How neighbors are found, see `search`."""
 
@@ -71,13 +68,12 @@ def search(
     second = LocalMatches.of(searched) if isinstance(method, str) else None
     asked = open_queries(queries, searched, boxes=boxes, local=isinstance(method, str), model=model, bar=bar)
     reranked = reranked_gallery(searched, method, bar) if isinstance(method, Rerank) else None
-    exact = method == "exact"
-    if second is None:
-        return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
-    numbers = second.ask(asked, model, bar=bar)
-    base, own = searcher_of(searched, exact=exact), torch.arange(len(searched))
-    rescored = RescoredSearch(base, searched, second.rescorer, own)
-    return nearest(searched, asked, k, exact=exact, rescored=rescored, numbers=numbers, bar=bar)
+    exact, rescored, numbers = method == "exact", None, None
+    if second is not None:
+        numbers = second.ask(asked, model, bar=bar)
+        base, own = searcher_of(searched, exact=exact), torch.arange(len(searched))
+        rescored = RescoredSearch(base, searched, second.rescorer, own)
+    return nearest(searched, asked, k, exact=exact, reranked=reranked, rescored=rescored, numbers=numbers, bar=bar)
 
 
 def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) -> PointSet:
@@ -111,14 +107,12 @@ def nearest(
     numbers: Tensor | None = None,
     bar: Bar = no_bar,
 ) -> Answers:
-    """Return the k nearest neighbors of each query; all points if there are fewer.
+    """Return the k nearest neighbors of each query, see `search`.
 
-    Args:
-        rescored: search by a second similarity too, for which the queries' images have the ``numbers`` (Q,).
+    With ``rescored`` the second similarity counts too, for which the queries' images have the ``numbers`` (Q,).
     """
     base = reranked or (rescored.base if rescored else searcher_of(searched, exact=exact))
-    k, start = min(k, len(searched)), 0
-    found: list[Neighbors] = []
+    k, start, found = min(k, len(searched)), 0, list[Neighbors]()
     with bar("searching", len(asked)) as advance:
         for block in asked.blocks(QUERY_ROWS if rescored is None else RESCORED_ROWS):
             own = None if numbers is None else numbers[start : start + len(block)]

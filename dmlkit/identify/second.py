@@ -56,12 +56,7 @@ class LocalMatches:
         return found
 
     def ask(self, asked: PointSet, model: ModelChoice, rows: Tensor | None = None, bar: Bar = no_bar) -> Tensor:
-        """Add the images of queries, and return their numbers.
-
-        Args:
-            asked: points of images that were embedded now, or of a gallery.
-            rows: (M,) the rows of the queries that are wanted. Default: all.
-        """
+        """Add the images of queries, or those in ``rows`` (M,), and return their numbers."""
         chosen, local = torch.arange(len(asked)) if rows is None else rows, self.local
         if not len(chosen):
             return chosen

@@ -55,11 +55,7 @@ class Explanation(Document, frozen=True):
     """Per image, by how much the score falls if each of its patches, row by row, is painted over."""
 
     def strongest(self, most: int) -> list[tuple[int, int, float]]:
-        """Return the pairs of patches that contribute most, the first one the most.
-
-        Returns:
-            The position of the patch in the first image and in the second, row by row, and their contribution.
-        """
+        """Return the pairs of patches that contribute most: their positions, row by row, and the contribution."""
         values = torch.tensor(self.contributions, dtype=torch.float64)
         order = values.flatten().argsort(descending=True, stable=True)[:most]
         pairs = (divmod(position, values.shape[1]) for position in order.tolist())
@@ -70,9 +66,6 @@ def explain(
     path: Path, a: Path, b: Path, *, checkpoint: CheckpointName | None = None, ranks: Ranks | None = None
 ) -> tuple[Explanation, Tensor]:
     """Explain by their patches how similar two images are to the model of a run.
-
-    Args:
-        checkpoint: the checkpoint; by default the best, or the last if there is no best.
 
     Returns:
         The explanation, and the images as the model sees them, (2, 3, S, S) uint8, resized and cropped.
@@ -121,13 +114,7 @@ def painted_falls(
     """Return by how much the similarity of two images falls if a patch is painted over with the image's mean color.
 
     A patch of the last map sees most of the image, so its contribution does not say what the model sees at this place;
-    this does, at the price of a pass per patch.
-
-    Args:
-        images: (2, 3, S, S) uint8, on the device of the model.
-
-    Returns:
-        For each image the fall of each patch, row by row.
+    this does, for the patches of each image (2, 3, S, S) uint8, row by row, at the price of a pass per patch.
     """
     wholes, manifold = model(images).double(), model.manifold
     score = manifold.paired_similarity(wholes[:1], wholes[1:])
@@ -263,10 +250,7 @@ def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> Generator[N
     def others(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (maps, *inputs[1:])
 
-    def other(*_: object) -> Tensor:
-        return maps
-
-    handle = module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(other)
+    handle = module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(lambda *_: maps)
     try:
         yield
     finally:

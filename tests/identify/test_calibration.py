@@ -15,7 +15,7 @@ from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify.calibrated import Identification
-from dmlkit.identify.calibration import best_fit, calibrate_gallery, rate_of, threshold_for
+from dmlkit.identify.calibration import calibrate_gallery, fit_of, rate_of, threshold_for
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.identify import identify
 from dmlkit.identify.probability import Trials, are_repeated, fit_sigmoid
@@ -156,12 +156,12 @@ def test_the_margin_is_left_out_where_it_misleads():
     for margins, scores, is_left_out in ((bad, good, True), (good, bad, False)):
         labels = np.arange(400) % 40
         trials = Trials(margins, scores, ~absent, absent, labels, labels)
-        fit = best_fit(trials, 0.05)
+        fit = fit_of(trials, 0.05, "cosine")
         said = fit.sigmoid.of(margins, scores)
         assert fit.threshold == threshold_for(said[absent], trials.chosen(absent), 0.05)[0]
-        assert fit.missed.mean() == (said[~absent] < fit.threshold).mean() < 0.25
+        assert fit.fnir.rate == (said[~absent] < fit.threshold).mean() < 0.25
         if not is_left_out:
-            assert fit.sigmoid.margin_slope > 0
+            assert fit.margin_slope > 0
 
 
 def drawn_trials(generator: np.random.Generator, labels: int) -> Trials:
@@ -183,11 +183,10 @@ def test_the_intervals_hold_the_rates_of_other_labels():
     generator, held = np.random.default_rng(0), np.zeros(2)
     for _ in range(200):
         trials, new = drawn_trials(generator, 20), drawn_trials(generator, 20)
-        fit = best_fit(trials, 0.05)
+        fit = fit_of(trials, 0.05, "cosine")
         accepted = fit.sigmoid.of(new.margins, new.scores) >= fit.threshold
         errors = accepted[new.absent], ~(new.right & accepted)[~new.absent]
-        for kind, own in enumerate((fit.accepted, fit.missed)):
-            interval = rate_of(own, trials.chosen(trials.absent == (kind == 0))).interval
+        for kind, interval in enumerate((fit.fpir.interval, fit.fnir.interval)):
             assert interval is not None
             held[kind] += interval[0] <= errors[kind].mean() <= interval[1]
     assert held.min() >= 180
@@ -197,7 +196,7 @@ def test_other_labels_reach_the_threshold_no_more_often_than_was_asked_for():
     """A threshold that 0.1 of the images of 10 labels reach is reached by 0.113 of others, 3.5 standard errors more."""
     generator, rates = np.random.default_rng(1), list[float]()
     for _ in range(400):
-        fit, new = best_fit(drawn_trials(generator, 10), 0.1), drawn_trials(generator, 20)
+        fit, new = fit_of(drawn_trials(generator, 10), 0.1, "cosine"), drawn_trials(generator, 20)
         rates.append(float((fit.sigmoid.of(new.margins, new.scores) >= fit.threshold)[new.absent].mean()))
     assert 0.09 < np.mean(rates) < 0.1 + 2 * np.std(rates) / 20
 
