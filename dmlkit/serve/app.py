@@ -357,18 +357,16 @@ async def picture(
 
 
 def make_app(service: Service, access: Access) -> FastAPI:
-    """Return the application that answers requests on a service."""
+    """Return the application that answers requests on a service, and the page, its documentation and its metrics.
+
+    Every error is answered with a status and ``{"error": MESSAGE}``, and never with a traceback.
+    """
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None)
     app.state.served = Served(service, access)
     app.include_router(api, dependencies=[] if access.token is None else [Depends(BEARER)])
-    _report_errors(app)
-    _add_pages(app)
     app.add_middleware(Guard, access=access)
-    return app
-
-
-def _report_errors(app: FastAPI) -> None:
-    """Answer every error with a status and ``{"error": MESSAGE}``, and never with a traceback."""
+    app.mount("/page", StaticFiles(directory=str(PAGE)), name="page")
+    app.mount("/swagger", StaticFiles(directory=str(SWAGGER)), name="swagger")
 
     def answer(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
         return JSONResponse({"error": printable(message)}, status, headers)
@@ -390,12 +388,6 @@ def _report_errors(app: FastAPI) -> None:
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
 
-
-def _add_pages(app: FastAPI) -> None:
-    """Add the page, the documentation of the interface, the health check and the metrics."""
-    app.mount("/page", StaticFiles(directory=str(PAGE)), name="page")
-    app.mount("/swagger", StaticFiles(directory=str(SWAGGER)), name="swagger")
-
     @app.get("/", include_in_schema=False)
     @app.get("/docs", include_in_schema=False)
     async def page(request: Request) -> FileResponse:
@@ -412,14 +404,14 @@ def _add_pages(app: FastAPI) -> None:
         server.size.set(len(server.service.snapshot.points))
         return PlainTextResponse(generate_latest(server.registry))
 
+    return app
+
 
 def explained(service: Service, images: Dataset) -> dict[str, Any]:
     """Explain the similarity of two images to the model of a server.
 
-    Returns:
-        ``similarity`` and ``score``; ``grid``, rows and columns of patches; ``images`` as the model sees them, JPEGs in
-        base64; ``heat``, per image by how much the score falls without each patch, row by row; ``pairs`` of patches,
-        their positions ``a`` and ``b`` and ``contribution``, the largest first.
+    ``grid``: rows and columns of patches; ``images``: as the model sees them; ``heat``: per image by how much the score
+    falls without each patch, row by row; ``pairs``: those that contribute most.
     """
     trained = service.embedder.trained
     if trained.fusion is not None:

@@ -17,15 +17,7 @@ Image = str | Path | bytes
 
 
 class Client:
-    """Connection to a server.
-
-    Args:
-        url: address that ``dmlkit serve`` prints.
-        token: token of the server, if it has one.
-        timeout: seconds to wait for an answer.
-
-    Raises:
-        UserError: the address is not one of HTTP.
+    """Connection to a server at the address that ``dmlkit serve`` prints; ``timeout``: seconds to wait for an answer.
 
     Example:
         >>> Client("http://127.0.0.1:1").info()

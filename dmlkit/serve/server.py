@@ -38,8 +38,8 @@ def run_server(
     """Serve a source until the process gets SIGINT or SIGTERM; requests that are running then have `GRACE` seconds.
 
     Args:
-        port: port; 0 takes a free one.
-        workers: number of processes; the processors are divided among them, unless ``OMP_NUM_THREADS`` is set.
+        port: 0 takes a free one.
+        workers: number of processes, among which the processors are divided unless ``OMP_NUM_THREADS`` is set.
         started: called with the address and the number of images when the server listens.
     """
     host, token = access.host, access.token

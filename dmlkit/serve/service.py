@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -70,10 +69,7 @@ class Snapshot:
 
     def __init__(self, opened: PointSet, stamp: object) -> None:
         loaded, gallery = in_memory(opened), gallery_of(opened)
-        self.points = SearchedOften(
-            **{one.name: getattr(loaded, one.name) for one in fields(PointsInMemory)},
-            ids=gallery.ids if gallery else range(len(loaded)),
-        )
+        self.points = SearchedOften(**vars(loaded), ids=gallery.ids if gallery else range(len(loaded)))
         assert loaded.manifest is not None
         self.manifest, self.version = loaded.manifest, gallery.version if gallery else None
         index = gallery.approximate if gallery else None
