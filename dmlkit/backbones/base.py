@@ -146,11 +146,7 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
         return [parameter for name, parameter in self.named_parameters() if name not in self.frozen_names]
 
     def tuned_blocks(self) -> list[list[nn.Parameter]]:
-        """Return the `tuned_parameters` per block, from the last block to the first, then those before all blocks.
-
-        Raises:
-            UserError: the backbone is not divided into blocks.
-        """
+        """Return the `tuned_parameters` per block, from the last block to the first, then those before all blocks."""
         blocks = [{id(parameter) for parameter in block.parameters()} for block in reversed(self.blocks())]
         rest = {id(parameter) for parameter in self.parameters()}.difference(*blocks)
         tuned = self.tuned_parameters()

@@ -174,11 +174,7 @@ def without_password(address: str) -> str:
 
 
 def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
-    """Write a table with the columns ``id path label vector`` in one commit.
-
-    Args:
-        to: a folder for the database, or an address that LanceDB supports, such as ``s3://``.
-    """
+    """Write a table ``id path label vector`` in one commit, to a folder or an address of LanceDB such as ``s3://``."""
     import pyarrow as pa
 
     os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of its own defaults
@@ -230,9 +226,8 @@ MOST_HALVED = 4000  # the same in float16
 def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
     """Write a table with the columns ``id path label vector`` and an HNSW index in one transaction; return notes on it.
 
-    Args:
-        to: a ``postgresql://`` address. Parts that it omits, including the password, are read by libpq from the PG*
-            environment variables and from ~/.pgpass.
+    Parts that the ``postgresql://`` address omits, including the password, are read by libpq from the PG* environment
+    variables and from ~/.pgpass.
     """
     if not to.target.startswith(("postgresql://", "postgres://")):
         raise UserError("--format pgvector: expected --output postgresql://USER@HOST/DATABASE")
@@ -292,10 +287,8 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
     """Write a collection of points with the payload ``path label``, behind an alias that is set after all points.
 
     A search therefore sees the complete collection or the previous one. The next export removes collections that a
-    killed export left.
-
-    Args:
-        to: a folder for Qdrant's local mode, or the URL of a server, whose key is read from QDRANT_API_KEY.
+    killed export left. The target is a folder for Qdrant's local mode, or the URL of a server, whose key is read from
+    QDRANT_API_KEY.
     """
     try:
         from qdrant_client import QdrantClient

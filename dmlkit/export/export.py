@@ -60,8 +60,7 @@ def export_to_store(
 ) -> tuple[Destination, list[str]]:
     """Write embeddings with their ids, paths and labels as a table, atomically; return it with notes about it.
 
-    Args:
-        target: a folder, or the address of a server. Default: a folder named after the format in the source.
+    The target is a folder, or the address of a server; by default a folder in the source, named after the format.
     """
     folder.check_points()  # nothing is written if a point is invalid
     write = {"lancedb": write_lancedb, "qdrant": write_qdrant, "pgvector": write_pgvector}
@@ -97,9 +96,7 @@ def export(
         format: one of `ModelFormat`, `EmbeddingFormat` or `StoreFormat`.
         output: the file to write (a folder for hub, tensorboard, lancedb and qdrant), or the address of a store.
             Default: a name in the source.
-        table: name of the table in a store, see `export_to_store`.
-        model: which model of a run, and in what form.
-        bar: shows the rows that are written to a store.
+        table: name of the table in a store.
     """
     _check_options(source, format, model, {"--table": table, "--overwrite": overwrite})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder

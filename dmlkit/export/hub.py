@@ -45,15 +45,10 @@ from dmlkit.vectors.trained import TrainedModel, describe, merged_recipe, withou
 
 
 class CardFigures(BaseModel, frozen=True, extra="ignore"):
-    """Metrics of test classes, as `dmlkit eval` or training has written them into the run.
-
-    Args:
-        intervals: 95 % interval over classes by name; None for too few classes.
-        queries, classes: numbers of queries and of their classes, where known.
-    """
+    """Metrics of test classes, as `dmlkit eval` or training has written them into the run."""
 
     metrics: dict[str, float]
-    intervals: dict[str, tuple[float, float] | None] = {}
+    intervals: dict[str, tuple[float, float] | None] = {}  # of 95 % over classes; None for too few
     queries: int | None = None
     classes: int | None = None
     question: dict[str, Any] = {}
@@ -268,16 +263,10 @@ OUTPUT = ".out_proj"  # of torch's attention
 
 
 def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> str:
-    """Write the low-rank updates of a backbone into a folder, and return why not if that is not possible.
+    """Write the low-rank updates of a backbone into a folder, and return why not if that is not possible, else "".
 
     A layer whose output is not a sum of its own and that of the update, as peft computes it, is stored whole: a
     convolution with groups or dilation, torch's attention, and other classes.
-
-    Args:
-        config: the backbone of the run, whose tuning is `LoRAConfig`.
-
-    Returns:
-        The reason why there is no adapter; empty if it is written.
     """
     if not isinstance(config, Timm.Config | Torchvision.Config):
         return f"peft adapts networks of timm and torchvision; this backbone is {config.name}"

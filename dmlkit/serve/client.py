@@ -83,24 +83,21 @@ class Client:
         except HTTPError as error:
             text = error.read().decode(errors="replace")
             known = text.startswith("{") and json.loads(text).get("error")
-            raise UserError(
-                f"{self.url}: {known or f'status {error.code}; is this a server of dmlkit serve?'}"
-            ) from None
+            reason = known or f"status {error.code}; is this a server of dmlkit serve?"
         except URLError as error:
+            reason = f"no server answers: {error.reason}"
             if isinstance(error.reason, BrokenPipeError | ConnectionResetError):
-                raise UserError(
-                    f"{self.url}: the server ended the connection while {len(data or b'') / 1e6:.0f} MB were sent; it "
-                    "takes at most 64 MB: send fewer or smaller images"
-                ) from None
-            raise UserError(f"{self.url}: no server answers: {error.reason}") from None
+                reason = (
+                    f"the server ended the connection while {len(data or b'') / 1e6:.0f} MB were sent; it takes at "
+                    "most 64 MB: send fewer or smaller images"
+                )
         except TimeoutError:  # the connection was accepted, and no answer came
-            raise UserError(f"{self.url}: no answer within {self.timeout:g} s") from None
+            reason = f"no answer within {self.timeout:g} s"
         except (OSError, HTTPException):
-            raise UserError(
-                f"{self.url}: the connection ended before the answer; is the server still running?"
-            ) from None
+            reason = "the connection ended before the answer; is the server still running?"
         except ValueError:
-            raise UserError(f"{self.url}: the answer is not JSON; is this a server of dmlkit serve?") from None
+            reason = "the answer is not JSON; is this a server of dmlkit serve?"
+        raise UserError(f"{self.url}: {reason}")
 
 
 def _body(images: Sequence[Image]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.record import ProtocolName
 from dmlkit.training.progress import Progress
 from dmlkit.training.train import train
-from dmlkit.vectors.in_memory import embed_dataset
+from dmlkit.vectors.in_memory import Embeddings, embed_dataset
 from dmlkit.vectors.trained import load_model
 
 StartModel = Callable[[str, Recipe], Progress]
@@ -51,11 +51,8 @@ def run_once(name: ProtocolName, recipe: Recipe, folder: Path, ranks: Ranks, pro
     ``reality_check`` (Musgrave et al., ECCV 2020): the last half of the sorted classes is the test set. The first half
     is divided into 4 contiguous folds. Each of 4 models with 128 dimensions validates on one fold, by MAP@R, and trains
     on the others. ``separated`` is the mean of the 4 models. ``concatenated`` is their 512-dimensional concatenation:
-    the embeddings of each model are normalized, then the result is, and cosines are compared.
-
-    Args:
-        recipe: recipe to train; the Reality Check sets its split, dimension and metrics.
-        folder: folder of the run, or of ``fold-F/`` of each model.
+    the embeddings of each model are normalized, then the result is, and cosines are compared. The protocol sets the
+    recipe's split, dimension and metrics; the models are in ``fold-F/`` of the folder.
     """
     if name == "official":
         return _trained(recipe, folder, ranks, progress)
@@ -106,17 +103,15 @@ def _trained(recipe: Recipe, folder: Path, ranks: Ranks, progress: StartModel) -
 
 
 def _concatenated(folds: Sequence[Path], ranks: Ranks) -> dict[str, float]:
-    points: list[Tensor] = []
-    labels: list[Tensor] = []
+    parts: list[Embeddings] = []
     for path in folds:
         trained = load_model(RunFolder(path), ranks, "best")
         recipe = trained.recipe
         images = recipe.dataset.build("test")
-        embeddings = embed_dataset(ranks, trained.model, images, recipe.transform, workers=recipe.training.workers)
-        refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
-        points.append(embeddings.points)
-        labels.append(embeddings.labels)
-    return retrieval_metrics(concatenate(points).to(ranks.device), labels[0], metrics=METRICS)
+        parts.append(embed_dataset(ranks, trained.model, images, recipe.transform, workers=recipe.training.workers))
+        refuse_faults(parts[-1].faults, recipe.dataset.on_bad_image)
+    points = concatenate([part.points for part in parts])
+    return retrieval_metrics(points.to(ranks.device), parts[0].labels, metrics=METRICS)
 
 
 def concatenate(points: Sequence[Tensor]) -> Tensor:

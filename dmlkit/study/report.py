@@ -38,13 +38,8 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
     """Write the results of studies as one document: a Markdown page with plots, or tables for LaTeX.
 
     In an existing page only the block of an earlier report is replaced; the text around it does not change. A file for
-    LaTeX is replaced whole.
-
-    Args:
-        paper: report only the statements of this paper, and the variants that they name.
-
-    Returns:
-        The folders that are not in the report because they have no statement of the paper.
+    LaTeX is replaced whole. With ``paper`` only its statements are reported, and the variants that they name; the
+    folders of studies without any are returned.
     """
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
@@ -322,9 +317,7 @@ def plot_study(results: StudyResults, path: Path, *, metrics: tuple[str, ...] | 
 
     A bar marks the network before training where it lies among the runs. For a swept numeric key a curve with a band is
     drawn over its values. The axis of the figures does not start at 0, so means are drawn as points and not as bars.
-
-    Args:
-        metrics: metrics to draw, each as wide as a column. Default: all metrics of the study.
+    By default all metrics of the study are drawn, each as wide as a column.
     """
     names, metrics = list(results.variants), metrics or results.metrics
     height = 62.0 if results.axis else 16 + 5.5 * len(names)

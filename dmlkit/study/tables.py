@@ -201,11 +201,7 @@ def write_tables(studies: Mapping[str, StudyResults], path: Path, arguments: str
 
 
 def study_tables(name: str, results: StudyResults) -> list[str]:
-    """Return a table of variants and metrics, and one of the verdicts if the study has statements.
-
-    Args:
-        name: name of the study, for the labels ``tab:NAME`` and ``tab:NAME-verdicts``.
-    """
+    """Return a table of variants and metrics, ``tab:NAME``, and of the verdicts, if any, ``tab:NAME-verdicts``."""
     label, claim = re.sub(r"[^A-Za-z0-9.:_-]", "-", name), latex(results.claim)
     counts = sorted({len(variant.runs) for variant in results.variants.values()})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])

@@ -52,11 +52,7 @@ class StudyProgress(Protocol):
 
 
 class BudgetUsedError(Exception):
-    """The time budget is used up; every run stopped after a checkpoint.
-
-    Args:
-        results: results of the complete runs; None if no variant has one.
-    """
+    """The time budget is used up; every run stopped after a checkpoint. The results are of the complete ones."""
 
     def __init__(self, results: StudyResults | None) -> None:
         super().__init__("budget used up")
