@@ -123,10 +123,8 @@ class _Reader:
         name = str(folder.relative_to(self.folder))
         folds = [folder / f"fold-{fold}" for fold in range(self.models)]
         models = [RunFolder(path) for path in (folds if self.models > 1 else [folder])]
-        epochs, scores, seconds = zip(
-            *(_progress(run, self._training(variant)["select_by"]) for run in models), strict=True
-        )
-        known = [score for score in scores if score is not None]
+        far = [_progress(run, self._training(variant)["select_by"]) for run in models]
+        scores = [score for _, score, _ in far if score is not None]
         state: State = "waiting"
         if all(run.summary_path.exists() for run in models):
             state = "done"
@@ -142,9 +140,9 @@ class _Reader:
             seed,
             folder=name,
             state=state,
-            epochs=sum(epochs),
-            score=fmean(known) if known else None,
-            seconds=round(sum(seconds), 1),
+            epochs=sum(epochs for epochs, _, _ in far),
+            score=fmean(scores) if scores else None,
+            seconds=round(sum(seconds for _, _, seconds in far), 1),
             reason=self.failed[name] if state == "failed" else None,
         )
 

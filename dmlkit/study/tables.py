@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from pathlib import Path
 
 from dmlkit.evaluation.compare import p_text
@@ -133,9 +134,8 @@ def mean_rows(results: StudyResults) -> Rows:
 def variant_rows(results: StudyResults) -> Rows:
     """Return one row per variant: every metric, its difference from the reference, and additional results."""
     variants = results.variants.values()
-    extra = {"last": _last} if any(variant.last for variant in variants) else {}
-    if any(variant.pretrained is not None for variant in variants):
-        extra["pretrained"] = _pretrained
+    is_known = any(variant.last for variant in variants), any(variant.pretrained is not None for variant in variants)
+    extra = dict(compress({"last": _last, "pretrained": _pretrained}.items(), is_known))
     head = [cell for name in results.metrics for cell in (name, f"minus {results.reference}", *extra)]
     rows = [["variant", *head]]
     for name, variant in results.variants.items():
