@@ -1,6 +1,6 @@
 """Export of the model of a run, or of a folder of embeddings, by the name of the format."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os.path import commonpath
@@ -182,7 +182,7 @@ def data_of(folder: EmbeddingFolder) -> list[Path]:
     return [root for root in roots if not Path.cwd().is_relative_to(root)]
 
 
-def _check_options(source: Path, export_format: str, model: WantedModel, options: Mapping[str, object]) -> None:
+def _check_options(source: Path, export_format: str, model: WantedModel, options: dict[str, object]) -> None:
     """Check that a source can be exported in a format with the given options; empty ones are not checked."""
     keys = {"--input": model.takes, "--dims": model.dims, "--precision": model.precision, "--license": model.license}
     for name in (name for name, value in (options | keys).items() if value):

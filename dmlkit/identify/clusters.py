@@ -129,20 +129,32 @@ def cluster(
     """
     method = clustering_method(clusters, threshold, method)
     _check_sizes(collection, clusters, threshold, method)
+    manifold, points = collection.manifold, collection.points
     if method == "kmeans":
         assert clusters is not None
-        found = frechet_kmeans(collection.manifold, collection.points, clusters, advance=advance)
-    elif threshold is not None and method == "agglomerative":
-        found = _complete(collection, threshold, advance)
+        return Clusters(collection, _by_size(frechet_kmeans(manifold, points, clusters, advance=advance)))
+    if threshold is not None and method == "agglomerative":
+        pairs = near_pairs(manifold, points, None, threshold, advance=advance)
+        assigned = torch.arange(len(collection))
+        for rows in complete_groups(pairs, len(collection)):
+            assigned[rows] = rows[0]
+        return Clusters(collection, _by_size(assigned))
+    neighbors = neighbors_of(manifold, points, min(NEIGHBORS, len(collection) - 1), advance=advance)
+    graph, origin = connected_graph(manifold, points, neighbors)
+    if clusters is not None:
+        from sklearn.cluster import AgglomerativeClustering
+
+        model: Any = AgglomerativeClustering(clusters, connectivity=graph, linkage="ward")
+        assigned = model.fit_predict(manifold.to_features(points).detach().double().numpy())
     else:
-        k = min(NEIGHBORS, len(collection) - 1)
-        neighbors = neighbors_of(collection.manifold, collection.points, k, advance=advance)
-        graph, origin = connected_graph(collection.manifold, collection.points, neighbors)
-        if clusters is not None:
-            found = _ward(collection, graph, clusters)
-        else:
-            found = _hdbscan(graph, 0.0 if threshold is None else origin - threshold)
-    return Clusters(collection, _by_size(found))
+        from sklearn.cluster import HDBSCAN
+
+        radius = 0.0 if threshold is None else origin - threshold
+        model = HDBSCAN(min_cluster_size=SMALLEST, metric="precomputed", cluster_selection_epsilon=radius)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of 1.9: it may change the graph, which nobody reads again
+            assigned = model.fit_predict(graph)
+    return Clusters(collection, _by_size(torch.from_numpy(assigned).long()))
 
 
 def clustering_method(clusters: int | None, threshold: float | None, method: Method | None) -> Method:
@@ -173,31 +185,6 @@ def _check_sizes(collection: PointsInMemory, clusters: int | None, threshold: fl
         )
     if threshold is not None:
         check_reachable(collection.manifold, threshold)
-
-
-def _ward(collection: PointsInMemory, graph: Any, clusters: int) -> Tensor:
-    from sklearn.cluster import AgglomerativeClustering
-
-    features = collection.manifold.to_features(collection.points).detach()
-    model = AgglomerativeClustering(clusters, connectivity=graph, linkage="ward")
-    return torch.from_numpy(model.fit_predict(features.double().numpy())).long()
-
-
-def _complete(collection: PointsInMemory, threshold: float, advance: Callable[[int], None]) -> Tensor:
-    pairs = near_pairs(collection.manifold, collection.points, None, threshold, advance=advance)
-    found = torch.arange(len(collection))
-    for rows in complete_groups(pairs, len(collection)):
-        found[rows] = rows[0]
-    return found
-
-
-def _hdbscan(graph: Any, radius: float) -> Tensor:
-    from sklearn.cluster import HDBSCAN
-
-    model = HDBSCAN(min_cluster_size=SMALLEST, metric="precomputed", cluster_selection_epsilon=radius)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of 1.9: it may change the graph, which nobody reads again
-        return torch.from_numpy(model.fit_predict(graph)).long()
 
 
 def _by_size(found: Tensor) -> Tensor:

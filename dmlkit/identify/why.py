@@ -250,7 +250,10 @@ def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> Generator[N
     def others(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (maps, *inputs[1:])
 
-    handle = module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(lambda *_: maps)
+    def other(*_: object) -> Tensor:
+        return maps
+
+    handle = module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(other)
     try:
         yield
     finally:
