@@ -71,7 +71,8 @@ TRACKERS := build/trackers
 test-trackers: setup  ## Install Ultralytics and BoxMOT into an environment of their own, and run exported models in them
 	$(BIN)/python -m venv $(TRACKERS)
 	$(BIN)/python -c 'import site, sys; print(*site.getsitepackages())' > $$(echo $(TRACKERS)/lib/python*/site-packages)/dmlkit.pth
-	$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --no-deps ultralytics==8.4.190 boxmot==25.0.0 lapx==0.11.1 onnxruntime==1.24.3
+	$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --no-deps ultralytics==8.4.190 boxmot==25.0.0 lapx==0.11.1 onnxruntime==1.24.3 opencv-python-headless==5.0.0.93
+	$(TRACKERS)/bin/python -c 'import ultralytics.trackers.bot_sort, boxmot'  # without them the tests would be skipped
 	$(TRACKERS)/bin/python -m pytest -rs tests/export/test_trackers.py
 
 docs: setup  ## Build the documentation site into site/; fails for broken links and references
