@@ -115,7 +115,10 @@ class TrainingProgress:
         started = perf_counter()
         with image_progress(self.console, what, total) as advance:
             yield advance
-        say(self.console, f"{what}: {total:,} images in {perf_counter() - started:.1f} s")
+        seconds = perf_counter() - started
+        say(self.console, f"{what}: {total:,} images in {seconds:.1f} s")
+        if self.first:  # comes once: no part of the time of the other epochs
+            self.first = self.first[0] + seconds, self.first[1]
         if live:
             live.start()
 

@@ -86,6 +86,7 @@ class State:
     seconds: float = 0.0  # of training and validation, over all sessions
     best: dict[str, Any] | None = None  # epoch and validation metrics of the best checkpoint so far
     skipped: list[str] = field(default_factory=list[str])  # images that could not be read, without duplicates
+    pretrained: str = ""  # fingerprint of the pretrained backbone before the first step, empty for random weights
 
     def note_skipped(self, faults: list[str]) -> None:
         """Record images that could not be read in training or evaluation."""

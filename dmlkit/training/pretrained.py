@@ -1,13 +1,10 @@
-"""The checkpoint ``pretrained``: the backbone before the first step, scored once and stored with the evaluations."""
+"""The checkpoint ``pretrained``: the backbone as it was before the first step, scored once, stored with evaluations."""
 
 import shutil
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.datasets.base import Split
@@ -27,50 +24,54 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment, try_model
 from dmlkit.training.progress import Progress
-from dmlkit.vectors.features import CachedFeatures
-from dmlkit.vectors.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.vectors.features import CachedFeatures, trained_part
+from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.vectors.stored import embed_files
-from dmlkit.vectors.trained import pretrained_model, without_head
+from dmlkit.vectors.trained import TrainedModel, pretrained_model, without_head
 
 _answered: dict[str, Path] = {}  # reports of this process's runs by the key of their question: a study asks it again
 
 
+def pretrained_fingerprint(experiment: Experiment) -> str:
+    """Return the fingerprint of the pretrained backbone of an untrained experiment; empty if its weights are random."""
+    recipe = experiment.recipe
+    return without_head(recipe, experiment.model).fingerprint if recipe.backbone.is_pretrained else ""
+
+
 def score_pretrained(
-    experiment: Experiment, data: TrainingData, run: RunFolder, ranks: Ranks, progress: Progress
+    experiment: Experiment, data: TrainingData, run: RunFolder, ranks: Ranks, progress: Progress, weights: str
 ) -> dict[Split, Figures]:
-    """Score the pretrained backbone before training on validation and test classes.
+    """Score the pretrained backbone, as it was before the first step, on validation and test classes.
 
     The report is that of ``dmlkit eval --checkpoint pretrained``, computed only once; a run that asks the same of the
-    same images as an earlier run of this process copies its answer. The result is empty if the backbone is not
-    pretrained. The caller's random number generator is not changed.
+    same images as an earlier run of this process copies its answer. The random number generators are not changed.
+
+    Args:
+        weights: its fingerprint, see `pretrained_fingerprint`. The result is empty if there is none, or if the recipe
+            names other weights by now.
     """
-    recipe, figures = experiment.recipe, dict[Split, Figures]()
+    recipe, is_first, figures = experiment.recipe, ranks.is_global_zero, dict[Split, Figures]()
     datasets: dict[Split, Dataset | None] = {"validation": data.validation, "test": data.test}
-    for split, dataset in datasets.items() if recipe.backbone.is_pretrained else ():
+    alone: TrainedModel | None = None
+    for split, dataset in datasets.items() if weights else ():
         if dataset is None:
             continue
         path = run.evaluations / f"{split}-pretrained.json"
-        question = Question.of(recipe, without_head(recipe, experiment.model).fingerprint, "pretrained", split)
-        started = run.checkpoint_path("last").exists()
+        question = Question.of(recipe, weights, "pretrained", split)
         images = dataset.dataset if isinstance(dataset, CachedFeatures) else dataset
-        is_first = ranks.is_global_zero
-        stored = stored_figures(path, question, images, started=started) if is_first else None
-        if is_first and stored is None:
-            stored = _copied(_answered.get(question.key()), path, question, images)
+        stored = None
+        if is_first:
+            earlier = _answered.get(question.key())
+            stored = stored_figures(path, question, images) or _copied(earlier, path, question, images)
         stored = ranks.broadcast(stored)
         if stored is None:
-            with progress.images(f"pretrained, {split}", len(dataset)) as advance, torch.random.fork_rng(devices=[]):
-
-                def bar(what: str, total: int, advance: Any = advance) -> Any:
-                    return nullcontext(advance) if what == EMBEDDING else no_bar(what, total)
-
-                alone = without_head(recipe, data.model.to(ranks.device))
-                if isinstance(dataset, CachedFeatures) or recipe.backbone.name != "timm":
-                    evaluation = evaluate(ranks, alone.model, dataset, recipe, split=split, bar=bar)
-                else:  # ``dmlkit start`` has points of the same photos
-                    alone = replace(alone, run=RunFolder(Path(f"{MODEL}{recipe.backbone.model_dump()['model']}")))
-                    embeddings = embed_files(alone, ranks, dataset, f"the {split} split", bar)
-                    evaluation = score_split(ranks, alone, embeddings, dataset, split=split, bar=bar)
+            alone = alone or pretrained_model(recipe, experiment.train.num_features, ranks, merged=False)
+            if alone.fingerprint != weights:
+                if is_first:
+                    warn(f"{run.path}: backbone.weights names other weights than before the first step; not scored")
+                return {}
+            with progress.images(f"pretrained, {split}", len(dataset)) as advance:
+                evaluation = _evaluate_alone(alone, recipe, dataset, ranks, split, advance)
             report = Report.of(evaluation, str(run.path), split, epoch=0, question=question)
             if is_first:
                 report = report.with_files(images, known="")  # the contents too: other commands compare them
@@ -79,6 +80,23 @@ def score_pretrained(
         figures[split] = stored
         _answered[question.key()] = path
     return figures
+
+
+def _evaluate_alone(
+    alone: TrainedModel, recipe: Recipe, dataset: Dataset, ranks: Ranks, split: Split, advance: Advance
+) -> Evaluation:
+    """Evaluate the checkpoint ``pretrained`` of a recipe on images, or on the stored features of its frozen layers."""
+
+    def bar(what: str, total: int) -> AbstractContextManager[Advance]:
+        return nullcontext(advance) if what == EMBEDDING else no_bar(what, total)
+
+    if isinstance(dataset, CachedFeatures):
+        part = trained_part(recipe, alone.model).to(ranks.device).eval()
+        return evaluate(ranks, part, dataset, recipe, split=split, bar=bar)
+    if recipe.backbone.name == "timm":  # ``dmlkit start`` has points of the same photos
+        alone = replace(alone, run=RunFolder(Path(f"{MODEL}{recipe.backbone.model_dump()['model']}")))
+    embeddings = embed_files(alone, ranks, dataset, f"the {split} split", bar)
+    return score_split(ranks, alone, embeddings, dataset, split=split, bar=bar)
 
 
 def _copied(earlier: Path | None, path: Path, question: Question, images: Dataset) -> Figures | None:
@@ -92,12 +110,9 @@ def _copied(earlier: Path | None, path: Path, question: Question, images: Datase
     return stored
 
 
-def stored_figures(path: Path, question: Question, dataset: Dataset, *, started: bool = False) -> Figures | None:
-    """Read the stored figures for the same question and images; a run that has started keeps its initial weights."""
+def stored_figures(path: Path, question: Question, dataset: Dataset) -> Figures | None:
+    """Read the stored figures for the same question and images."""
     try:
-        if started and path.exists():
-            asked = Report.read(path).question
-            question = question.model_copy(update={"weights": asked.weights if asked else question.weights})
         figures = stored_answer(path, question)
         if figures and not are_same_files(dataset, figures.report.files, figures.report.contents):
             raise UserError(f"{path}: photos have changed since")

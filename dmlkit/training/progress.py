@@ -40,7 +40,7 @@ class Progress(Protocol):
         """Report a finished epoch, whose checkpoint is on the disk, by its row of ``metrics.jsonl``."""
 
     def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
-        """Return a context around a pass over images before training; call its value with the number of images done."""
+        """Return a context around a pass without training; call its value with the number of images that are done."""
         ...
 
 

@@ -1,8 +1,9 @@
 """Training in one visible loop, which can stop after any step and resumes to bit-identical weights."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache, partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from dmlkit.training.data import (
     training_data,
 )
 from dmlkit.training.experiment import Experiment, assemble
-from dmlkit.training.pretrained import score_pretrained
+from dmlkit.training.pretrained import pretrained_fingerprint, score_pretrained
 from dmlkit.training.progress import Progress, Silent, mirror_to_loggers
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
 from dmlkit.vectors.trained import files_of_run
@@ -126,9 +127,9 @@ def _train(
     try:
         data = training_data(experiment, jobs, run, ranks, progress)
         teach(experiment, ranks, progress)
-        pretrained = score_pretrained(experiment, data, run, ranks, progress)
-        state = fit(experiment, data, run, ranks, progress, resume)
-        summary = summarize(experiment, data, run, ranks, state, pretrained)
+        score = cache(partial(score_pretrained, experiment, data, run, ranks, progress))
+        state = fit(experiment, data, run, ranks, progress, resume, score)
+        summary = summarize(experiment, data, run, ranks, state, score(state.pretrained))
         remove_maps(recipe, run, ranks)
         return summary
     except (RuntimeError, MemoryError) as error:
@@ -162,9 +163,19 @@ def _what_ended(error: Exception, ranks: Ranks) -> str:
 
 
 def fit(
-    experiment: Experiment, data: TrainingData, run: RunFolder, ranks: Ranks, progress: Progress, resume: bool
+    experiment: Experiment,
+    data: TrainingData,
+    run: RunFolder,
+    ranks: Ranks,
+    progress: Progress,
+    resume: bool,
+    score: Callable[[str], object],
 ) -> State:
-    """Run the training loop. On return the last checkpoint has the final weights."""
+    """Run the training loop. On return the last checkpoint has the final weights.
+
+    ``score`` scores the pretrained backbone when it is first called: after the first epoch, so that nobody waits for it
+    before the first step, and an image that cannot be read is reported before the others.
+    """
     recipe, settings = experiment.recipe, experiment.recipe.training
     _move_model(experiment, ranks)
     objective = experiment.objective.to(ranks.device)
@@ -235,6 +246,7 @@ def fit(
             progress.epoch(row)
             if stop_requested(ranks) and state.epoch < settings.trained_epochs:
                 raise TrainingStoppedError(f"stopped after epoch {state.epoch}")
+            score(state.pretrained)
     ranks.barrier()  # all checkpoints are on the disk
     return state
 
@@ -264,6 +276,7 @@ def _compiles(device: torch.device) -> bool:
 def _first_state(experiment: Experiment, run: RunFolder, ranks: Ranks, resume: bool) -> State:
     """Return the state of the last checkpoint, or of a new run; rows of metrics after it are removed."""
     state = restore(experiment, run, ranks) if resume else State()
+    state.pretrained = state.pretrained or pretrained_fingerprint(experiment)
     if ranks.is_global_zero:
         run.keep_metrics(state.epoch)
     return state

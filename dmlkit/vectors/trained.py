@@ -189,7 +189,7 @@ def pretrained_model(recipe: Recipe, num_features: int | None, ranks: Ranks, *, 
         merged: add low-rank updates, which are zero, to the weights.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)  # as in training
+        torch.default_generator.manual_seed(recipe.seed)  # as in training; a GPU that trains keeps its state
         model = build_model(recipe, num_features)
     if merged:
         model.backbone.merge()

@@ -55,6 +55,20 @@ def test_the_line_has_epoch_speed_time_left_loss_and_the_best_so_far(monkeypatch
     assert "validation" not in written and written.count("\n") <= 1 and written.endswith("\x1b[2K")  # it is erased
 
 
+def test_a_pass_that_comes_once_does_not_count_for_the_time_left(monkeypatch: pytest.MonkeyPatch):
+    """Half an epoch takes 10 s, and the pretrained network 300 s after the first."""
+    clock = [0.0]
+    monkeypatch.setattr(progress_module, "perf_counter", lambda: clock[0])
+    progress = TrainingProgress(Console(file=io.StringIO()), 3)
+    for half in range(1, 5):
+        clock[0] += 10
+        progress.step(epoch=(half - 1) // 2, progress=0.5 + 0.5 * (half % 2 == 0), loss=1.0, images=16)
+        if half == 2:
+            with progress.images("pretrained, test", 8):
+                clock[0] += 300
+    assert progress.left == pytest.approx(20)
+
+
 def test_the_line_is_never_wider_than_the_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, width=40)
     progress = TrainingProgress(console, 200, "r_precision", (150, 0.5))

@@ -99,7 +99,7 @@ def test_what_is_no_checkpoint_of_the_run_is_told_t5(dmlkit, run: Path, edit, ex
         ("b/checkpoints/best.pt", "best", "this is a checkpoint of another run (seed: was 4, now 3)"),
         ("c/checkpoints/best.pt", "best", "this is a checkpoint of another run (manifold.name: was euclidean"),
         ("b/checkpoints/last.pt", "last", "this is a checkpoint of another run (seed: was 4, now 3)"),
-        ("a/checkpoints/best.pt", "last", "this checkpoint lacks step, loss_sums, seconds, best, skipped"),
+        ("a/checkpoints/best.pt", "last", "this checkpoint lacks step, loss_sums, seconds, best, skipped, pretrained"),
     ],
 )
 def test_a_checkpoint_in_the_place_of_another_is_told_t5(dmlkit, runs: Path, run: Path, other, name, expected):

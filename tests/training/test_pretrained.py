@@ -25,6 +25,7 @@ from dmlkit.training.progress import Silent
 from dmlkit.training.summary import final_recipe, plot_curves, seconds_per_epoch
 from dmlkit.training.train import train
 from dmlkit.vectors.embedder import load
+from dmlkit.vectors.stored import embed_files
 from tests.conftest import TINY_RECIPE, Killed
 from tests.datasets import trees
 from tests.metrics import naive
@@ -119,7 +120,8 @@ def test_a_run_tells_what_its_backbone_could_do_before_training(dmlkit, recipe: 
     chosen = summary_of(run).chosen.test
     assert f"map@r on test: {chosen['map@r']:.3f} after training, {pretrained.test['map@r']:.3f} before: " in result.out
     assert "GB of memory" in result.out
-    assert result.out.startswith("pretrained, validation: 18 images in ")
+    order = ["epoch 1/2", "pretrained, validation: 18 images in ", "pretrained, test: 36 images in ", "epoch 2/2"]
+    assert sorted(order, key=result.out.index) == order
 
 
 def test_a_run_of_the_same_process_copies_the_figures_of_an_earlier_one(dmlkit, recipe: Path, tmp_path: Path):
@@ -164,31 +166,49 @@ def test_without_validation_classes_the_test_classes_are_told(dmlkit, recipe: Pa
     }
 
 
-def stop_before_training(monkeypatch: pytest.MonkeyPatch, dmlkit, *words: object):
-    """Train, but end where the first step would come."""
+def killed(*_: Any, **__: Any):
+    raise Killed
 
-    def end(*_: Any, **__: Any):
-        raise Killed
 
+def second_killed(alone: Any, ranks: Any, dataset: Any, source: str, bar: Any) -> Any:
+    return killed() if source == "the test split" else embed_files(alone, ranks, dataset, source, bar)
+
+
+TRAINING = sys.modules[train.__module__]
+PLACES = {  # of a kill: what ends there, and how many files of figures there are
+    "before the first step": (TRAINING, "fit", killed, 0),
+    "after the first epoch": (TRAINING, "score_pretrained", killed, 0),
+    "between validation and test": (pretrained_module, "embed_files", second_killed, 2),
+    "after the last epoch": (TRAINING, "summarize", killed, 4),
+}
+
+
+def kill(place: str, monkeypatch: pytest.MonkeyPatch, dmlkit, *words: object):
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules[train.__module__], "fit", end)
+        patch.setattr(*PLACES[place][:2], PLACES[place][2])
         with pytest.raises(Killed):
             dmlkit("train", *words)
 
 
-def test_a_run_that_goes_on_scores_nothing_again_and_ends_with_the_same_bits(dmlkit, recipe, tmp_path, monkeypatch):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_killed_anywhere_is_scored_once_and_ends_with_the_same_bits(dmlkit, recipe, tmp_path, monkeypatch, place):
+    whole, run = tmp_path / "whole", tmp_path / "killed"
     augmented = (*CPU, "--set", "transform={name: imagenet, size: 16, resize: 16}")
-    assert dmlkit("train", recipe, "-o", whole, *augmented).code == 0
-    stop_before_training(monkeypatch, dmlkit, recipe, "-o", killed, *augmented)
-    stamps = {path.name: path.stat().st_mtime_ns for path in (killed / "evaluations").iterdir()}
-    assert len(stamps) == 4 and not (killed / "checkpoints" / "last.pt").exists()
+    kill(place, monkeypatch, dmlkit, recipe, "-o", run, *augmented)
+    stamps = {path: path.stat().st_mtime_ns for path in run.glob("evaluations/*")}
+    assert len(stamps) == PLACES[place][3] and (run / "checkpoints/last.pt").exists() == (
+        place != "before the first step"
+    )
     for _ in range(2):  # the second time everything is done
-        assert dmlkit("train", recipe, "-o", killed, *augmented, "--resume").code == 0
-        assert {path.name: path.stat().st_mtime_ns for path in (killed / "evaluations").iterdir()} == stamps
-        for kept, expected in zip(of_checkpoint(killed), of_checkpoint(whole), strict=True):
-            assert torch.equal(kept, expected)
-        assert summary_of(killed).pretrained == summary_of(whole).pretrained
+        assert dmlkit("train", recipe, "-o", run, *augmented, "--resume").code == 0
+        after = {path: path.stat().st_mtime_ns for path in run.glob("evaluations/*")}
+        assert len(after) == 4 and after | stamps == after
+        stamps = after
+    pretrained_module._answered.clear()
+    assert dmlkit("train", recipe, "-o", whole, *augmented).code == 0
+    for kept, expected in zip(of_checkpoint(run), of_checkpoint(whole), strict=True):
+        assert torch.equal(kept, expected)
+    assert summary_of(run).pretrained == summary_of(whole).pretrained
 
 
 def of_checkpoint(run: Path) -> list[torch.Tensor]:
@@ -197,25 +217,45 @@ def of_checkpoint(run: Path) -> list[torch.Tensor]:
 
 
 def test_scoring_leaves_training_as_it_is(dmlkit, recipe: Path, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(sys.modules[train.__module__], "score_pretrained", lambda *_: {})
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    assert dmlkit("train", recipe, "-o", tmp_path / "scored", *CPU).code == 0
+    assert seeds == [3]  # of the training alone: a GPU's random numbers go on where they were
+    monkeypatch.setattr(TRAINING, "score_pretrained", lambda *_: {})
     assert dmlkit("train", recipe, "-o", tmp_path / "bare", *CPU).code == 0
     for scored, bare in zip(of_checkpoint(run), of_checkpoint(tmp_path / "bare"), strict=True):
         assert torch.equal(scored, bare)
 
 
-def test_other_weights_are_scored_again_until_the_first_checkpoint_and_never_later(dmlkit, own, tmp_path, monkeypatch):
-    (recipe, weights), run = own, tmp_path / "run"
-    stop_before_training(monkeypatch, dmlkit, recipe, "-o", run, *CPU)
-    first = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
+def test_other_weights_than_before_the_first_step_are_never_scored(dmlkit, own, tmp_path, monkeypatch, caplog):
+    (recipe, weights), run, other = own, tmp_path / "run", tmp_path / "other"
+    kill("before the first step", monkeypatch, dmlkit, recipe, "-o", run, *CPU)
     torch.save({name: tensor + 0.01 for name, tensor in loaded(weights).state_dict().items()}, weights)
-    assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
-    second = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
-    assert first["question"]["weights"] != second["question"]["weights"]
+    assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0  # from its first step
     pretrained = summary_of(run).pretrained
     assert pretrained and pretrained.test == pytest.approx(by_hand(loaded(weights), recipe, "test"), abs=1e-4)
+    kill("after the first epoch", monkeypatch, dmlkit, recipe, "-o", other, *CPU)
     torch.save({name: tensor + 0.02 for name, tensor in loaded(weights).state_dict().items()}, weights)
     assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
-    assert summary_of(run).pretrained == pretrained
+    assert summary_of(run).pretrained == pretrained and caplog.text == ""
+    pretrained_module._answered.clear()  # otherwise the figures of the first run are copied
+    assert dmlkit("train", recipe, "-o", other, *CPU, "--resume").code == 0
+    assert summary_of(other).pretrained is None and not (other / "evaluations").exists()
+    assert caplog.text.count(f"{other}: backbone.weights names other weights than before the first step") == 1
+
+
+def test_a_test_photo_that_cannot_be_read_is_reported_after_the_first_epoch(dmlkit, recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trees.photos(Path("photos"), (f"{label}/{index}.png" for label in range(6) for index in range(3)))
+    whole = Path("photos/5/1.png").read_bytes()
+    Path("photos/5/1.png").write_bytes(whole[: len(whole) // 2])
+    changes = ["dataset={name: folder, root: photos, validation_fraction: 0}", "sampler={name: random, batch_size: 8}"]
+    words = ["train", recipe, "-o", "run", *CPU, *(word for change in changes for word in ("--set", change))]
+    words += ["--set", "transform={name: plain, size: 16}"]
+    dmlkit(*words).refused("photos/5/1.png: ")
+    assert len(RunFolder(Path("run")).read_metrics()) == 1
+    Path("photos/5/1.png").write_bytes(whole)
+    assert SCORED in dmlkit(*words, "--resume").ok().out
 
 
 @pytest.mark.parametrize(("end", "text"), [("json", "{}"), ("npz", ""), ("npz", "gone")])
