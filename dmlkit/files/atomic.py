@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from uuid import uuid4
 
 try:
@@ -43,13 +43,13 @@ def atomic_write(path: Path) -> Generator[Path]:
         _remove_abandoned(folder, name)
         partial, lock = _begin(folder, name)
         try:
-            with lock:
-                yield partial
-                with partial.open("rb+") as file:
-                    os.fsync(file.fileno())
-                partial.replace(path)
+            yield partial
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+            os.close(lock)
 
 
 @contextmanager
@@ -72,9 +72,7 @@ def atomic_folder(path: Path) -> Generator[Path]:
     name = path.name[:NAME]
     with _errors_named(path, name):
         _remove_abandoned(path.parent, name)
-        partial = path.parent / f".{name}.{uuid4().hex}.partial"
-        partial.mkdir()
-        lock = _open_folder(partial)
+        partial, lock = _begin(path.parent, name, is_folder=True)
         try:
             yield partial
             for entry in partial.iterdir():
@@ -94,8 +92,7 @@ def atomic_folder(path: Path) -> Generator[Path]:
         finally:
             if partial.exists():  # incomplete, or the earlier folder
                 shutil.rmtree(partial)
-            if lock is not None:
-                os.close(lock)
+            os.close(lock)
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -106,15 +103,6 @@ def exchange(one: Path, other: Path) -> bool:
     if hasattr(library, "renameat2"):
         return library.renameat2(-100, first, -100, second, 2) == 0  # AT_FDCWD, RENAME_EXCHANGE
     return hasattr(library, "renamex_np") and library.renamex_np(first, second, 2) == 0  # RENAME_SWAP
-
-
-def _open_folder(folder: Path) -> int | None:
-    """Open and lock a folder until it is closed or the process ends; None where folders cannot be opened."""
-    if fcntl is None:
-        return None
-    opened = os.open(folder, os.O_RDONLY)
-    _lock(opened, wait=True)
-    return opened
 
 
 @contextmanager
@@ -150,15 +138,17 @@ def _target_name(partial: Path) -> str:
     return partial.name[1:].rsplit(".", 2)[0]
 
 
-def _begin(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
-    """Create a partial; return it with an open file that keeps its lock until it is closed or the process ends."""
+def _begin(folder: Path, name: str, *, is_folder: bool = False) -> tuple[Path, int]:
+    """Create a partial; return it with a descriptor that keeps its lock until it is closed or the process ends."""
     while True:
         partial = folder / f".{name}.{uuid4().hex}.partial"
-        file = partial.open("xb")
-        _lock(file, wait=True)
-        if partial.exists():
-            return partial, file
-        file.close()  # another process removed it as abandoned before it was locked
+        partial.mkdir() if is_folder else partial.touch(exist_ok=False)
+        with suppress(FileNotFoundError):  # another process removed it as abandoned before it was locked
+            lock = os.open(os.devnull if is_folder and fcntl is None else partial, os.O_RDONLY)
+            _lock(lock, wait=True)
+            if partial.exists():
+                return partial, lock
+            os.close(lock)
 
 
 def _remove_abandoned(folder: Path, name: str) -> None:
@@ -174,7 +164,7 @@ def _remove_abandoned(folder: Path, name: str) -> None:
                     os.close(opened)
 
 
-def _lock(file: IO[bytes] | int, *, wait: bool) -> bool:
+def _lock(file: int, *, wait: bool) -> bool:
     """Lock a file and return whether that succeeded; on a file system without locks it never does."""
     if fcntl is None:
         return False

@@ -195,6 +195,14 @@ USUAL = {
 """Usual names of columns that are read by dmlkit's name, in lower case and without ``_``, ``-`` and blanks."""
 
 
+def number_of(text: str) -> float | None:
+    """Return the number that a cell is, perhaps with a decimal comma; None for another text."""
+    try:
+        return float(text.replace(",", "."))
+    except ValueError:
+        return None
+
+
 def key_of(name: str) -> str:
     """Return a column's name as it is compared.
 

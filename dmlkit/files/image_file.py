@@ -148,17 +148,6 @@ def upright_size(path: str | Path) -> tuple[int, int]:
         return (image.height, image.width) if is_turned else image.size
 
 
-def check_image_file(path: Path) -> None:
-    """Raise a `BadImageError` unless a file has the header of an image, before a model is loaded for it."""
-    try:
-        with decoding(path), opened(path):
-            pass
-    except BadImageError as error:
-        if path.suffix.lower() in EXTENSIONS:
-            raise
-        raise BadImageError(f"{error}; expected an image, a folder of images, or a table (.csv or .parquet)") from error
-
-
 def limit_size(path: str | Path, image: Image.Image, max_pixels: int, *, is_whole: bool) -> bool:
     """Let a JPEG of more pixels be decoded at 1/2, 1/4 or 1/8 of its width and height; return whether it will be.
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
-from dmlkit.files.csv_table import column_called, key_of, own_column
+from dmlkit.files.csv_table import column_called, key_of, number_of, own_column
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import BadImageError, decoding, image_files, some_image_files, upright_size
 from dmlkit.files.outputs import BOX, write_table
@@ -215,14 +215,6 @@ SAMPLE = 8  # paths that are looked for
 MOST_FOLDERS = 50  # next to a table, in which its images are looked for
 
 
-class _Way(NamedTuple):
-    """How the paths of a table lead to its images."""
-
-    dropped: int  # folders at the start of a path, as those of another machine
-    folder: str  # in which the images are, next to the table
-    lacks_suffix: bool
-
-
 def with_paths(found: ImageTable) -> ImageTable:
     """Return the table with paths that lead to its images, if none of a sample does as it stands.
 
@@ -241,14 +233,14 @@ def with_paths(found: ImageTable) -> ImageTable:
     way = next((way for name in sample if (way := _way(found.root, name, folders)) is not None), None)
     if way is None:
         return found
-    compute = arrow_compute()
-    changed = compute.replace_substring_regex(distinct, rf"^([^/]*/){{{way.dropped}}}", "") if way.dropped else distinct
-    if way.folder:
-        changed = compute.binary_join_element_wise(way.folder, changed, "/")
+    compute, (dropped, folder, lacks_suffix) = arrow_compute(), way
+    changed = compute.replace_substring_regex(distinct, rf"^([^/]*/){{{dropped}}}", "") if dropped else distinct
+    if folder:
+        changed = compute.binary_join_element_wise(folder, changed, "/")
     if compute.count_distinct(changed).as_py() < len(distinct):  # two images would become one
         return found
     names = changed.to_pylist()
-    if way.lacks_suffix:
+    if lacks_suffix:
         names = _with_suffixes(found, names)
     elif names[rows[0]] != sample[0]:
         found.notes.append(f"{found.file}: paths are read as below {found.root}, {sample[0]!r} as {names[rows[0]]!r}")
@@ -267,8 +259,13 @@ def _folders(root: Path) -> list[str]:
         return []
 
 
-def _way(root: Path, name: str, folders: Sequence[str]) -> _Way | None:
-    """Return how a path leads to an image below a root: with the fewest folders dropped; None if it does not."""
+def _way(root: Path, name: str, folders: Sequence[str]) -> tuple[int, str, bool] | None:
+    """Return how a path leads to an image below a root; None if it does not.
+
+    Returns:
+        The number of folders to drop from its start, the fewest; the folder below the root that it is in; and whether
+        it lacks the suffix.
+    """
     parts = name.replace("\\", "/").split("/")
     for dropped in range(len(parts)):
         end = "/".join(parts[dropped:])
@@ -277,9 +274,9 @@ def _way(root: Path, name: str, folders: Sequence[str]) -> _Way | None:
         for folder in folders:
             place = root / folder / end
             if os.path.isfile(place) and place.suffix.lower() in EXTENSIONS:  # noqa: PTH113
-                return _Way(dropped, folder, False)
+                return dropped, folder, False
             if any(image.rpartition(".")[0] == place.name for image in image_names(place.parent)):
-                return _Way(dropped, folder, True)
+                return dropped, folder, True
     return None
 
 
@@ -359,9 +356,10 @@ def known_columns(
         if [names[place] for place in column.places] != [name]
     ]
     if boxes is not None:
-        columns |= dict(zip(BOX, boxes.columns, strict=True))
-        taken += boxes.taken
-        places |= {*boxes.places}
+        (own, sides), source = boxes
+        columns |= dict(zip(BOX, sides, strict=True))
+        taken += [source] if source else []
+        places |= {*own}
     others = [name for place, name in enumerate(names) if place not in places and name and name not in OWN]
     if prints_columns:
         _say(table, where, taken, others)
@@ -516,16 +514,13 @@ def _names(table: Any, where: str) -> list[str]:
         raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
 
 
-class _Boxes(NamedTuple):
-    columns: list[Any]  # left, top, right and bottom
-    places: list[int]  # of the columns that they are read from
-    taken: list[str]  # what they are read from, if it is not the columns `BOX`
-
-
-def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -> _Boxes | None:
+def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -> tuple[_Column, str] | None:
     """Return the boxes of a table, by the first of the ways in which columns may have them; None if it has none.
 
     An empty name of ``bbox`` or of a side leaves all out.
+
+    Returns:
+        The left, top, right and bottom; and what they are read from, empty for the columns `BOX`.
     """
     own = {name: named[name] for name in (*BOX, "bbox") if name in named}
     if not all(own.values()):
@@ -537,16 +532,15 @@ def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -
     for ways, with_sides in ((SIDES, list[Any]), (SIZED, _with_far_sides), (CENTERED, _with_sides_around)):
         for way in ways:
             if all(side in places for side in way):
-                found = [names[places[side]] for side in way]
-                sides = [numbers(table, places[side], where) for side in way]
-                taken = [] if way == BOX else [f"boxes from {', '.join(map(repr, found))}"]
-                own = [places[side] for side in way]
-                return _Boxes(with_sides(sides), own, taken)
+                own_places = [places[side] for side in way]
+                sides = with_sides([numbers(table, place, where) for place in own_places])
+                taken = f"boxes from {', '.join(repr(names[place]) for place in own_places)}"
+                return _Column(own_places, sides), "" if way == BOX else taken
     for name in WHOLE:
         if name in own or name in keys:
             place = places[name] if name in own else keys.index(name)
             sides = _with_far_sides(_whole_boxes(table.column(place), f"{where}: column {names[place]!r}"))
-            return _Boxes(sides, [place], [f"boxes from {names[place]!r} as left, top, width, height"])
+            return _Column([place], sides), f"boxes from {names[place]!r} as left, top, width, height"
     for way in SIDES:
         given = [names[places[side]] for side in way if side in places]
         if len(given) > (way != BOX):  # a single "left" or "top" may be anything
@@ -689,15 +683,10 @@ class SightingCells(NamedTuple):
         latitude, longitude = (degrees_of(getattr(self, column), column, where) for column in LIMITS)
         if isnan(latitude) != isnan(longitude):
             raise UserError(f"{where}: got one of latitude and longitude; expected both, or two empty cells")
-        days_of(self.time, where)
+        time_of(self.time, where)
 
 
 UNKNOWN_SIGHTING = SightingCells()
-
-
-def has_sightings(table: ImageTable) -> bool:
-    """Return whether a table has the columns of places."""
-    return all(column in table.table.column_names for column in LIMITS)
 
 
 def sighting_cells(found: ImageTable) -> list[SightingCells]:
@@ -728,12 +717,8 @@ def degrees_of(cell: str | None, column: str, where: str) -> float:
     """
     if cell is None:
         return nan
-    limit = LIMITS[column]
-    try:
-        value = float(cell.strip().replace(",", "."))
-    except ValueError:
-        value = nan
-    if not -limit <= value <= limit:
+    limit, value = LIMITS[column], number_of(cell)
+    if value is None or not -limit <= value <= limit:
         raise UserError(f"{where}: {column}: got {cell[:50]!r}, expected degrees from {-limit} to {limit}")
     return value
 
@@ -741,18 +726,13 @@ def degrees_of(cell: str | None, column: str, where: str) -> float:
 COLONS = r"^(\d{4}):(\d\d):(\d\d)(?=\D|$)"  # of a date as EXIF has it
 
 
-def days_of(cell: str | None, where: str) -> float:
-    """Return days since 1970; nan for an empty cell. A time without a zone is of UTC.
+def in_days(time: datetime | None) -> float:
+    """Return days since 1970; nan for None. A time without a zone is of UTC.
 
     Example:
-        >>> days_of("1970-01-02T12:00", "birds.csv: 1.jpg"), days_of("1970:01:02 06:00:00", "birds.csv: 2.jpg")
+        >>> in_days(time_of("1970-01-02T12:00", "birds.csv: 1.jpg")), in_days(time_of("1970:01:02 06:00:00", ""))
         (1.5, 1.25)
     """
-    return in_days(time_of(cell, where))
-
-
-def in_days(time: datetime | None) -> float:
-    """Return days since 1970, see `days_of`."""
     return nan if time is None else (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() / SECONDS
 
 

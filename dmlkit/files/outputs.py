@@ -135,16 +135,22 @@ def write_table(
     path: Path,
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
-    *,
+    *boxes: Sequence[Sequence[float] | None],
     is_data: bool = False,
     keeps_old: bool = False,
 ) -> None:
     """Write a CSV table atomically; text that a spreadsheet would compute gets an apostrophe, which readers remove.
 
     Args:
+        boxes: for each of the one or two images of a row, the boxes of all rows; None for a full image. They are the
+            last columns, if some image has one.
         is_data: whether the table is one of images and labels, for dmlkit and other programs, and gets none.
         keeps_old: whether a table of other content that is replaced, perhaps edited by hand, is kept as ``NAME.old``.
     """
+    if any(any(of_image) for of_image in boxes):
+        sides = ([side for box in row for side in (box[:4] if box else [""] * 4)] for row in zip(*boxes, strict=True))
+        rows = ([*row, *own] for row, own in zip(rows, sides, strict=True))
+        columns = (*columns, *(*BOX, *OTHER_BOX)[: 4 * len(boxes)])
     with writing(path), atomic_write(path) as partial:
         with partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
@@ -153,23 +159,3 @@ def write_table(
             writer.writerows([escape(str(cell)) for cell in row] for row in rows)
         if keeps_old and path.is_file() and path.read_bytes() != partial.read_bytes():
             copyfile(path, path.with_name(f"{path.name}.old"))
-
-
-def write_boxed_table(
-    path: Path,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *boxes: Sequence[Sequence[float] | None],
-    **options: bool,
-) -> None:
-    """Write a CSV table, whose last columns are the boxes of the images of each row, if some have one.
-
-    Args:
-        path, columns, rows, options: see `write_table`.
-        boxes: for each of the one or two images of a row, the boxes of all rows; None for a full image.
-    """
-    if any(any(of_image) for of_image in boxes):
-        sides = ([side for box in row for side in (box[:4] if box else [""] * 4)] for row in zip(*boxes, strict=True))
-        rows = ([*row, *own] for row, own in zip(rows, sides, strict=True))
-        columns = (*columns, *(*BOX, *OTHER_BOX)[: 4 * len(boxes)])
-    write_table(path, columns, rows, **options)

@@ -209,13 +209,16 @@ require_table = partial(require_path, expected="a table (.csv or .parquet)")
 require_study_file = partial(require_path, expected="a study, e.g. recipes/study/mpa.yaml")
 
 
-def require_review(path: Path) -> None:
-    """Raise a `UserError` unless a folder is a review."""
-    require_path(path, "the folder of a review")
-    if not (path / REVIEW_MARK).is_file():
-        raise UserError(
-            f"{path}: no review here ({REVIEW_MARK} is missing); expected a folder that dmlkit review wrote"
-        )
+def require_written(path: Path, mark: str, by: str) -> None:
+    """Raise a `UserError` unless a folder has the file by which what a command wrote is known."""
+    expected = f"a folder that dmlkit {by} wrote"
+    require_path(path, expected)
+    if not (path / mark).is_file():
+        raise UserError(f"{path}: no {by} here ({mark} is missing); expected {expected}")
+
+
+require_review = partial(require_written, mark=REVIEW_MARK, by="review")
+require_study = partial(require_written, mark=STUDY_MARK, by="study")
 
 
 def require_images(path: Path) -> None:
@@ -238,9 +241,15 @@ def require_some_images(path: Path) -> None:
     if reader_of(path) is not None:
         return
     if path.is_file():
-        from dmlkit.files.image_file import check_image_file
+        from dmlkit.files.image_file import BadImageError, decoding, opened
 
-        check_image_file(path)
+        try:
+            with decoding(path), opened(path):  # its header
+                pass
+        except BadImageError as error:
+            if path.suffix.lower() in EXTENSIONS:
+                raise
+            raise UserError(f"{error}; expected an image, a folder of images, or a table (.csv or .parquet)") from error
     elif path.is_dir():
         names = (Path(name) for _, _, names in os.walk(path, followlinks=True) for name in names)
         if not any(name.suffix.lower() in EXTENSIONS and not name.name.startswith(".") for name in names):
@@ -315,13 +324,6 @@ def require_gallery(path: Path) -> None:
     raise UserError(
         f"{path}: no gallery here ({GALLERY_MARK} is missing); expected a folder that dmlkit gallery create wrote"
     )
-
-
-def require_study(path: Path) -> None:
-    """Raise a `UserError` unless a folder is a study."""
-    require_path(path, "a folder that dmlkit study wrote")
-    if not is_study(path):
-        raise UserError(f"{path}: is not a study ({STUDY_MARK} is missing); expected a folder that dmlkit study wrote")
 
 
 def is_study(path: Path) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dmlkit.errors import UserError, first_line, some_of, warn_once
 from dmlkit.files.arrays import Values, read_array
-from dmlkit.files.csv_table import CsvTable, column_called, csv_start, key_of, read_csv
+from dmlkit.files.csv_table import CsvTable, column_called, csv_start, key_of, number_of, read_csv
 from dmlkit.files.image_table import WHOLE, arrow_compute, check_texts, text_column
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import check_regular, read_text, what_instead
@@ -129,7 +129,8 @@ def holds_vectors(path: Path, *, with_paths: bool = False) -> bool:
             names, row = csv_start(path)
             if _is_headless(names):
                 return True
-            found = [one for one in _numbered(names).values() if row and all(_is_number(row[place]) for place in one)]
+            numbered = _numbered(names).values() if row else ()
+            found = [one for one in numbered if None not in [number_of(row[place]) for place in one]]
         else:
             schema = parquet.read_schema(path) if suffix == ".parquet" else _read_table(path).schema
             names, found = schema.names, _lists_in(schema)
@@ -341,18 +342,10 @@ def _numbered(names: Sequence[str]) -> dict[str, list[int]]:
     }
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace(",", "."))
-    except ValueError:
-        return False
-    return True
-
-
 def _is_headless(names: Sequence[str]) -> bool:
     """Return whether the first row of a CSV table is a vector, perhaps with a label before or after it."""
-    numbers = [_is_number(name) for name in names]
-    return sum(numbers) >= max(2, len(names) - 1) and not _numbered(names)
+    texts = sum(number_of(name) is None for name in names)
+    return len(names) - texts >= max(2, len(names) - 1) and not _numbered(names)
 
 
 def _csv_vectors(path: Path) -> tuple[Values, Any]:
@@ -361,7 +354,7 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
     is_headless = _is_headless(table.names)
     if is_headless:
         head = table.delimiter.join(table.names)
-        names = [f"e{place}" if _is_number(cell) else "label" for place, cell in enumerate(table.names)]
+        names = ["label" if number_of(cell) is None else f"e{place}" for place, cell in enumerate(table.names)]
         table = CsvTable(path, f"{head}\n".encode() + table.body, table.delimiter, names, table.is_padded, 1)
         places = [place for place, name in enumerate(names) if name != "label"]
     else:
@@ -369,7 +362,8 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
         first = next(table.rows(), None)
         if first is None:
             raise UserError(f"{path} has no rows; expected at least one vector")
-        found = {name: one for name, one in found.items() if all(_is_number(first[1][table.names[at]]) for at in one)}
+        cells = {name: [number_of(first[1][table.names[at]]) for at in one] for name, one in found.items()}
+        found = {name: one for name, one in found.items() if None not in cells[name]}
         name = _vectors_among([*found], path, table.names, f"{FEWEST} or more columns of numbers, e0, e1, e2, ...")
         places = found[name]
     cells = table.table(numbers=places)

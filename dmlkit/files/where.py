@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmlkit.errors import UserError, counted, some_of, warn_once
-from dmlkit.files.csv_table import own_column
+from dmlkit.files.csv_table import number_of, own_column
 from dmlkit.files.escape import excerpt
 from dmlkit.files.labels import label_of
 
@@ -31,12 +31,12 @@ class Condition(NamedTuple):
             return label_of(cell) in self.values
         if cell is None or not cell.strip():
             return False
-        text, ends = cell.strip(), [end for end in (self.low, self.high) if end]
-        if not all(map(_is_number, ends)) or re.match(r"\d{4}-\d\d", text):  # a date, perhaps of a year
+        text, low, high = cell.strip(), number_of(self.low or "-inf"), number_of(self.high or "inf")
+        if low is None or high is None or re.match(r"\d{4}-\d\d", text):  # a date, perhaps of a year
             return (not self.low or text >= self.low) and (not self.high or text[: len(self.high)] <= self.high)
-        if not _is_number(text):
+        if (number := number_of(text)) is None:
             raise UserError(f"{where}: column {self.column!r} has {excerpt(repr(cell))}; expected numbers")
-        return all(float(low) <= float(high) for low, high in ((self.low, text), (text, self.high)) if low and high)
+        return low <= number <= high
 
 
 class Where(NamedTuple):
@@ -128,11 +128,3 @@ def _condition(part: str, text: str) -> Condition:
     return (
         Condition(column, None, low.strip(), high.strip()) if dots else Condition(column, frozenset([label_of(value)]))
     )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

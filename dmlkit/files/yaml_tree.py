@@ -184,17 +184,10 @@ def _place(node: yaml.Node, source: str, has_lines: bool) -> str:
 
 
 def _scalar(node: yaml.Node, where: str) -> Any:
-    text: str = node.value
-    kind = node.tag.rpartition(":")[2]
-    match kind:
-        case "str":
-            return text
-        case "null":
-            return None
-        case "bool":
-            return text.lower() == "true"
-        case _:
-            return _number(text, kind, where)
+    text, kind = str(node.value), node.tag.rpartition(":")[2]
+    if kind in ("int", "float"):
+        return _number(text, kind, where)
+    return {"str": text, "null": None, "bool": text.lower() == "true"}[kind]
 
 
 def _number(text: str, kind: str, where: str) -> int | float:

@@ -10,14 +10,7 @@ from typing import Any
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box, decoding
-from dmlkit.files.image_table import (
-    BOX,
-    LABEL,
-    UNKNOWN_SIGHTING,
-    SightingCells,
-    has_sightings,
-    sighting_cells,
-)
+from dmlkit.files.image_table import BOX, LABEL, LIMITS, UNKNOWN_SIGHTING, SightingCells, sighting_cells
 from dmlkit.files.labels import stated_label
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.files.regular import check_regular
@@ -76,7 +69,7 @@ def images_of(
     if listed is not None:
         table = listed.table.table
         others = {name: table[name] for name in table.column_names if name not in OWN}
-        sightings = sighting_cells(listed.table) if has_sightings(listed.table) else sightings
+        sightings = sighting_cells(listed.table) if LIMITS.keys() <= {*table.column_names} else sightings
     cells = row_texts(cells_of(others), len(images))
     found = [
         LabelledImage(os.path.abspath(path), name, images.box(row), seen, text)  # noqa: PTH100 - links are not followed

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError, counted
-from dmlkit.files.outputs import write_boxed_table
+from dmlkit.files.outputs import write_table
 from dmlkit.identify.duplicates import picture_of
 from dmlkit.identify.page import Shelf
 from dmlkit.manifolds.base import Manifold, frechet_mean
@@ -95,7 +95,7 @@ class Clusters:
         listed += [("", row, 0) for row in (self.assignments == NOISE).nonzero()[:, 0].tolist()]
         rows = ((number, paths[row], labels[row] or "", is_medoid) for number, row, is_medoid in listed)
         columns = ("cluster", "path", "label", "is_medoid")
-        write_boxed_table(path, columns, rows, [self.collection.boxes[row] for _, row, _ in listed])
+        write_table(path, columns, rows, [self.collection.boxes[row] for _, row, _ in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""

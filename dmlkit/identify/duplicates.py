@@ -13,7 +13,7 @@ from torch import Tensor
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import write_boxed_table
+from dmlkit.files.outputs import write_table
 from dmlkit.gallery.sources import check_same_model, embedded_points
 from dmlkit.identify.page import Picture, Shelf
 from dmlkit.loading.check import Finding, Findings
@@ -77,7 +77,7 @@ class DuplicateGroups:
         listed = [(number, row) for number, group in enumerate(self.groups, start=1) for row in group.tolist()]
         rows = ((number, paths[row], labels[row] or "", f"{float(least[row]):.9g}") for number, row in listed)
         columns = ("group", "path", "label", "least_similarity")
-        write_boxed_table(path, columns, rows, [self.collection.boxes[row] for _, row in listed])
+        write_table(path, columns, rows, [self.collection.boxes[row] for _, row in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per group."""
@@ -120,7 +120,7 @@ class Matches:
             (ours.paths[one], ours.labels[one] or "", theirs.paths[other], theirs.labels[other] or "", f"{alike:.9g}")
             for one, other, alike in zip(*(column.tolist() for column in self.pairs), strict=True)
         )
-        write_boxed_table(path, columns, rows, *boxes)
+        write_table(path, columns, rows, *boxes)
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per image of the first source with near-duplicates, the most similar first."""

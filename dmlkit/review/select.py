@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import write_boxed_table
+from dmlkit.files.outputs import write_table
 from dmlkit.gallery.sources import check_same_model
 from dmlkit.identify.answers import Decision
 from dmlkit.identify.decisions import BLOCK_ROWS, Decider
@@ -53,7 +53,7 @@ class ChosenImages:
             numbers = ("" if one[name] is None else f"{one[name]:.9g}" for name in ("similarity", "margin", "score"))
             rows.append([one["path"], "", one["guess"] or "", *numbers])
         columns = ("path", "label", "guess", "similarity", "margin", "score")
-        write_boxed_table(path, columns, rows, [one["box"] for one in chosen], is_data=True, keeps_old=True)
+        write_table(path, columns, rows, [one["box"] for one in chosen], is_data=True, keeps_old=True)
 
     def chosen(self) -> Iterator[dict[str, Any]]:
         """Yield path, box, guess, similarity, margin and score of each chosen image, None where there is none."""

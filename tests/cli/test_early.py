@@ -28,7 +28,7 @@ NO_DATA = (
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
 ONE_RUN = "has embeddings of one run; create a gallery of both with dmlkit gallery create RUN IMAGES --with run"
 NO_SECOND, REMOVE = "applies to a run or a gallery", "remove this option"
-NO_STUDY = "is not a study (study.json is missing); expected a folder that dmlkit study wrote"
+NO_STUDY = "no study here (study.json is missing); expected a folder that dmlkit study wrote"
 NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
 COMMANDS = """
 import json, os, sys

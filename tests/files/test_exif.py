@@ -17,7 +17,7 @@ from dmlkit.evaluation.by_value import column_table, dated, read_column
 from dmlkit.files import exif
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_file import Box
-from dmlkit.files.image_table import UNKNOWN_SIGHTING, days_of
+from dmlkit.files.image_table import UNKNOWN_SIGHTING, in_days, time_of
 from dmlkit.loading.check import dataset_at
 from tests.datasets import trees
 
@@ -39,7 +39,7 @@ def test_time_and_place_of_a_photo(suffix: str, tmp_path: Path):
     path = photo(tmp_path / f"a{suffix}", {ORIGINAL: "2026:05:31 14:30:00", FRACTION: "25", ZONE: "+02:00"}, PLACE)
     (seen,) = exif_sightings([str(path)])
     assert seen.time == "2026-05-31T14:30:00.25+02:00"
-    assert isclose(days_of(seen.time, ""), days_of("2026-05-31T12:30:00.25", ""))
+    assert isclose(in_days(time_of(seen.time, "")), in_days(time_of("2026-05-31T12:30:00.25", "")))
     assert seen.latitude is not None and isclose(float(seen.latitude), 47.51)
     assert seen.longitude is not None and isclose(float(seen.longitude), -8.25)
 
@@ -97,7 +97,7 @@ def test_random_bytes_in_a_header_are_no_traceback(tmp_path: Path):
         paths.append(str(tmp_path / f"{number}.jpg"))
         Path(paths[-1]).write_bytes(changed)
     for seen in exif_sightings(paths):
-        days_of(seen.time, "a photo")
+        time_of(seen.time, "a photo")
         seen.check("a photo")
 
 

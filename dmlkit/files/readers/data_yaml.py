@@ -41,7 +41,8 @@ class YoloDatasetReader(Reader):
         absent, empty = set[str](), 0
         for split, images in _folders(file, content):
             folder = _labels_of(images)
-            files = {one.relative_to(images).with_suffix("").as_posix(): one for one in _images(images)}
+            paths = [one for one in sorted(images.rglob("*")) if one.suffix.lower() in EXTENSIONS]
+            files = {one.relative_to(images).with_suffix("").as_posix(): one for one in paths}
             lines = [line for text in text_files(folder) for line in box_lines(folder, text, faults)]
             boxes = yolo_rows(folder, [line for line in lines if line.name in files], faults)
             absent |= {f"{folder / line.name}.txt" for line in lines if line.name not in files}
@@ -92,7 +93,3 @@ def _labels_of(images: Path) -> Path:
     parts = list(images.parts)
     places = [place for place, part in enumerate(parts) if part == "images"]
     return Path(*parts[: places[-1]], "labels", *parts[places[-1] + 1 :]) if places else images
-
-
-def _images(folder: Path) -> Iterator[Path]:
-    return (one for one in sorted(folder.rglob("*")) if one.suffix.lower() in EXTENSIONS)

@@ -63,41 +63,33 @@ def _cell(value: object) -> str | None:
 
 
 class ParquetReader(Reader):
-    """Reader of Parquet files."""
+    """Reader of Parquet and Arrow files, also Feather."""
 
-    title, suffixes = "Parquet", (".parquet",)
+    title, suffixes = "Parquet", (".parquet", ".arrow", ".feather", ".ipc")
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
-        from pyarrow import parquet
 
         try:
             check_regular(path)
-            return ImageTable(parquet.read_table(path), path, path.parent)
+            return ImageTable(_arrow_table(path), path, path.parent)
         except FileNotFoundError:
             raise UserError(f"{path}: no such file") from None
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot read this table: {what_instead(path, first_line(error))}") from error
 
 
-class ArrowReader(Reader):
-    """Reader of Arrow files, also Feather."""
+def _arrow_table(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
 
-    title, suffixes = "Arrow", (".arrow", ".feather", ".ipc")
-
-    def read(self, path: Path) -> ImageTable:
-        import pyarrow as pa
-
-        try:
-            check_regular(path)
-            source: Any = pa.memory_map(str(path))
-            try:
-                table = pa.ipc.open_file(source).read_all()
-            except pa.ArrowInvalid:  # a stream, as the library datasets writes it
-                table = pa.ipc.open_stream(source).read_all()
-            return ImageTable(table, path, path.parent)
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{path}: cannot read this table: {what_instead(path, first_line(error))}") from error
+    if path.suffix.lower() == ".parquet":
+        return parquet.read_table(path)
+    source: Any = pa.memory_map(str(path))
+    try:
+        return pa.ipc.open_file(source).read_all()
+    except pa.ArrowInvalid:  # a stream, as the library datasets writes it
+        return pa.ipc.open_stream(source).read_all()
 
 
 class JsonRowsReader(Reader):
