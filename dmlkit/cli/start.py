@@ -49,6 +49,8 @@ def start(
     device: Device = "auto",
 ) -> None:
     """Measure pretrained models on your photos, and write a first recipe with a comment on each choice."""
+    if quick and (budget is not None or download):
+        raise UserError("--quick measures and times nothing; remove --budget and --download, or --quick")
     if output is None:
         output = Path(f"{photos.resolve().stem}.yaml")
         if output.exists():
@@ -58,13 +60,13 @@ def start(
     from dmlkit.loading.check import dataset_at
     from dmlkit.recipe.start import TUNING_WORDS
     from dmlkit.study.status import parse_duration
-    from dmlkit.training.start import start_with
+    from dmlkit.training.start import start as first_recipe
 
-    seconds = None if budget is None else parse_duration(budget, "--budget")
+    seconds = 0 if quick else None if budget is None else parse_duration(budget, "--budget")
     console, config = Console(), dataset_at(photos, columns=table.columns(), root=table.root)
     print_nesting(config, console)
-    options: dict[str, Any] = {"download": download, "quick": quick, "license_only": license_only}
-    found = start_with(config, budget=seconds, device=device, bar=bars(console), **options)
+    options: dict[str, Any] = {"download": download, "license_only": license_only}
+    found = first_recipe(config, budget=seconds, device=device, bar=bars(console), **options)
     print_survey(found.survey, str(photos), console)
     print_several_labels(config, found.survey, console)
     print_measured(found, console)

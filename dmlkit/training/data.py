@@ -23,14 +23,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
 from dmlkit.training.gradient_checkpointing import recompute_chunks
 from dmlkit.training.progress import Progress
-from dmlkit.vectors.features import (
-    DrawnViews,
-    FeatureJob,
-    feature_job,
-    features_folder,
-    frozen_part,
-    trained_part,
-)
+from dmlkit.vectors.features import DrawnViews, FeatureJob, feature_job, features_folder, frozen_part, trained_part
 from dmlkit.vectors.stored import embed_files
 from dmlkit.vectors.trained import describe, load_model
 
@@ -52,13 +45,13 @@ def feature_jobs(experiment: Experiment, ranks: Ranks, resumed: RunFolder | None
     recipe = experiment.recipe
     if recipe.backbone.tuning.stored() is None or (resumed is not None and _is_finished(recipe, resumed)):
         return {}
-    named: list[tuple[Split, Dataset | None]]
-    named = [("train", experiment.train), ("validation", experiment.validation), ("test", experiment.test)]
+    named: dict[Split, Dataset | None]
+    named = {"train": experiment.train, "validation": experiment.validation, "test": experiment.test}
     whole = views = frozen_part(recipe, experiment.model, ranks.device)
     if recipe.transform is not None and recipe.transform.training_side != recipe.transform.size:
         views = frozen_part(recipe, experiment.model, ranks.device, training=True)
-    parts = {split: views if split == "train" else whole for split, _ in named}
-    return {split: feature_job(dataset, parts[split], split=split) for split, dataset in named if dataset is not None}
+    parts = {split: views if split == "train" else whole for split in named}
+    return {split: feature_job(one, parts[split], split=split) for split, one in named.items() if one is not None}
 
 
 def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> int:

@@ -70,9 +70,9 @@ def epoch_curves(groups: Mapping[str, Sequence[Path]], metric: str | None = None
     metric = metric or RunFolder(first).recipe().training.select_by
     curves: list[EpochCurve] = []
     for name, paths in groups.items():
-        rows = [RunFolder(path).read_metrics() for path in paths]
-        figures = [_figures(path, own, metric) for path, own in zip(paths, rows, strict=True)]
-        losses = [{row.epoch: row.loss for row in own} for own in rows]
+        rows = {path: RunFolder(path).read_metrics() for path in paths}
+        figures = [_figures(path, own, metric) for path, own in rows.items()]
+        losses = [{row.epoch: row.loss for row in own} for own in rows.values()]
         label = shortened(name, LONGEST_NAME) + (f" ({len(paths)} runs)" if len(paths) > 1 else "")
         curves.append(EpochCurve(label, len(paths), EpochBand.of(losses), EpochBand.of(figures)))
     return metric, curves

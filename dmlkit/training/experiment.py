@@ -192,7 +192,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with recipe.errors_at("metrics"):
         check_levels(recipe.metrics, train)
     with recipe.errors_at("sampler"):
-        sampler = sampler_of(recipe, train)
+        sampler = _sampler_of(recipe, train)
     if recipe.training.accumulate > len(sampler):
         message = f"got {recipe.training.accumulate}, expected at most {len(sampler)}, the number of batches per epoch"
         raise UserError(recipe.fault(("training", "accumulate"), message))
@@ -252,7 +252,13 @@ def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: b
     """Check the images of a split, and techniques for them, as far as that is possible before they are read."""
     refuse_missing(dataset, recipe.dataset.on_bad_image, f"the {split} split")
     if not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
-        refuse_zero_vectors(dataset)
+        zero = [row for row in range(len(dataset)) if not dataset.sample(row).any()]  # 0.5 s for 100 000 x 512
+        if zero:
+            raise OptionError(
+                "dataset.embeddings",
+                f"{len(zero)} of {len(dataset)} vectors are zero and have no cosine, the first is "
+                f"{dataset.key(zero[0])}; remove them, or compare by distance (manifold euclidean)",
+            )
     fault, notes = search_faults(dataset, split, recipe.dataset.title)
     if fault is not None:
         raise OptionError("dataset", fault)
@@ -266,35 +272,34 @@ def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: b
                 check_rerank(parse_rerank(recipe.evaluation.rerank), images)
 
 
-def sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:
-    """Return the sampler of a recipe for its training images."""
+def _sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:
     several = {} if dataset.members is None else {"members": dataset.members}  # plug-ins may not take it
-    super_classes = super_classes_of(recipe, dataset)
+    options: Any = recipe.sampler
+    level: str | None = options.level if isinstance(options, Hierarchical.Config) else None
+    above = list(dataset.levels)[:-1]
+    if level is not None and level not in above:
+        known = f"expected one of {', '.join(above)}" if above else "the dataset has no levels; set dataset.levels"
+        raise OptionError("sampler.level", f"got {level!r}; {known}")
+    super_classes = dataset.super_classes if level is None else dataset.levels[level]
     return recipe.sampler.build(dataset.labels, recipe.seed, super_classes, dataset.groups, **several)
 
 
-def super_classes_of(recipe: Recipe, dataset: Dataset) -> Tensor | None:
-    """Return the super-classes that the sampler draws from, (C,) int64: those of its level, or the nearest level."""
-    options: Any = recipe.sampler
-    level: str | None = options.level if isinstance(options, Hierarchical.Config) else None
-    if level is None:
-        return dataset.super_classes
-    above = list(dataset.levels)[:-1]
-    if level not in above:
-        known = f"expected one of {', '.join(above)}" if above else "the dataset has no levels; set dataset.levels"
-        raise OptionError("sampler.level", f"got {level!r}; {known}")
-    return dataset.levels[level]
-
-
+@torch.no_grad()
 def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, share: int) -> None:
-    """Try one image in training mode, if a rank's share of a batch is one, or is split into chunks with one."""
-    chunk = recipe.training.gradient_cache or share
+    """Try one image in training mode, if a rank's share of a batch is one, or is split into chunks with one.
+
+    Batch norms of a 1 x 1 map then have no variance.
+    """
+    if not share or share // ceil(share / (recipe.training.gradient_cache or share)) > 1:
+        return
+    where, what, advice = ("training", "gradient_cache"), "a chunk of 1 image", "use larger chunks"
     if share == 1:
-        with recipe.errors_at("sampler"):
-            try_single_image(model, blank, "a batch of 1 image per rank", "use at least 2 images per rank")
-    elif share and share // ceil(share / chunk) == 1:
-        with recipe.errors_at("training", "gradient_cache"):
-            try_single_image(model, blank, "a chunk of 1 image", "use larger chunks")
+        where, what, advice = ("sampler",), "a batch of 1 image per rank", "use at least 2 images per rank"
+    with recipe.errors_at(*where), torch.random.fork_rng(devices=[]):
+        try:
+            deepcopy(model).train()(blank)
+        except ValueError as error:
+            raise ValueError(f"{what} is too small for batch norms; {advice}: {error}") from error
 
 
 def _warn_of_batchnorms(recipe: Recipe, model: EmbeddingModel) -> None:
@@ -320,17 +325,6 @@ def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, lis
     return {f"backbone.{depth}": block for depth, block in enumerate(blocks, 1)}
 
 
-def refuse_zero_vectors(dataset: Dataset) -> None:
-    """Check that no vector is zero, since a zero vector has no cosine."""
-    zero = [index for index in range(len(dataset)) if not dataset.sample(index).any()]  # 0.5 s for 100 000 x 512
-    if zero:
-        raise OptionError(
-            "dataset.embeddings",
-            f"{len(zero)} of {len(dataset)} vectors are zero and have no cosine, the first is "
-            f"{dataset.key(zero[0])}; remove them, or compare by distance (manifold euclidean)",
-        )
-
-
 @torch.no_grad()
 def try_model(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Tensor:
     """Run the model on a blank input, so that a model which cannot process it fails before anything is written.
@@ -352,13 +346,3 @@ def try_model(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Tensor
                 raise ValueError(f"{list(blank.shape)}: {error}") from error
     model.train(was_training)
     return blank
-
-
-@torch.no_grad()
-def try_single_image(model: EmbeddingModel, blank: Tensor, what: str, advice: str) -> None:
-    """Run a copy of the model in training mode on one image: batch norms of a 1 x 1 map then have no variance."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            deepcopy(model).train()(blank)
-        except ValueError as error:
-            raise ValueError(f"{what} is too small for batch norms; {advice}: {error}") from error

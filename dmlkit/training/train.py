@@ -25,15 +25,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Basis, EpochRow, RunClasses, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
-from dmlkit.training.data import (
-    TrainingData,
-    check_disk,
-    check_places,
-    feature_jobs,
-    remove_maps,
-    teach,
-    training_data,
-)
+from dmlkit.training.data import TrainingData, check_disk, check_places, feature_jobs, remove_maps, teach, training_data
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.pretrained import pretrained_fingerprint, score_pretrained
 from dmlkit.training.progress import Progress, Silent, mirror_to_loggers
@@ -149,8 +141,7 @@ def _train(
 def classes_of(experiment: Experiment) -> RunClasses:
     """Return the classes of each split of an experiment, for its run to keep to."""
     validation, test = (part.class_names if part else () for part in (experiment.validation, experiment.test))
-    images = len(experiment.train)
-    names, known = experiment.train.class_names, experiment.recipe.dataset.known_images()
+    images, names, known = len(experiment.train), experiment.train.class_names, experiment.recipe.dataset.known_images()
     return RunClasses(
         training_classes=names, validation_classes=validation, test_classes=test, images=images, known_images=known
     )
@@ -333,23 +324,15 @@ def take_step(ranks: Ranks, experiment: Experiment, batches: int, rates: list[fl
     """
     for group, rate in zip(experiment.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    average_over_batches(experiment, batches)
+        for weight in group["params"] if batches > 1 else ():  # a number that is known after the last batch was read
+            if weight.grad is not None:
+                weight.grad.div_(batches)
     average_gradients(ranks, experiment)
     clip_gradients(ranks, experiment)
     ranks.step(experiment.optimizer)
     experiment.optimizer.zero_grad()
     if experiment.average:
         experiment.average.update()
-
-
-def average_over_batches(experiment: Experiment, batches: int) -> None:
-    """Divide the summed gradients by the number of batches, which is known only after the last batch was read."""
-    if batches == 1:
-        return
-    for group in experiment.optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad.div_(batches)
 
 
 def average_gradients(ranks: Ranks, experiment: Experiment) -> None:
@@ -420,13 +403,11 @@ def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
 
 def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
     """Return the error of a run that diverged."""
-    last = run.checkpoint_path("last")
+    last, kept = run.checkpoint_path("last"), "no checkpoint was written yet"
     if run.is_being_replaced():
         kept = f"the previous run in {run.path} is unchanged"
-    else:
-        kept = (
-            f"the last good checkpoint is {last}" if state.epoch or last.exists() else "no checkpoint was written yet"
-        )
+    elif state.epoch or last.exists():
+        kept = f"the last good checkpoint is {last}"
     return UserError(
         f"epoch {state.epoch + 1}, step {step}: {what} are not finite; {kept}. "
         "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"
