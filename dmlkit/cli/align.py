@@ -1,7 +1,7 @@
 """``dmlkit align``: a new model with older embeddings."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.console import Console
 
@@ -9,9 +9,6 @@ from dmlkit.cli.console import bars, print_table, say, say_json
 from dmlkit.cli.options import Checkpoint, Device, Json, command
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
-
-if TYPE_CHECKING:
-    from dmlkit.run_folder.documents import Alignment
 
 
 @command("dmlkit align galleries/birds runs/new photos -o runs/new-aligned")
@@ -37,36 +34,30 @@ def align(
     from dmlkit.look.align import align as align_run
 
     console = Console(stderr=json)
-    progress = bars(console)
-    found, place = align_run(older, run, images, output, checkpoint=checkpoint, device=device, bar=progress)
+    alignment, place = align_run(older, run, images, output, checkpoint=checkpoint, device=device, bar=bars(console))
     if json:
-        say_json(found.stamped())
-    else:
-        print_alignment(found, console)
-        say(console, f"wrote {place}: its embeddings may be compared with {older}, e.g.")
-        say(console, f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")
-
-
-def print_alignment(found: "Alignment", console: Console) -> None:
-    """Print the chosen map, and retrieval within and between the models."""
-    chosen = found.map if found.shrinkage is None else f"{found.map} {found.shrinkage:g}"
-    others = ", ".join(f"{name} {error:.3g}" for name, error in found.errors.items() if name != chosen)
-    say(console, f"{chosen} map: mean squared distance {found.errors[chosen]:.3g} on images that chose it")
+        say_json(alignment.stamped())
+        return
+    chosen = alignment.map if alignment.shrinkage is None else f"{alignment.map} {alignment.shrinkage:g}"
+    others = ", ".join(f"{name} {error:.3g}" for name, error in alignment.errors.items() if name != chosen)
+    say(console, f"{chosen} map: mean squared distance {alignment.errors[chosen]:.3g} on images that chose it")
     say(console, f"  others: {others}")
-    has_ends = any(any(one.intervals.values()) for one in found.figures)  # fewer than 5 labels have none
-    columns = [column for name in found.figures[0].metrics for column in (name, *(["95 %"] if has_ends else []))]
+    has_ends = any(any(one.intervals.values()) for one in alignment.figures)  # fewer than 5 labels have none
+    columns = [column for name in alignment.figures[0].metrics for column in (name, *(["95 %"] if has_ends else []))]
     rows = [["asked by", "among", *columns]]
-    for one in found.figures:
+    for one in alignment.figures:
         cells: list[str] = []
         for name, value in one.metrics.items():
             ends = one.intervals[name]
             cells += [f"{value:.3f}", *([f"{ends[0]:.3f} .. {ends[1]:.3f}" if ends else ""] if has_ends else [])]
         rows.append([one.queries, one.gallery, *cells])
-    finds = "another image of its label" if found.finds == "label" else "the older point of the same image"
-    unseen = ", all of labels that the map has not seen" if found.held_out == "labels" else ""
-    say(console, f"measured on {found.measured} other images{unseen}; each has to find {finds}")
+    finds = "another image of its label" if alignment.finds == "label" else "the older point of the same image"
+    unseen = ", all of labels that the map has not seen" if alignment.held_out == "labels" else ""
+    say(console, f"measured on {alignment.measured} other images{unseen}; each has to find {finds}")
     print_table(rows, console)
-    for name, gain in found.gain.items():
+    for name, gain in alignment.gain.items():
         ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]"
         line = f"{name} of new among old minus old among old: {gain.difference:+.3f}{ends}, p = {gain.p_value:.3g}"
         say(console, line)
+    say(console, f"wrote {place}: its embeddings may be compared with {older}, e.g.")
+    say(console, f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")

@@ -26,7 +26,7 @@ from typer.main import get_group
 
 from dmlkit import __version__
 from dmlkit.cli.console import wrapped
-from dmlkit.cli.options import APPS, option
+from dmlkit.cli.options import APPS
 from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
 from dmlkit.files.escape import excerpt, printable
 
@@ -50,7 +50,7 @@ PANELS = {
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 MODULES = {
     **{"eval": "evaluate", "report-bug": "report_bug", "curvature": "geometry"},
-    **dict.fromkeys(("report", "status"), "study"),
+    **{"final": "train", "report": "study", "status": "study"},
     **dict.fromkeys(("list", "copy", "check", "schema"), "recipes"),
 }
 """Modules of commands that have another name."""
@@ -97,16 +97,13 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, own if own[-1:] == ["--plugin"] else [*own, *others])
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands, in the order of the panels."""
-        return [*PANEL_OF]
+        return [*PANEL_OF]  # in the order of the panels
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the options before the command's name."""
         with usage_printable():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse the arguments of a command and run it."""
         with usage_printable():
             return super().invoke(ctx)
 
@@ -310,7 +307,6 @@ class LogMessages(logging.Handler):
     """Handler that prints what dmlkit logs like its other messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the message of a record."""
         for line in self.format(record).split("\n"):  # with the traceback of an error of a server
             print_message(printable(excerpt(line, MOST_CHARACTERS)), "yellow")
 
@@ -345,9 +341,9 @@ def _root(
     ] = False,
     plugin: Annotated[
         list[Path] | None,
-        option(
-            "FILE",
-            "For any command: load a Python file that defines components of your own. Repeatable.",
+        typer.Option(
+            metavar="FILE",
+            help="For any command: load a Python file that defines components of your own. Repeatable.",
             callback=load_plugins,
         ),
     ] = None,

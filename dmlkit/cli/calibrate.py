@@ -7,32 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from dmlkit.cli.console import bars, print_table, say, say_json, say_prose
-from dmlkit.cli.evaluation_report import print_values
-from dmlkit.cli.option_groups import FusedModelOptions
+from dmlkit.cli.evaluate import print_values
+from dmlkit.cli.option_groups import MovedModelOptions
 from dmlkit.cli.options import (
+    COLUMN,
+    PER_VALUE,
     Checkpoint,
     Conditions,
     Json,
-    MovedRun,
     SetDataset,
-    by_option,
+    check_by,
     column_of,
     command,
-    second_option,
     where_of,
 )
 from dmlkit.errors import UserError, some_of
 from dmlkit.files.escape import command_word
-from dmlkit.files.source import (
-    check_options,
-    kind_of,
-    require_addable,
-    require_gallery,
-    require_run,
-)
+from dmlkit.files.source import check_options, kind_of, require_addable, require_gallery, require_run
 
 if TYPE_CHECKING:
-    from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.files.where import Where
     from dmlkit.identify.calibrated import Identification
     from dmlkit.metrics.reliability import Reliability
@@ -70,14 +63,6 @@ class LabelOptions:
     where: Conditions = None
 
 
-@dataclass(frozen=True)
-class CalibratedModelOptions(FusedModelOptions):
-    """Options on the runs of a gallery, which may have moved."""
-
-    run: MovedRun = None
-    second: Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")] = None
-
-
 @command("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01")
 def calibrate(
     source: Annotated[Path, "SOURCE", "Run, or gallery.", require_calibratable],
@@ -92,15 +77,14 @@ def calibrate(
     labels: LabelOptions,
     by: Annotated[
         str | None,
-        by_option(
-            "Print FAR and FRR, or FPIR and FNIR",
-            " For a gallery COLUMN is one of its own, e.g. side, each value of which gets a threshold, which identify "
-            "uses; FILE:COLUMN prints the rates of one threshold.",
-        ),
+        COLUMN,
+        f"Print FAR and FRR, or FPIR and FNIR {PER_VALUE} For a gallery COLUMN is one of its own, e.g. side, each "
+        "value of which gets a threshold, which identify uses; FILE:COLUMN prints the rates of one threshold.",
+        check_by,
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
-    chosen: CalibratedModelOptions,
+    chosen: MovedModelOptions,
     json: Json = False,
 ) -> None:
     """Find the threshold of verify, for a run, or of identify, for a gallery.
@@ -135,22 +119,23 @@ def calibrate(
     asked_of: dict[str, Any] = {**own, "model": model, "bar": bars(console)}
     by_value, values = None, dict[str, "Identification | UserError"]()
     if asked is not None and asked[1] is None:
-        found, values = calibrate_by_value(source, asked[0], **asked_of)
+        result, values = calibrate_by_value(source, asked[0], **asked_of)
     else:
         if asked is not None:
             column_table(*asked, GalleryFolder(source).run)
-        found = calibrate_gallery(source, **asked_of, where=conditions)
-        by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
+        result = calibrate_gallery(source, **asked_of, where=conditions)
+        by_value = None if asked is None else identification_rates_by_value(source, result, *asked)
     title, share = "Guesses of identify", "share of the guesses that is right"
-    plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
+    plot = plot_reliability(result.reliability, source / "reliability.png", title=title, share=share)
     if json:
-        own = {value: str(one) if isinstance(one, UserError) else one.plain() for value, one in values.items()}
-        say_json({**found.stamped(), **_as_data(by_value), **({"values": own} if own else {})})
+        data = {value: str(one) if isinstance(one, UserError) else one.plain() for value, one in values.items()}
+        more = {"by": by_value and by_value.model_dump(mode="json"), "values": data}
+        say_json(result.stamped() | {name: value for name, value in more.items() if value})
     else:
-        print_identification(found, source, console)
-        if labels.fpir is None and found.requested > USUAL_FPIR:
-            images = f"{found.fits[0].fpir.images:,} images of absent labels"
-            say_lowest("FPIR", found.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
+        print_identification(result, source, console)
+        if labels.fpir is None and result.requested > USUAL_FPIR:
+            images = f"{result.fits[0].fpir.images:,} images of absent labels"
+            say_lowest("FPIR", result.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
         print_values(by_value, console, ["fpir", "fnir"])
         print_thresholds(values, by or "", console)
         say(console, f"written to {calibration_file(source, conditions)} and {plot}")
@@ -158,10 +143,10 @@ def calibrate(
         say(console, f"next: dmlkit identify {command_word(source)} IMAGES{option}")
 
 
-def print_identification(found: "Identification", gallery: Path, console: Console) -> None:
+def print_identification(result: "Identification", gallery: Path, console: Console) -> None:
     """Print the rates of identification, of single images and of groups, and the reliability of its probabilities."""
-    first, rows = found.fits[0], [["similarity", "images", "least probability", "FPIR", "FNIR"]]
-    for one in found.fits:
+    first, rows = result.fits[0], [["similarity", "images", "least probability", "FPIR", "FNIR"]]
+    for one in result.fits:
         figures = (one.threshold, one.fpir.rate, one.fnir.rate)
         rows.append([one.similarity, str(one.size), *(f"{figure:.3f}" for figure in figures)])
     print_table(rows, console, f"{gallery}, for one image and for groups of images (identify --by)")
@@ -174,23 +159,23 @@ def print_identification(found: "Identification", gallery: Path, console: Consol
     if first.fpir.interval and first.fnir.interval:
         ends = "FPIR {:.3f} to {:.3f}, FNIR {:.3f} to {:.3f}".format(*first.fpir.interval, *first.fnir.interval)
         say(console, f"on as many other labels: {ends} (95 %)")
-    if first.fpir.rate > found.requested:
+    if first.fpir.rate > result.requested:
         say_prose(
             console,
-            f"note: the requested FPIR of {found.requested:g} is not reached, because the highest probabilities are of "
-            "images of one label; name more images of other labels with --strangers",
+            f"note: the requested FPIR of {result.requested:g} is not reached, because the highest probabilities are "
+            "of images of one label; name more images of other labels with --strangers",
         )
     say(console, f"threshold: a label is given if its probability is at least {first.threshold:.3f}")
     say(console, f"without the threshold {first.guessed:.3f} of the best guesses are correct")
-    say_reliability(found.reliability, console)
-    if found.near is None:
+    say_reliability(result.reliability, console)
+    if result.near is None:
         say_prose(
             console,
             "note: if the gallery has several pictures of one scene, new images are missed more often than the FNIR "
             "says; --near SIMILARITY leaves near-duplicates out together, and dmlkit duplicates "
             f"{command_word(gallery)} proposes the similarity",
         )
-    if found.is_optimistic:
+    if result.is_optimistic:
         say_prose(
             console,
             "note: these rates are optimistic: they are of labels that the model was trained on, which separate "
@@ -225,11 +210,11 @@ def say_lowest(rate: str, requested: float, items: str, usual: float, least: int
     say_prose(console, f"requested {rate}: {requested:g}, the lowest that {items} allow ({needed})")
 
 
-def say_reliability(found: "Reliability", console: Console) -> None:
+def say_reliability(reliability: "Reliability", console: Console) -> None:
     """Print how far probabilities are from the shares that are right."""
     for name, value, ends in (
-        ("expected calibration error", found.error, found.error_interval),
-        ("Brier score", found.brier, found.brier_interval),
+        ("expected calibration error", reliability.error, reliability.error_interval),
+        ("Brier score", reliability.brier, reliability.brier_interval),
     ):
         interval = " ({:.3f} to {:.3f})".format(*ends) if ends else ""
         say(console, f"{name} of the probabilities: {value:.3f}{interval}")
@@ -257,68 +242,58 @@ def _calibrate_run(
     if column is not None:
         column_table(*column, run)
     asked: dict[str, Any] = {"far": far, "checkpoint": checkpoint, "overrides": overrides, "where": where}
-    found = calibrate_run(run, **asked, ranks=ranks, bar=bars(console))
+    threshold = calibrate_run(run, **asked, ranks=ranks, bar=bars(console))
     if not ranks.is_global_zero:
         return
-    by_value = None if column is None else pair_rates_by_value(run, found, *column, ranks=ranks, bar=bars(console))
-    reliability, written = found.probability.reliability, str(RunFolder(run).threshold_path)
+    by_value = None if column is None else pair_rates_by_value(run, threshold, *column, ranks=ranks, bar=bars(console))
+    reliability, written = threshold.probability.reliability, str(RunFolder(run).threshold_path)
     if reliability is not None:
         place = RunFolder(run).plots / "reliability.png"
         title, share = "Pairs of validation images", "share of the pairs that is of the same class"
         written += f" and {plot_reliability(reliability, place, title=title, share=share)}"
     if json:
-        say_json({**found.stamped(), **_as_data(by_value)})
+        say_json(threshold.stamped() | ({} if by_value is None else {"by": by_value.model_dump(mode="json")}))
         return
-    print_table(rate_rows(found), console, f"{found.checkpoint} checkpoint of {run}")
-    say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} counts as the same class")
-    if far is None and found.far > USUAL_FAR:
-        pairs = f"{found.validation.different:,} pairs of different classes"
-        say_lowest("FAR", found.far, pairs, USUAL_FAR, LEAST_ACCEPTED, console)
-    print_far_elsewhere(found, console)
+    rows = [["split", "classes", "images", "same pairs", "different pairs", "FAR", "FRR"]]
+    for name, rates in (("validation", threshold.validation), ("test", threshold.test)):
+        if rates is not None:
+            counts = (rates.classes, rates.images, rates.same, rates.different)
+            rows.append([name, *(f"{count:,}" for count in counts), f"{rates.far:.2g}", f"{rates.frr:.2g}"])
+    print_table(rows, console, f"{threshold.checkpoint} checkpoint of {run}")
+    say(console, f"threshold: {threshold.similarity} >= {threshold.threshold:.6g} counts as the same class")
+    if far is None and threshold.far > USUAL_FAR:
+        pairs = f"{threshold.validation.different:,} pairs of different classes"
+        say_lowest("FAR", threshold.far, pairs, USUAL_FAR, LEAST_ACCEPTED, console)
+    print_far_elsewhere(threshold, console)
     if reliability is not None:
         say_reliability(reliability, console)
     print_values(by_value, console, ["far", "frr"])
     say(console, f"written to {written}")
 
 
-def print_far_elsewhere(found: "Threshold", console: Console) -> None:
+def print_far_elsewhere(threshold: "Threshold", console: Console) -> None:
     """Print the interval of the FAR on other classes, or that there are too few classes for one, or for the FAR."""
     from dmlkit.evaluation.calibration import least_far
     from dmlkit.metrics.statistics import LEAST_CLASSES
 
-    classes = f"{found.validation.classes:,}"
-    if found.far_interval is not None:
-        low, high = found.far_interval
+    classes = f"{threshold.validation.classes:,}"
+    if threshold.far_interval is not None:
+        low, high = threshold.far_interval
         say_prose(
             console, f"expected FAR on {classes} other classes: {low:.2g} to {high:.2g} (95 %, bootstrap over classes)"
         )
-        if found.test and not low <= found.test.far <= high:
-            say_prose(console, f"note: the FAR on the test classes is {found.test.far:.2g}, outside this interval")
+        if threshold.test and not low <= threshold.test.far <= high:
+            say_prose(console, f"note: the FAR on the test classes is {threshold.test.far:.2g}, outside this interval")
         return
-    pairs, least = least_far(found.validation.classes)
-    if found.far < least:
+    pairs, least = least_far(threshold.validation.classes)
+    if threshold.far < least:
         these = f"{pairs} pairs of classes, and the least is 1 / {pairs}: use --far {least:g}, or more classes"
         these = these if pairs > 1 else "a single pair of classes; use more classes"
-        say_prose(console, f"note: {classes} classes cannot carry a FAR of {found.far:g}: they are {these}")
+        say_prose(console, f"note: {classes} classes cannot carry a FAR of {threshold.far:g}: they are {these}")
     say_prose(
         console,
         f"no interval for the FAR on other classes: it needs at least {LEAST_CLASSES} validation classes, got "
         f"{classes}; train with a larger dataset.validation_fraction",
     )
-    if found.test and found.test.far > 2 * found.far:
-        say_prose(console, f"note: the FAR on the test classes is {found.test.far:.2g}, not at most {found.far:g}")
-
-
-def _as_data(by_value: "ByColumn | None") -> dict[str, Any]:
-    """Return figures per value as data, if there are any."""
-    return {} if by_value is None else {"by": by_value.model_dump(mode="json")}
-
-
-def rate_rows(found: "Threshold") -> list[list[str]]:
-    """Return one row per split with its counts and both error rates."""
-    rows = [["split", "classes", "images", "same pairs", "different pairs", "FAR", "FRR"]]
-    for name, rates in (("validation", found.validation), ("test", found.test)):
-        if rates is not None:
-            counts = (rates.classes, rates.images, rates.same, rates.different)
-            rows.append([name, *(f"{count:,}" for count in counts), f"{rates.far:.2g}", f"{rates.frr:.2g}"])
-    return rows
+    if (test := threshold.test) and test.far > 2 * threshold.far:
+        say_prose(console, f"note: the FAR on the test classes is {test.far:.2g}, not at most {threshold.far:g}")

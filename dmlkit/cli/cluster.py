@@ -49,41 +49,34 @@ def cluster(
     method = clustering_method(k, threshold, method)  # refuses before a run is embedded
     collection = in_memory(points.open(source, bars(console)))
     with bars(console)("clustering", len(collection)) as progress:
-        found = find_clusters(collection, clusters=k, threshold=threshold, method=method, advance=progress)
-    print_clusters(found, console)
+        clusters = find_clusters(collection, clusters=k, threshold=threshold, method=method, advance=progress)
+    rows: list[list[str | list[str]]] = [["cluster", "images", "label", "share", "path"]]
+    for number, members, most in zip(range(1, MOST_SHOWN + 1), clusters.members, clusters.majorities(), strict=False):
+        label, share = ("", "") if most is None else (most[0], f"{most[1] / len(members):.0%}")
+        medoid = int(members[0])
+        image = image_cell(collection.paths[medoid], collection.boxes[medoid])
+        rows.append([str(number), str(len(members)), label, share, image])
+    print_table(rows, console, f"clusters of {collection.source}, each with its medoid")
+    if len(clusters.members) > MOST_SHOWN:
+        say(console, f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
+    say(console, summary_of(clusters))
     say_skipped(console, collection.skipped)
     for path in output or []:
         if path.suffix.lower() == PAGE:
-            title, notes = f"clusters of {source}", [summary_of(found), "The first picture of each row is the medoid."]
-            gone = write_page(path, title, notes, found.shelves(), rows="clusters")
-            tell_page(path, gone, len(found.members), console, [source], rows="clusters")
+            notes = [summary_of(clusters), "The first picture of each row is the medoid."]
+            gone = write_page(path, f"clusters of {source}", notes, clusters.shelves(), rows="clusters")
+            tell_page(path, gone, len(clusters.members), console, [source], rows="clusters")
         else:
-            found.write(path)
+            clusters.write(path)
             say(console, f"wrote {path}")
 
 
-def print_clusters(found: "Clusters", console: Console) -> None:
-    """Print the largest clusters, and how they agree with labels."""
-    rows: list[list[str | list[str]]] = [["cluster", "images", "label", "share", "path"]]
-    for number, (members, most) in enumerate(zip(found.members, found.majorities(), strict=True), start=1):
-        if number > MOST_SHOWN:
-            break
-        label, share = ("", "") if most is None else (most[0], f"{most[1] / len(members):.0%}")
-        medoid = int(members[0])
-        image = image_cell(found.collection.paths[medoid], found.collection.boxes[medoid])
-        rows.append([str(number), str(len(members)), label, share, image])
-    print_table(rows, console, f"clusters of {found.collection.source}, each with its medoid")
-    if len(found.members) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
-    say(console, summary_of(found))
-
-
-def summary_of(found: "Clusters") -> str:
+def summary_of(clusters: "Clusters") -> str:
     """Return a line on all clusters."""
-    line = f"{counted(len(found.collection), 'image')} in {counted(len(found.members), 'cluster')}"
-    if found.noise:
-        line += f", {found.noise} in no cluster"
-    purity, nmi = found.purity(), found.nmi()
+    line = f"{counted(len(clusters.collection), 'image')} in {counted(len(clusters.members), 'cluster')}"
+    if clusters.noise:
+        line += f", {clusters.noise} in no cluster"
+    purity, nmi = clusters.purity(), clusters.nmi()
     if purity is None:
         return line
     several = "no nmi, since images have several labels"

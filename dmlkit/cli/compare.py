@@ -40,18 +40,26 @@ def compare(
 ) -> None:
     """Compare runs on the test classes, with intervals and paired tests against the first run."""
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of
+    from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of, narrow_rows, short_names
 
     ranks = start_ranks(device)
     results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, ranks=ranks)
     if not ranks.is_global_zero:
         return
     console = Console(stderr=json)
-    lines = lines_of(results, differences, None if json else room_for_names(results, console.width))
+    metrics = max(len(name) for result in results for name in result.report.metrics)
+    room = max(8, console.width - 58 - min(metrics, 12))  # next to the other columns of the wider table
+    lines = lines_of(results, differences, None if json else room)
     if json:
         say_json(as_plain(results, lines, by))
     else:
-        print_tables(console, results, lines)
+        values, changes = narrow_rows(lines)
+        print_table(values, console)
+        if changes:
+            print_table(changes, console, f"difference from {lines[0].name}")
+        for line, name, result in zip(lines, short_names([one.name for one in results]), results, strict=False):
+            if line.name != name:
+                say(console, f"{line.name}: {result.name}")
     for note in notes_of(results, lines, differences, with_units=not json):
         say(console, note)
     if output is not None:
@@ -61,51 +69,27 @@ def compare(
         say(console, f"wrote {output}")
 
 
-def print_tables(console: Console, results: list["Result"], lines: list["Line"]) -> None:
-    """Print the values and the differences, and the whole names of runs that are shortened."""
-    from dmlkit.evaluation.compare import narrow_rows, short_names
-
-    values, changes = narrow_rows(lines)
-    print_table(values, console)
-    if changes:
-        print_table(changes, console, f"difference from {lines[0].name}")
-    for line, name, result in zip(lines, short_names([result.name for result in results]), results, strict=False):
-        if line.name != name:
-            say(console, f"{line.name}: {result.name}")
-
-
 def notes_of(
     results: list["Result"], lines: list["Line"], differences: Sequence[Mapping[str, object]], *, with_units: bool
 ) -> Iterator[str]:
     """Yield the lines below the table: units, gains from training, notes of runs, and runs that cannot be compared."""
+    first = results[0]
     if with_units and any(result.report.intervals for result in results):
-        yield drawn(results[0], lines)
+        compared, units = sum(len(line.changes) for line in lines), f"{first.report.queries} queries, as if independent"
+        if first.classes is not None:
+            units = f"{counted(len(first.classes.unique()), 'class', 'classes')} ({first.report.queries} queries)"
+        holm = f"; Holm's p for {compared} comparisons" if compared > 1 else ""
+        yield f"intervals and p over {units}{holm}"
     for line, result in zip(lines, results, strict=False):  # lines has pretrained checkpoints after the runs
         if gain := gain_of(result):
             yield f"{line.name}: {gain}"
     for note in dict.fromkeys(note for result in results for note in result.notes):
         yield f"note: {note}"
-    first = results[0]
     for result, changes in zip(results[1:], differences, strict=True):
         if result.report.images != first.report.images:
             yield f"note: {result.name} was tested on different images than {first.name}; no differences are computed"
         elif not changes:
             yield f"note: {result.name} and {first.name} share no per-query metric; no differences are computed"
-
-
-def room_for_names(results: list["Result"], width: int) -> int:
-    """Return the width in characters that the other columns leave for names of runs, at least 8."""
-    metrics = max(len(name) for result in results for name in result.report.metrics)
-    return max(8, width - 58 - min(metrics, 12))  # of the wider table; longer names of metrics are wrapped
-
-
-def drawn(first: "Result", lines: list["Line"]) -> str:
-    """Return a line on the units of the intervals and p-values."""
-    compared, units = sum(len(line.changes) for line in lines), f"{first.report.queries} queries, as if independent"
-    if first.classes is not None:
-        units = f"{counted(len(first.classes.unique()), 'class', 'classes')} ({first.report.queries} queries)"
-    holm = f"; Holm's p for {compared} comparisons" if compared > 1 else ""
-    return f"intervals and p over {units}{holm}"
 
 
 def gain_of(result: "Result") -> str | None:

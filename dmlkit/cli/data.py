@@ -1,7 +1,7 @@
 """``dmlkit data``: check datasets before training."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,9 +15,6 @@ from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
-
-if TYPE_CHECKING:
-    from dmlkit.loading.check import Findings
 
 APPS[__name__] = typer.Typer(
     name="data", no_args_is_help=True, help="Check a dataset on disk, or convert it to a table."
@@ -78,7 +75,18 @@ def check(
         check_leaks(
             listing, findings, run, threshold, is_published=is_published, device=device or "auto", bar=bars(console)
         )
-    print_findings(findings, f"{config.name}: {target}", console, every=every)
+    title = Text(printable(f"{config.name}: {target}"))
+    table = Table("check", "expected", "found", "verdict", title=title, title_justify="left")
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for row in findings.rows:
+        is_error = row.verdict == "fault"
+        table.add_row(*cells([*row[:3], "error" if is_error else row.verdict]), style="red" if is_error else None)
+    show_table(table, console)
+    for kind, lines in (("error", findings.faults), ("note", findings.notes)):
+        for line in lines if every else merged(lines):
+            say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
+    say(console, f"{counted(findings.errors, 'error')} found" if findings.errors else "no errors found")
     if findings.errors:
         raise typer.Exit(DATA_ERROR)
 
@@ -96,35 +104,20 @@ def convert(
     """
     from dmlkit.files.image_table import lists_images, read_images, write_images
 
-    console, named, found = Console(), columns.columns(), None
+    console, named, listed = Console(), columns.columns(), None
     if columns.root is None and (source.is_dir() or source.suffix.lower() == ".parquet"):
         from dmlkit.datasets.hf import saved_images
 
-        found = saved_images(source, named, output.with_suffix(""))
-    if found is None and (lists_images(source, named) or not source.is_dir()):
-        found = read_images(source, columns.root, named, ("path",))
-    if found is None:
+        listed = saved_images(source, named, output.with_suffix(""))
+    if listed is None and (lists_images(source, named) or not source.is_dir()):
+        listed = read_images(source, columns.root, named, ("path",))
+    if listed is None:
         from dmlkit.vectors.images import folder_table
 
-        found = folder_table(source)
-    root = write_images(found, output)
-    for line in merged([*found.notes, *(f"left out: {fault}" for fault in found.faults)]):
+        listed = folder_table(source)
+    root = write_images(listed, output)
+    for line in merged([*listed.notes, *(f"left out: {fault}" for fault in listed.faults)]):
         say(console, f"note: {line}")
-    say(console, f"wrote {output}: {counted(len(found), 'row')} of {', '.join(found.table.column_names)}")
-    if root == found.root and root != output.parent:
+    say(console, f"wrote {output}: {counted(len(listed), 'row')} of {', '.join(listed.table.column_names)}")
+    if root == listed.root and root != output.parent:
         say(console, f"its paths are relative to {root}: read it with --root {root}")
-
-
-def print_findings(findings: "Findings", title: str, console: Console, *, every: bool = False) -> None:
-    """Print the table, then a line per kind of error and of note, or ``every`` one."""
-    table = Table("check", "expected", "found", "verdict", title=Text(printable(title)), title_justify="left")
-    for column in table.columns[1:3]:
-        column.justify = "right"
-    for row in findings.rows:
-        is_error = row.verdict == "fault"
-        table.add_row(*cells([*row[:3], "error" if is_error else row.verdict]), style="red" if is_error else None)
-    show_table(table, console)
-    for kind, lines in (("error", findings.faults), ("note", findings.notes)):
-        for line in lines if every else merged(lines):
-            say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
-    say(console, f"{counted(findings.errors, 'error')} found" if findings.errors else "no errors found")

@@ -55,43 +55,43 @@ def duplicates(
         print_proposal(ours, theirs, console)
         return
     if theirs is None:
-        found = duplicate_groups(ours, threshold, bar=bars(console))
-        print_groups(found, console)
+        result = duplicate_groups(ours, threshold, bar=bars(console))
+        print_groups(result, console)
     else:
-        found = matches(ours, theirs, threshold, bar=bars(console))
-        print_matches(found, console)
+        result = matches(ours, theirs, threshold, bar=bars(console))
+        print_matches(result, console)
     say_skipped(console, ours.skipped)
     title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
     notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
     for path in output or []:
         if path.suffix.lower() == PAGE:
-            gone, read = write_page(path, title, notes, found.shelves()), [source, *([] if other is None else [other])]
-            tell_page(path, gone, found.shelf_count, console, read, rows="rows")
+            gone, read = write_page(path, title, notes, result.shelves()), [source, *([] if other is None else [other])]
+            tell_page(path, gone, result.shelf_count, console, read, rows="rows")
         else:
-            found.write(path)
+            result.write(path)
             say(console, f"wrote {path}")
 
 
-def print_groups(found: "DuplicateGroups", console: Console) -> None:
+def print_groups(result: "DuplicateGroups", console: Console) -> None:
     """Print the largest groups, and notes on all."""
-    collection, least = found.collection, found.least()
+    collection, least = result.collection, result.least()
     rows: list[list[str | list[str]]] = [["images", "min similarity", "label", "path"]]
-    for group in found.groups[:MOST_SHOWN]:
+    for group in result.groups[:MOST_SHOWN]:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])
         alike = float(least[group].min())
         image = image_cell(collection.paths[first], collection.boxes[first])
         rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), image])
-    if found.groups:
+    if result.groups:
         print_table(rows, console, f"near-duplicates in {collection.source}")
-    groups = counted(len(found.groups), "group")
-    say(console, f"{counted(len(collection), 'image')}: {found.images} of them in {groups} of near-duplicates")
-    if len(found.groups) > MOST_SHOWN:
+    groups = counted(len(result.groups), "group")
+    say(console, f"{counted(len(collection), 'image')}: {result.images} of them in {groups} of near-duplicates")
+    if len(result.groups) > MOST_SHOWN:
         say(console, f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
-    if found.mixed:
-        say(console, f"note: {counted(found.mixed, 'group has', 'groups have')} several labels")
-    if found.loose:
-        pairs = counted(found.loose, "more pair reaches", "more pairs reach")
+    if result.mixed:
+        say(console, f"note: {counted(result.mixed, 'group has', 'groups have')} several labels")
+    if result.loose:
+        pairs = counted(result.loose, "more pair reaches", "more pairs reach")
         say_prose(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
 
 
@@ -99,8 +99,8 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
     """Print the most similar pairs, and a threshold that they suggest."""
     from dmlkit.identify.duplicates import most_similar_pairs
 
-    found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
-    print_pairs(found, console, "most similar pairs")
+    matches, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
+    print_pairs(matches, console, "most similar pairs")
     if proposal is None:
         reason = "half of the images or more are equally similar to their nearest neighbor"
         say_prose(console, f"no threshold is proposed: {reason}")
@@ -112,24 +112,24 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
     say_skipped(console, one.skipped)
 
 
-def print_pairs(found: "Matches", console: Console, title: str) -> None:
-    """Print the most similar pairs of those found."""
+def print_pairs(matches: "Matches", console: Console, title: str) -> None:
+    """Print the most similar of some pairs."""
     rows: list[list[str | list[str]]] = [["similarity", "a", "b"]]
-    for place in found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
-        one, other = int(found.pairs.first[place]), int(found.pairs.second[place])
-        ends = ((found.one, one), (found.other, other))
+    for place in matches.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
+        one, other = int(matches.pairs.first[place]), int(matches.pairs.second[place])
+        ends = ((matches.one, one), (matches.other, other))
         images = [image_cell(points.paths[row], points.boxes[row]) for points, row in ends]
-        rows.append([f"{float(found.pairs.similarities[place]):.4f}", *images])
-    one, other = found.one.source, found.other.source
-    print_table(rows, console, title + (f" in {one}" if found.one is found.other else f": a in {one}, b in {other}"))
+        rows.append([f"{float(matches.pairs.similarities[place]):.4f}", *images])
+    a, b = matches.one, matches.other
+    print_table(rows, console, title + (f" in {a.source}" if a is b else f": a in {a.source}, b in {b.source}"))
 
 
-def print_matches(found: "Matches", console: Console) -> None:
+def print_matches(matches: "Matches", console: Console) -> None:
     """Print the most similar pairs, and the numbers of images in pairs."""
-    if len(found.pairs.first):
-        print_pairs(found, console, "near-duplicates")
-    one, other = found.images
-    where = f"{one} of {len(found.one)} images in a, {other} of {len(found.other)} in b"
-    say(console, f"{counted(len(found.pairs.first), 'pair')} of near-duplicates: {where}")
-    if len(found.pairs.first) > MOST_SHOWN:
+    if len(matches.pairs.first):
+        print_pairs(matches, console, "near-duplicates")
+    one, other = matches.images
+    where = f"{one} of {len(matches.one)} images in a, {other} of {len(matches.other)} in b"
+    say(console, f"{counted(len(matches.pairs.first), 'pair')} of near-duplicates: {where}")
+    if len(matches.pairs.first) > MOST_SHOWN:
         say(console, f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")

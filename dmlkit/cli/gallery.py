@@ -9,18 +9,18 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose
-from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
+from dmlkit.cli.option_groups import BoxOptions, MovedModelOptions
 from dmlkit.cli.options import (
     APPS,
+    AS_PARTNER,
     Checkpoint,
     Json,
     ModelDevice,
-    MovedRun,
     RunPath,
     Writes,
     command,
     existing,
-    second_option,
+    second_run,
 )
 from dmlkit.errors import merged
 from dmlkit.files.escape import command_word, near_path
@@ -29,7 +29,6 @@ from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_g
 
 if TYPE_CHECKING:
     from dmlkit.gallery.incoming import Incoming
-    from dmlkit.gallery.migrate import Migrated
     from dmlkit.vectors.fusion import ModelChoice
     from dmlkit.vectors.progress_bar import Bar
 
@@ -53,13 +52,12 @@ class KeptModelOptions:
     checkpoint: Checkpoint = None
     second: Annotated[
         Path | None,
-        second_option(
-            "RUN|local",
-            "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
-            "the patches of the 100 nearest images, which the gallery keeps (local). For a run in a folder of this "
-            "name, write ./local.",
-            LOCAL,
-        ),
+        "RUN|local",
+        "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of the "
+        "patches of the 100 nearest images, which the gallery keeps (local). For a run in a folder of this name, write "
+        "./local.",
+        second_run(LOCAL),
+        AS_PARTNER,
     ] = None
     device: ModelDevice = "auto"
 
@@ -75,14 +73,6 @@ class KeptModelOptions:
             ranks = start_ranks(self.device)
             fusion = choose_second(run, self.second, checkpoint=self.checkpoint, ranks=ranks, bar=bar)
         return ModelChoice(checkpoint=self.checkpoint, fusion=fusion, device=self.device)
-
-
-@dataclass(frozen=True)
-class MovedModelOptions(FusedModelOptions):
-    """Options on the runs of a gallery, which may have moved."""
-
-    run: MovedRun = None
-    second: Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")] = None
 
 
 @command("dmlkit gallery create runs/demo photos/ -o galleries/birds")
@@ -213,9 +203,7 @@ def info(
 
         GalleryFolder(gallery).check()
     if json:
-        data: dict[str, object] = state._asdict()
-        if verify:
-            data["verified"] = True
+        data = state._asdict() | ({"verified": True} if verify else {})
         say_json(data | {key: value for key, value in summary.stamped().items() if key not in NOT_PRINTED})
         return
     console, labels = Console(), state.labels
@@ -254,12 +242,8 @@ def history(gallery: GalleryPath, /, json: Json = False) -> None:
     summary = read_summary(gallery)
     versions, runs = summary.versions, [summary.run_of(one) for one in summary.versions]
     if json:
-        say_json(
-            [
-                {"version": one.number, "time": one.time.isoformat(), "images": one.images, "run": run}
-                for one, run in zip(versions, runs, strict=True)
-            ]
-        )
+        entries = [{"version": one.number, "time": one.time.isoformat(), "images": one.images} for one in versions]
+        say_json([entry | {"run": run} for entry, run in zip(entries, runs, strict=True)])
         return
     before = [0, *(one.images for one in versions)]
     rows = [
@@ -305,27 +289,22 @@ def migrate(
 
     console = Console()
     model = chosen.choose(run, bars(console))
-    found = migrate_gallery(gallery, run, images, model=model, bar=bars(console))
-    print_migrated(found, gallery, run, console)
-
-
-def print_migrated(found: "Migrated", gallery: Path, run: Path, console: Console) -> None:
-    """Print what has changed, how to undo it, and what to run next."""
-    images = counted(found.images, "image")
-    if not found.is_new:
-        say(console, f"{gallery} has the embeddings of {run} already: {images}, version {found.version}")
+    migrated = migrate_gallery(gallery, run, images, model=model, bar=bars(console))
+    count = counted(migrated.images, "image")
+    if not migrated.is_new:
+        say(console, f"{gallery} has the embeddings of {run} already: {count}, version {migrated.version}")
         return
-    if found.resumed:
-        say(console, f"{counted(found.resumed, 'image')} embedded before the interruption")
-    say(console, f"{images} of {gallery} embedded with {run}: version {found.version}")
-    say(console, f"to return to the old embeddings: dmlkit gallery restore {command_word(gallery)} {found.before}")
-    used = "the threshold of the new run for pairs is used" if found.threshold is not None else "no image is unknown"
+    if migrated.resumed:
+        say(console, f"{counted(migrated.resumed, 'image')} embedded before the interruption")
+    say(console, f"{count} of {gallery} embedded with {run}: version {migrated.version}")
+    say(console, f"to return to the old embeddings: dmlkit gallery restore {command_word(gallery)} {migrated.before}")
+    used = "the threshold of the new run for pairs is used" if migrated.threshold is not None else "no image is unknown"
     say(console, "the old model's thresholds and probabilities do not hold for the new one, and are not used;")
     say(console, f"run dmlkit calibrate {command_word(gallery)}; until then {used}")
-    if found.lost is not None:
-        say(console, f"the new embeddings have no {found.lost} to compare; --with keeps them")
-    if found.index is not None:
-        say(console, f"searches are exact until you run dmlkit gallery index {command_word(gallery)} {found.index}")
+    if migrated.lost is not None:
+        say(console, f"the new embeddings have no {migrated.lost} to compare; --with keeps them")
+    if migrated.index is not None:
+        say(console, f"searches are exact until you run dmlkit gallery index {command_word(gallery)} {migrated.index}")
 
 
 @command("dmlkit gallery compact galleries/birds")
@@ -353,10 +332,10 @@ def index(
     from dmlkit.gallery.index import index_gallery
     from dmlkit.nearest.search import MARGIN
 
-    found, console = index_gallery(gallery, method, recall), Console()
-    read = f"{found.index.nprobes} parts, and {found.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
-    say(console, f"{method}: built in {found.build_seconds:.1f} s; a search reads {read}")
-    asked = f"{found.queries} images of the gallery as queries"
-    say(console, f"recall {found.index.recall:.4f} of the 10 nearest, with {asked}")
-    say(console, f"{found.bytes_per_image:.0f} bytes per image in the index; a full vector: {found.full_bytes}")
-    say(console, f"{found.milliseconds:.3f} ms per query; exact search: {found.exact_milliseconds:.3f} ms")
+    built, console = index_gallery(gallery, method, recall), Console()
+    read = f"{built.index.nprobes} parts, and {built.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
+    say(console, f"{method}: built in {built.build_seconds:.1f} s; a search reads {read}")
+    asked = f"{built.queries} images of the gallery as queries"
+    say(console, f"recall {built.index.recall:.4f} of the 10 nearest, with {asked}")
+    say(console, f"{built.bytes_per_image:.0f} bytes per image in the index; a full vector: {built.full_bytes}")
+    say(console, f"{built.milliseconds:.3f} ms per query; exact search: {built.exact_milliseconds:.3f} ms")

@@ -23,12 +23,12 @@ def curvature(
     from dmlkit.look.curvature import SAMPLE, measure_curvature
 
     measured = measure_curvature(source, split=split, device=device, overrides=overrides or [], manifold=manifold)
-    console, found = Console(), measured.hyperbolicity
+    console, tree = Console(), measured.hyperbolicity
     say(console, f"{measured.points} {measured.what}")
-    samples = f"{len(found.deltas)} samples of {min(SAMPLE, measured.points)}"
-    spread = f"{found.mean:.3f} ± {found.deviation:.3f} ({samples}; 0 is a tree)"
+    samples = f"{len(tree.deltas)} samples of {min(SAMPLE, measured.points)}"
+    spread = f"{tree.mean:.3f} ± {tree.deviation:.3f} ({samples}; 0 is a tree)"
     say(console, f"relative delta-hyperbolicity {spread}")
-    ends = found.curvatures_within_deviation()
+    ends = tree.curvatures_within_deviation()
     within = " ({:.3f} to {:.3f} within one standard deviation of delta)".format(*ends) if ends else ""
-    say(console, f"suggested curvature: {found.curvature:.3f}{within}")
-    say(console, f'try: --set "manifold={{name: poincare, curvature: {found.curvature:.3f}}}"')
+    say(console, f"suggested curvature: {tree.curvature:.3f}{within}")
+    say(console, f'try: --set "manifold={{name: poincare, curvature: {tree.curvature:.3f}}}"')

@@ -54,7 +54,7 @@ def identify(
     writers = {path: None if path.suffix.lower() == PAGE else writer_of(path, images, read) for path in output or []}
     rule.check()  # before images are embedded to choose a weight
     model = chosen.choose(source, images, bar=bars(console))
-    found = identify_images(
+    identified = identify_images(
         source,
         images,
         rule=rule,
@@ -64,29 +64,29 @@ def identify(
         manifold=array.manifold,
         bar=bars(console),
     )
-    print_answers(found, images, console, is_kept=bool(output))
+    print_answers(identified, images, console, is_kept=bool(output))
     if model.fusion is not None:
         say(console, fusion_line(model.fusion.model_dump()))
-    size = len(found.neighbors.searched)
+    size = len(identified.neighbors.searched)
     if rule.k is not None and rule.k > size:
         say(console, f"note: -k {rule.k} is reduced to {size}, the number of images in {source}")
     for path, write in writers.items():
         if path.suffix.lower() == PAGE:
-            write_answers_page(found, path, (images, source), console)
+            write_answers_page(identified, path, (images, source), console)
         elif write is None:
-            found.write(path)
+            identified.write(path)
             say(console, f"wrote {path}")
         else:
-            say_prose(console, f"wrote {path}: {write_exchange(found, path, images, read, write)}")
+            say_prose(console, f"wrote {path}: {write_exchange(identified, path, images, read, write)}")
 
 
-def print_answers(found: "Identified", images: Path, console: Console, *, is_kept: bool) -> None:
+def print_answers(identified: "Identified", images: Path, console: Console, *, is_kept: bool) -> None:
     """Print the most doubtful answers, and counts and notes on all, which may be kept in a file."""
     from dmlkit.files.labels import UNKNOWN
 
-    doubtful = found.most_doubtful_first()
-    one, many = unit_of(found)
-    rows: list[list[str | list[str]]] = [[found.unit[0], "best guess", "nearest"]]
+    doubtful = identified.most_doubtful_first()
+    one, many = unit_of(identified)
+    rows: list[list[str | list[str]]] = [[identified.unit[0], "best guess", "nearest"]]
     shown = zip(doubtful.answers, doubtful.neighbors.boxes, doubtful.neighbors.neighbors(), strict=True)
     for answer, box, (path, neighbors) in islice(shown, MOST_SHOWN):
         guess = [answer.guess if answer.probability is None else f"{percent(answer.probability)} {answer.guess}"]
@@ -95,48 +95,48 @@ def print_answers(found: "Identified", images: Path, console: Console, *, is_kep
         near = [f"{similarity:.4f} {item.label}" for _, similarity, item in neighbors]
         below = [counted(answer.images, "image")] if one == "group" else [box.sides] if box else []
         rows.append([[within(path, images), *below], guess, near])
-    count = len(found.answers)
+    count = len(identified.answers)
     if count:
         which = f"the {MOST_SHOWN} most doubtful of {count} {many}" if count > MOST_SHOWN else "most doubtful first"
         print_table(rows, console, which)
-    unknown = sum(answer.label == UNKNOWN for answer in found.answers)
-    say(console, f"{counted(count, one, many)}, {unknown} unknown{floor_of(found)}")
-    if right := found.accuracy:
+    unknown = sum(answer.label == UNKNOWN for answer in identified.answers)
+    say(console, f"{counted(count, one, many)}, {unknown} unknown{floor_of(identified)}")
+    if right := identified.accuracy:
         wrong = right.images - right.right - right.unknown
         counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
         checked = counted(right.images, f"{one} with a known label", f"{many} with known labels")
         say(console, f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
         say(console, f"the best guess is correct for {right.guessed} of {right.images}")
-        others = [answer.label != UNKNOWN for answer in found.answers if answer.known is None]
+        others = [answer.label != UNKNOWN for answer in identified.answers if answer.known is None]
         if others:
             without = f"{counted(len(others), one, many)} without a known label of the gallery"
             say(console, f"{without}: {len(others) - sum(others)} unknown, {sum(others)} with a label")
-    if own := found.in_source:
+    if own := identified.in_source:
         themselves = counted(own, f"of these {many} is", f"of these {many} are")
         say_prose(console, f"note: {themselves} in the source, and found there; identify others for an accuracy")
     if count > MOST_SHOWN and not is_kept:
         say(console, f"-o FILE.csv and -o FILE.html contain all {count}")
-    if found.note:
-        say_prose(console, f"note: {found.note}")
-    if any(answer.probability is None for answer in found.answers):
+    if identified.note:
+        say_prose(console, f"note: {identified.note}")
+    if any(answer.probability is None for answer in identified.answers):
         needed = "2 labels or more, and 10 images of labels with several images"
         say_prose(console, f"note: no probabilities: they need {needed}")
-    say_skipped(console, found.neighbors.skipped)
+    say_skipped(console, identified.neighbors.skipped)
 
 
-def unit_of(found: "Identified") -> tuple[str, str]:
+def unit_of(identified: "Identified") -> tuple[str, str]:
     """Return what each answer is on, singular and plural: boxes, if none is on a full image or a group."""
-    boxes = found.neighbors.boxes
-    return ("box", "boxes") if found.unit[0] == "image" and boxes and all(boxes) else found.unit
+    boxes = identified.neighbors.boxes
+    return ("box", "boxes") if identified.unit[0] == "image" and boxes and all(boxes) else identified.unit
 
 
-def floor_of(found: "Identified") -> str:
+def floor_of(identified: "Identified") -> str:
     """Return below which probability or score images are unknown, in parentheses; sizes of groups have their own."""
-    least = sorted({one.least_probability for one in found.answers if one.least_probability is not None})
+    least = sorted({one.least_probability for one in identified.answers if one.least_probability is not None})
     if least:
         ends = " to ".join(dict.fromkeys(percent(one) for one in (least[0], least[-1])))
         return f" (probability below {ends})"
-    return "" if found.threshold is None else f" (score below {found.threshold:g})"
+    return "" if identified.threshold is None else f" (score below {identified.threshold:g})"
 
 
 def within(path: str, folder: Path) -> str:
@@ -145,12 +145,12 @@ def within(path: str, folder: Path) -> str:
     return str(place.relative_to(folder)) if place != folder and place.is_relative_to(folder) else path
 
 
-def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path], console: Console) -> None:
+def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, Path], console: Console) -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures of what was read are gone."""
     from dmlkit.files.labels import UNKNOWN
     from dmlkit.identify.page import Picture, Shelf, write_page
 
-    doubtful = found.most_doubtful_first()
+    doubtful = identified.most_doubtful_first()
     near = doubtful.neighbors
     shelves = (
         Shelf(
@@ -161,13 +161,13 @@ def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path],
             doubtful.answers, near.pictures, near.boxes, near.neighbors(), strict=True
         )
     )
-    unknown = sum(answer.label == UNKNOWN for answer in found.answers)
-    many = unit_of(found)[1]
-    notes = [f"{len(found.answers)} {many}, {unknown} unknown{floor_of(found)}; the most doubtful first"]
-    if right := found.accuracy:
+    unknown = sum(answer.label == UNKNOWN for answer in identified.answers)
+    many = unit_of(identified)[1]
+    notes = [f"{len(identified.answers)} {many}, {unknown} unknown{floor_of(identified)}; the most doubtful first"]
+    if right := identified.accuracy:
         notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} {many} with known labels")
     gone = write_page(path, f"{read[0]} in {read[1]}", notes, shelves)
-    tell_page(path, gone, len(found.answers), console, read)
+    tell_page(path, gone, len(identified.answers), console, read)
 
 
 def lines_of(answer: "Answer", group: str | None) -> list[str]:

@@ -41,9 +41,9 @@ def inspect(
     console = Console()
     bar = bars(console)
     of_points: dict[str, Any] = {**asdict(points), "overrides": points.overrides or [], "where": where_of(points.where)}
-    found = look_at(source, **of_points, bar=bar)
-    gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)
-    for note in found.notes:
+    findings = look_at(source, **of_points, bar=bar)
+    gone = write_inspection(findings, output, f"Inspection of {source}", bar=bar)
+    for note in findings.notes:
         say_prose(console, f"note: {note}")
     if gone:
         say(console, f"note: {counted(gone, 'picture is', 'pictures are')} missing: {why_missing(source)}")

@@ -13,7 +13,7 @@ from dmlkit.cli.options import (
     RunSplit,
     SetDataset,
     existing,
-    second_option,
+    second_run,
     where_of,
 )
 from dmlkit.errors import UserError
@@ -79,8 +79,7 @@ class BoxOptions(TableOptions):
 
     def read(self, where: str | None = None) -> "Boxes | None":
         """Return the options, with conditions on rows; None without any, for which nothing is imported."""
-        given = (self.box_source, self.box_margin, self.box_confidence, self.column, self.root, where)
-        if all(value in (None, []) for value in given):
+        if where is None and self == BoxOptions():
             return None
         from dmlkit.datasets.files.boxes import Boxes
 
@@ -154,7 +153,9 @@ class FusedModelOptions(ModelOptions):
 
     second: Annotated[
         Path | None,
-        second_option("RUN", "Add the similarity of a second run of the same dataset, weighted by validation classes."),
+        "RUN",
+        "Add the similarity of a second run of the same dataset, weighted by validation classes.",
+        second_run(),
     ] = None
 
     def choose(self, source: Path, *asked: Path, **others: Any) -> "ModelChoice":
@@ -167,3 +168,11 @@ class FusedModelOptions(ModelOptions):
 
         fusion = fusion_of(source, self.second, device=self.device, **others)
         return ModelChoice(self.run, fusion=fusion, device=self.device)
+
+
+@dataclass(frozen=True)
+class MovedModelOptions(FusedModelOptions):
+    """Options on the runs of a gallery, which may have moved."""
+
+    run: Annotated[Path | None, "RUN", "The gallery's run, if it has moved.", require_run] = None
+    second: Annotated[Path | None, "RUN", "The gallery's second run, if it has moved.", second_run()] = None

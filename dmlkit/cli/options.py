@@ -38,6 +38,7 @@ NAMES = {
     "overrides": ["--set"],
     "every": ["--all"],
     "box_source": ["--boxes"],
+    "second": ["--with"],
 }
 """Options whose name is not that of their field or parameter."""
 LAST = ("json", "device")
@@ -56,28 +57,6 @@ def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
         return value
 
     return callback
-
-
-def option(
-    metavar: str | None, meaning: str, *names: str, check: Callable[[Any], object] | None = None, **more: Any
-) -> Any:
-    """Return an option.
-
-    Args:
-        metavar: what ``--help`` shows as its value.
-        meaning: the help, which says what the default is if that is None; typer adds any other.
-        names: its names. Default: that of the parameter.
-        check: raises an error unless a value may be given, see `checked`.
-        more: see `typer.Option`.
-    """
-    more |= {} if check is None else {"callback": checked(check)}
-    return typer.Option(*names, metavar=metavar, help=meaning, **more)
-
-
-def argument(metavar: str, meaning: str, *, check: Callable[[Any], object] | None = None, **more: Any) -> Any:
-    """Return an argument, see `option`."""
-    more |= {} if check is None else {"callback": checked(check)}
-    return typer.Argument(metavar=metavar, help=meaning, **more)
 
 
 def where_of(text: str | None) -> "Where | None":
@@ -101,13 +80,11 @@ class Writes:
 
 def check_written(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Check the paths that a command writes, as its options are marked by `Writes`."""
-    kinds = {name: getattr(kind, "__metadata__", ()) for name, kind in annotations.items()}
-    marks = {name: one for name, data in kinds.items() for one in data if isinstance(one, Writes)}
-    read = [value for name, value in values.items() if name not in marks]
-    paths = [path for value in read for path in (value if isinstance(value, list) else [value])]
-    sources = [path for path in paths if isinstance(path, Path)]
+    paths = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    marks = {name: mark for name, kind in annotations.items() for mark in kind.__metadata__ if isinstance(mark, Writes)}
+    sources = [path for name, given in paths.items() if name not in marks for path in given if isinstance(path, Path)]
     for name, mark in marks.items():
-        for path in values[name] if isinstance(values[name], list) else filter(None, [values[name]]):
+        for path in filter(None, paths[name]):
             mark.check(path, *mark.args, sources=sources)
 
 
@@ -163,6 +140,8 @@ Conditions = Annotated[
     where_of,
 ]
 Json = Annotated[bool, "Print only JSON to standard output."]
+AS_PARTNER = {"parser": partner_path}
+"""How an option reads a second run, or ``local`` and the like."""
 DryRun = Annotated[bool, "Check everything and print the plan; write nothing."]
 
 
@@ -185,9 +164,9 @@ def declared(field: Parameter) -> Parameter | None:
     """Return a field of a dataclass, or a parameter, as the parameter of a command; None for one that is no option.
 
     An option is declared as ``Annotated[int | None, "COUNT", "Number of images that vote."]``: by its type, what
-    ``--help`` shows as its value, and its meaning. A flag has a meaning alone. A check of the value, a `Writes` and a
-    dictionary of more options of `typer.Option` may follow. A field that many commands share, see `SHARED`, has none.
-    Parameters before the ``/`` of a command are arguments.
+    ``--help`` shows as its value, and its meaning, which says what the default is if that is None. A flag has a meaning
+    alone. A check of the value, a `Writes` and a dictionary of more options of `typer.Option` may follow. A field that
+    many commands share, see `SHARED`, has none. Parameters before the ``/`` of a command are arguments.
     """
     kind, *said = get_args(field.annotation) if get_origin(field.annotation) is Annotated else (field.annotation,)
     if not said:
@@ -196,14 +175,13 @@ def declared(field: Parameter) -> Parameter | None:
     if not texts:
         return field
     marks = [one for one in said if isinstance(one, Writes)]
-    more: dict[str, Any] = next((one for one in said if isinstance(one, dict)), {})
-    check = next(filter(callable, said), None)
+    more: dict[str, Any] = {"help": texts[-1], "metavar": texts[0] if len(texts) > 1 else None}
+    more |= {} if (check := next(filter(callable, said), None)) is None else {"callback": checked(check)}
+    more |= next((one for one in said if isinstance(one, dict)), {})
     if field.kind is Parameter.POSITIONAL_ONLY:
-        made = argument(*texts, check=check, **more)
-    else:
-        names = NAMES.get(field.name, [f"--{field.name.replace('_', '-')}"])
-        made = option(texts[0] if len(texts) > 1 else None, texts[-1], *names, check=check, **more)
-    return field.replace(annotation=Annotated[kind, *marks, made])
+        return field.replace(annotation=Annotated[kind, *marks, typer.Argument(**more)])
+    names = NAMES.get(field.name, [f"--{field.name.replace('_', '-')}"])
+    return field.replace(annotation=Annotated[kind, *marks, typer.Option(*names, **more)])
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -257,23 +235,17 @@ def existing(expected: str) -> Callable[[Path], None]:
     return partial(require_path, expected=expected)
 
 
-def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
+def each(check: Callable[[Path], object]) -> Callable[[list[Path]], object]:
     """Return a check of several paths."""
-
-    def check_all(paths: list[Path]) -> None:
-        for path in paths:
-            check(path)
-
-    return check_all
+    return lambda paths: [*map(check, paths)]
 
 
 RunPath = Annotated[Path, "RUN", "Run folder, written by train; or timm:NAME, a pretrained model.", require_run]
 
 
-def second_option(metavar: str, meaning: str, *allowed: str) -> Any:
-    """Return the option ``--with`` of a command, which takes a second run, or one of some names instead."""
-    check = partial(require_second_run, allowed=tuple(map(Path, allowed)))
-    return option(metavar, meaning, "--with", check=check, parser=partner_path if allowed else None)
+def second_run(*allowed: str) -> Callable[[Path], None]:
+    """Return a check that a path is a run, or one of some names instead."""
+    return partial(require_second_run, allowed=tuple(map(Path, allowed)))
 
 
 def column_of(by: str | None) -> tuple[str, Path | None] | None:
@@ -295,17 +267,12 @@ def check_by(by: str) -> None:
         require_table(column[1])
 
 
-def by_option(prints: str, more: str = "") -> Any:
-    """Return the option ``--by`` of a command that ``prints`` figures."""
-    return option(
-        "[FILE:]COLUMN",
-        f"{prints} per value of this column of a table, e.g. camera, worst first. FILE: another table with the columns "
-        f"path and COLUMN. Default: the table that was embedded, or that of the run's dataset.{more}",
-        check=check_by,
-    )
-
-
-MovedRun = Annotated[Path | None, "RUN", "The gallery's run, if it has moved.", require_run]
+COLUMN = "[FILE:]COLUMN"
+PER_VALUE = (
+    "per value of this column of a table, e.g. camera, worst first. FILE: another table with the columns path and "
+    "COLUMN. Default: the table that was embedded, or that of the run's dataset."
+)
+"""What ``--by`` names, and the end of its meaning."""
 PAGE = ".html"
 Files = Annotated[
     list[Path] | None,

@@ -164,19 +164,17 @@ def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None
     if len(sources) == 1 and is_study(sources[0]):
         from dmlkit.study.report import epoch_groups, read_results
 
-        results = read_results(sources[0])
-        output = output or sources[0] / "plots" / "epochs.png"
-        plot_epochs(epoch_groups(sources[0], results), output, metric=metric)
-        variants = counted(len(results.variants), "variant")
-        say(Console(), f"wrote {output}: {variants}, {counted(len(results.seeds), 'seed')}")
-        return
-    if output is None and len(sources) > 1:
-        raise UserError(f"plot epochs: the curves of {len(sources)} runs need --output FILE, e.g. -o epochs.png")
-    check_target(output, sources)
-    groups = runs_by_recipe(sources)
-    output = output or RunFolder(sources[0]).plots / "epochs.png"
-    curves = plot_epochs(groups, output, metric=metric)
-    shown = f"{counted(len(curves), 'curve')} of {counted(len(sources), 'run')}"
+        results, place = read_results(sources[0]), sources[0] / "plots"
+        groups = epoch_groups(sources[0], results)
+        shown = f"{counted(len(results.variants), 'variant')}, {counted(len(results.seeds), 'seed')}"
+    else:
+        if output is None and len(sources) > 1:
+            raise UserError(f"plot epochs: the curves of {len(sources)} runs need --output FILE, e.g. -o epochs.png")
+        check_target(output, sources)
+        groups, place = runs_by_recipe(sources), RunFolder(sources[0]).plots
+        shown = f"{counted(len(groups), 'curve')} of {counted(len(sources), 'run')}"
+    output = output or place / "epochs.png"
+    plot_epochs(groups, output, metric=metric)
     say(Console(), f"wrote {output}: {shown}")
 
 
@@ -190,12 +188,10 @@ def results(
     """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""
     from dmlkit.study.report import plot_study, read_results, requested_metrics
 
-    output = output or study / "plots" / "results.png"
-    found = read_results(study)
-    metrics = requested_metrics(found, metric)
-    plot_study(found, output, metrics=metrics)
-    variants = counted(len(found.variants), "variant")
-    say(Console(), f"wrote {output}: {variants}, {counted(len(found.seeds), 'seed')}")
+    output, figures = output or study / "plots" / "results.png", read_results(study)
+    plot_study(figures, output, metrics=requested_metrics(figures, metric))
+    variants = counted(len(figures.variants), "variant")
+    say(Console(), f"wrote {output}: {variants}, {counted(len(figures.seeds), 'seed')}")
 
 
 def check_target(output: Path | None, runs: Sequence[Path]) -> None:

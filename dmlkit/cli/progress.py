@@ -78,7 +78,6 @@ class TrainingProgress:
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
-        """See `dmlkit.training.progress.Progress`."""
         now = perf_counter()
         if self.last is not None:
             current = images / (now - self.last)
@@ -89,7 +88,6 @@ class TrainingProgress:
             self.left = (now - started) / (self.done - start) * (self.epochs - self.done)
 
     def epoch(self, row: EpochRow) -> None:
-        """See `dmlkit.training.progress.Progress`."""
         self.last = None  # validation is not training time
         if row.validation and self.metric in row.validation:
             value = row.validation[self.metric]
@@ -108,7 +106,6 @@ class TrainingProgress:
 
     @contextmanager
     def images(self, what: str, total: int) -> Generator[Advance]:
-        """See `dmlkit.training.progress.Progress`."""
         live = self.live if self.live and self.live.is_started else None
         if live:
             live.stop()  # one bar at a time

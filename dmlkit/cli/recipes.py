@@ -1,7 +1,7 @@
 """``dmlkit list``, ``copy``, ``check`` and ``schema``: recipes and their components."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
@@ -21,8 +21,6 @@ from dmlkit.files.outputs import check_file, write_output
 if TYPE_CHECKING:
     from dmlkit.recipe.overrides import RecipeHeader
     from dmlkit.recipe.reference import MemberReference, Reference
-
-    Families = dict[str, tuple[MemberReference, ...]]
 
 LEAST_ROOM = 20  # characters of a description, also where the terminal is narrower
 
@@ -54,9 +52,13 @@ def list_members(
     elif family == "recipes":
         print_recipes(root, name, Console())
     elif family is None:
-        print_families(find_reference().families, Console())
+        families = find_reference().families
+        rows = [[name, ", ".join(member.name for member in members)] for name, members in families.items()]
+        print_table([["family", "members"], *rows], Console())
+        say(Console(), "dmlkit list FAMILY shows the members of a family, with their keys and defaults")
+        say(Console(), "dmlkit list recipes shows the recipes")
     else:
-        print_members(members_of(find_reference().families, family, name), Console())
+        print_members(members_of(family, name), Console())
 
 
 def find_reference() -> "Reference":
@@ -67,24 +69,17 @@ def find_reference() -> "Reference":
         return describe()
 
 
-def print_families(families: "Families", console: Console) -> None:
-    """Print one row per family."""
-    rows = [[name, ", ".join(member.name for member in members)] for name, members in families.items()]
-    print_table([["family", "members"], *rows], console)
-    say(console, "dmlkit list FAMILY shows the members of a family, with their keys and defaults")
-    say(console, "dmlkit list recipes shows the recipes")
-
-
-def members_of(families: "Families", family: str, name: str | None) -> "tuple[MemberReference, ...]":
+def members_of(family: str, name: str | None) -> "tuple[MemberReference, ...]":
     """Return the members of a family, or the one with a name."""
     from dmlkit.recipe.faults import suggest
 
+    families = find_reference().families
     if family not in families:
         raise UserError(f"list: unknown family {family!r}; {suggest(family, ['recipes', *families])}")
-    found = tuple(member for member in families[family] if name in (None, member.name))
-    if not found:
+    known = tuple(member for member in families[family] if name in (None, member.name))
+    if not known:
         raise UserError(f"list: {family} has no {name!r}; {suggest(str(name), [one.name for one in families[family]])}")
-    return found
+    return known
 
 
 def print_members(members: "Iterable[MemberReference]", console: Console) -> None:
@@ -109,35 +104,30 @@ def say_indented(console: Console, text: str, indent: int) -> None:
 
 
 def print_recipes(root: Path | None, group: str | None, console: Console) -> None:
-    """Print the recipes of dmlkit, one per line; those of one group, or below ``root``, with their full headers."""
+    """Print the recipes of dmlkit, a line each; those of one group, or below ``root``, with their full headers."""
     from dmlkit.recipe.overrides import find_recipes, shipped_recipes
 
-    found = find_recipes(root or shipped_recipes())
-    groups = {path.name if root is None else str(path): headers for path, headers in found.items()}
+    known = find_recipes(root or shipped_recipes())
+    groups = {path.name if root is None else str(path): headers for path, headers in known.items()}
     if group is not None and group not in groups:
         raise UserError(f"list: there is no group of recipes {group!r}; expected one of {', '.join(groups)}")
     shown = [group] if group else sorted(groups, key=lambda name: (name != "start", name != "glyphs", name))
     for name in shown:
         if group or root:
             print_headers(name, groups[name], console, is_shipped=root is None)
-        else:
-            print_lines(name, groups[name], console)
+            continue
+        say(console, name, style="bold")
+        names = [f"{name}/{header.path.stem}" for header in groups[name]]
+        width = max(map(len, names))
+        room = max(console.width - width - 4, LEAST_ROOM)
+        for title, header in zip(names, groups[name], strict=True):
+            summary = shorten(header.summary, room, placeholder=" ...", break_on_hyphens=False)
+            say(console, f"  {title:{width}}  {summary}".rstrip())
+        console.print()
     if root is None:
         say(console, "dmlkit train NAME trains a recipe; dmlkit copy NAME FILE copies it to change it")
     if root is None and group is None:
         say(console, "dmlkit list recipes GROUP shows full descriptions and published results")
-
-
-def print_lines(group: str, headers: "Sequence[RecipeHeader]", console: Console) -> None:
-    """Print one line per recipe: its name, and the words of its description that fit."""
-    say(console, group, style="bold")
-    names = [f"{group}/{header.path.stem}" for header in headers]
-    width = max(map(len, names))
-    room = max(console.width - width - 4, LEAST_ROOM)
-    for name, header in zip(names, headers, strict=True):
-        summary = shorten(header.summary, room, placeholder=" ...", break_on_hyphens=False)
-        say(console, f"  {name:{width}}  {summary}".rstrip())
-    console.print()
 
 
 def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: Console, *, is_shipped: bool) -> None:

@@ -35,12 +35,8 @@ def report_bug(
         "The recipe": recipe or "none",
         "Output of dmlkit --version": "\n".join(versions()),
     }
-    typer.echo("\n\n".join(f"# {title}\n{printable_lines(text)}" for title, text in sections.items()))
-
-
-def printable_lines(text: str) -> str:
-    """Escape the control characters of each line."""
-    return "\n".join(map(printable, text.rstrip().split("\n")))
+    lines = {title: map(printable, text.rstrip().split("\n")) for title, text in sections.items()}
+    typer.echo("\n\n".join("\n".join([f"# {title}", *text]) for title, text in lines.items()))
 
 
 def versions() -> Iterator[str]:

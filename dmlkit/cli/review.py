@@ -65,8 +65,8 @@ def review(
     asked = [] if add else [images]  # with --add, the images are embedded
     model = chosen.choose(gallery, *asked, bar=bars(console))
     options: Any = {"ask": number, "wrong": wrong, "model": model, "bar": bars(console)}
-    found, added_labels = review_labels(gallery, images, output, **options)
-    print_review(found, console)
+    folder, added_labels = review_labels(gallery, images, output, **options)
+    print_review(folder, console)
     if model.fusion is not None:
         say(console, fusion_line(model.fusion.model_dump()))
     if add and added_labels:
@@ -77,36 +77,36 @@ def review(
     if add:
         from dmlkit.gallery.change import add_images
 
-        added = add_images(gallery, found.to_add(), model=model, bar=bars(console))
+        added = add_images(gallery, folder.to_add(), model=model, bar=bars(console))
         say(console, f"{counted(added.added, 'image')} added to {gallery}; dmlkit gallery restore undoes it")
         return
     say(console, f"all labels: {output / LABELS}; --add adds them to {gallery}")
 
 
-def print_review(found: "ReviewFolder", console: Console) -> None:
+def print_review(opened: "ReviewFolder", console: Console) -> None:
     """Print how many labels may be wrong, and what to do next."""
     from dmlkit.review.table import QUESTIONS
 
-    now, wrong = found.statement(), found.review.wrong
+    now, wrong = opened.statement(), opened.review.wrong
     share = now.most_wrong / now.labels
     bound = f"of {counted(now.labels, 'label')} at most {now.most_wrong} ({share:.1%}) are wrong"
-    say(console, f"{bound}, with {1 - found.review.error:.0%} confidence, whenever you stop", style="bold")
+    say(console, f"{bound}, with {1 - opened.review.error:.0%} confidence, whenever you stop", style="bold")
     unknown = counted(now.unknown, "image is", "images are")
     say(console, f"{now.checked} checked, {now.corrected} of them wrong; {unknown} unknown")
     if now.spread:
         say(console, f"{counted(now.spread, 'label comes', 'labels come')} from answers on near-duplicates")
-    if new := found.new_labels():
-        known = {name.casefold(): name for name in found.review.names}
+    if new := opened.new_labels():
+        known = {name.casefold(): name for name in opened.review.names}
         alike = {label: f" (not {name!r})" for label in new if (name := known.get(label.casefold()))}
         named = ", ".join(f"{label!r}{alike.get(label, '')}" for label in new)
-        say(console, f"{counted(len(new), 'label')} that {found.review.gallery} did not have: {named}")
-        say(console, f"to correct one, write a path of it and another answer into {found.folder / QUESTIONS}")
+        say(console, f"{counted(len(new), 'label')} that {opened.review.gallery} did not have: {named}")
+        say(console, f"to correct one, write a path of it and another answer into {opened.folder / QUESTIONS}")
     if now.disagreements:
         say(console, f"reviewers disagree on {counted(now.disagreements, 'image')}, which get no label")
     if now.most_wrong > wrong * now.labels:
         say(console, f"about {now.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
-    if found.waiting or now.unknown:
-        table = found.folder / QUESTIONS
+    if opened.waiting or now.unknown:
+        table = opened.folder / QUESTIONS
         say(console, f"next: write answers into {table}, and run this command again")
-        gallery, folder = command_word(found.review.gallery), command_word(found.folder)
+        gallery, folder = command_word(opened.review.gallery), command_word(opened.folder)
         say(console, f"or answer on a page: dmlkit serve {gallery} --review {folder} --allow-writes")

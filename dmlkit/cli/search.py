@@ -59,8 +59,7 @@ def search(
     from dmlkit.identify.answers import write_neighbors
     from dmlkit.identify.search import search as search_images
 
-    console = Console(stderr=json)
-    again = rerank_of(rerank)
+    console, again = Console(stderr=json), rerank_of(rerank)
     model = chosen.choose(source, queries, bar=bars(console))
     answers = search_images(
         source,
@@ -78,28 +77,23 @@ def search(
         print_neighbors(answers, console)
     if model.fusion is not None:
         say(console, fusion_line(model.fusion.model_dump()))
-    print_notes(answers, k, source, console)
-    for path in output or []:
-        if path.suffix.lower() == PAGE:
-            write_neighbors_page(answers, path, (queries, source), console)
-        else:
-            write_neighbors(answers, path)
-            say(console, f"wrote {path}")
-
-
-def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> None:
-    """Print what was searched, how the neighbors were found, and what could not be."""
     if kind_of(source) == "run":
         images = counted(len(answers.searched), "image")
         say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
     if answers.rerank is not None:
         say(console, "note: re-ranking looks at the gallery as a whole, and at no other query")
     if answers.index is not None:
-        found = f"found by {answers.index.kind}, measured recall {answers.index.recall:.4f}"
-        say(console, f"note: {found}; use --exact for all")
+        how = f"found by {answers.index.kind}, measured recall {answers.index.recall:.4f}"
+        say(console, f"note: {how}; use --exact for all")
     if answers.k < k:
         say(console, f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")
     say_skipped(console, answers.skipped)
+    for path in output or []:
+        if path.suffix.lower() == PAGE:
+            write_neighbors_page(answers, path, (queries, source), console)
+        else:
+            write_neighbors(answers, path)
+            say(console, f"wrote {path}")
 
 
 def print_neighbors(answers: "Answers", console: Console) -> None:

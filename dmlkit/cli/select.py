@@ -92,50 +92,50 @@ def select(
         return
     require_one_label(labeled)  # before IMAGES are embedded
     asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars(console)))
-    found = select_images(labeled, asked, count=number, rule=method, threshold=threshold, bar=bars(console))
-    say_json(found.plain()) if json else print_selection(found, number, console)
+    selection = select_images(labeled, asked, count=number, rule=method, threshold=threshold, bar=bars(console))
+    say_json(selection.plain()) if json else print_selection(selection, number, console)
     if output is not None:
-        found.write(output)
+        selection.write(output)
         say(console, f"wrote {output}; write the labels into its column label")
 
 
-def print_selection(found: "ChosenImages", count: int, console: Console) -> None:
+def print_selection(selection: "ChosenImages", count: int, console: Console) -> None:
     """Print the first chosen images, and what was left out."""
     rows: list[list[str | list[str]]] = [["path", "guess", "similarity", "margin", "score"]]
-    numbers = zip(found.similarities.tolist(), found.margins.tolist(), found.scores.tolist(), strict=True)
-    for row, guess, figures in list(zip(found.rows.tolist(), found.guesses, numbers, strict=True))[:MOST_SHOWN]:
+    numbers = zip(selection.similarities.tolist(), selection.margins.tolist(), selection.scores.tolist(), strict=True)
+    for row, guess, figures in list(zip(selection.rows.tolist(), selection.guesses, numbers, strict=True))[:MOST_SHOWN]:
         cells = [f"{figure:.4f}" if abs(figure) < float("inf") else "" for figure in figures]
-        image = image_cell(found.images.short_paths[row], found.images.boxes[row])
+        image = image_cell(selection.images.short_paths[row], selection.images.boxes[row])
         rows.append([image, guess or "", *cells])
-    chosen, whole = len(found.rows), len(found.images)
+    chosen, whole = len(selection.rows), len(selection.images)
     if chosen:
         print_table(rows, console, f"{chosen} of {counted(whole, 'image')} to label next")
     if chosen > MOST_SHOWN:
         say(console, f"the first {MOST_SHOWN} are shown; -o FILE writes all")
-    if found.duplicates:
-        images = counted(found.duplicates, "image is a near-duplicate", "images are near-duplicates")
-        say(console, f"{images} of labeled or chosen ones (similarity of at least {found.threshold:.4f})")
+    if selection.duplicates:
+        images = counted(selection.duplicates, "image is a near-duplicate", "images are near-duplicates")
+        say(console, f"{images} of labeled or chosen ones (similarity of at least {selection.threshold:.4f})")
     if chosen < min(count, whole):
         say(console, f"note: -n {count} is reduced to {chosen}: all others are near-duplicates")
     elif chosen < count:
-        say(console, f"note: -n {count} is reduced to {chosen}, the number of images in {found.images.source}")
-    say_skipped(console, found.images.skipped)
+        say(console, f"note: -n {count} is reduced to {chosen}, the number of images in {selection.images.source}")
+    say_skipped(console, selection.images.skipped)
 
 
-def print_curve(found: "LearningCurve", console: Console) -> None:
+def print_curve(curve: "LearningCurve", console: Console) -> None:
     """Print the accuracies as labels grow, and whether selection is better than random choice."""
     rows = [["labels", "selected", "random", "difference, 95 % interval"]]
-    for point in found.points:
-        change, is_first = point.difference, point is found.points[0]
+    for point in curve.points:
+        change, is_first = point.difference, point is curve.points[0]
         ends = "" if is_first else f"{change.difference:+.4f}  {change.low:+.4f} .. {change.high:+.4f}"
         rows.append([f"{point.labels:,}", f"{point.selected:.4f}", f"{point.random:.4f}", ends])
-    print_table(rows, console, f"nearest-neighbor accuracy of {found.held_out:,} held-out images")
-    change = found.difference
+    print_table(rows, console, f"nearest-neighbor accuracy of {curve.held_out:,} held-out images")
+    change = curve.difference
     verdict = "not separable from random choice"
-    if found.is_separable:
+    if curve.is_separable:
         verdict = f"selection is {'better' if change.low > 0 else 'worse'} than random choice"
     ends = f"({change.low:+.4f} to {change.high:+.4f}, p {change.p_value:.2g})"
-    line = f"{verdict}: mean difference {change.difference:+.4f} {ends} over {found.seeds} seeds"
+    line = f"{verdict}: mean difference {change.difference:+.4f} {ends} over {curve.seeds} seeds"
     say(console, line, style="bold")
-    images = f"{found.images:,} images of {found.classes:,} labels"
+    images = f"{curve.images:,} images of {curve.classes:,} labels"
     say(console, f"{images}, the same model throughout; other images may differ")

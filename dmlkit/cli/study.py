@@ -15,6 +15,7 @@ from rich.table import Table
 from dmlkit.cli.console import cells, counted, print_table, say, say_json, show_table
 from dmlkit.cli.options import Device, DryRun, Json, Set, Writes, command, each, stem_of
 from dmlkit.errors import UserError
+from dmlkit.files.escape import near_path
 from dmlkit.files.outputs import check_file, check_folder
 from dmlkit.files.source import STUDY_MARK, require_study, require_study_file
 
@@ -70,9 +71,7 @@ def study(
         raise UserError(f"--workers {workers} {why}; start dmlkit without torchrun")
     console.quiet = not ranks.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
-    here = Path.cwd()  # as it was typed, not where this folder is on this machine
-    plugins = [file.relative_to(here) if file.is_relative_to(here) else file for file in plugin_files()]
-    files = [word for file in plugins for word in ("--plugin", str(file))]
+    files = [word for file in plugin_files() for word in ("--plugin", near_path(str(file)))]  # as they were typed
     command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets, *files])
     progress = RunsProgress(console)
     is_cut_off = False
@@ -177,32 +176,32 @@ def status(
     from dmlkit.study.record import StudyFailures
     from dmlkit.study.status import status_of
 
-    found = status_of(folder)
+    state = status_of(folder)
     if json:
-        say_json(found.model_dump(mode="json"))
+        say_json(state.model_dump(mode="json"))
         return
     console = Console()
-    say(console, found.claim)
-    print_table(rows_of(found), console)
-    failed = {run.folder: run.reason for run in found.runs if run.folder and run.reason}
+    say(console, state.claim)
+    print_table(rows_of(state), console)
+    failed = {run.folder: run.reason for run in state.runs if run.folder and run.reason}
     for line in StudyFailures(failed=failed).lines():
         say(console, f"failed: {line}")
-    say(console, totals(found))
-    if found.count("done") < len(found.runs) and not found.is_running:
-        say(console, f"no run is in progress; to resume: {found.command}")
+    say(console, totals(state))
+    if state.count("done") < len(state.runs) and not state.is_running:
+        say(console, f"no run is in progress; to resume: {state.command}")
 
 
-def rows_of(found: "StudyStatus") -> list[list[str]]:
+def rows_of(state: "StudyStatus") -> list[list[str]]:
     """Return one row per variant, or one per value that is tried for it."""
     from dmlkit.study.status import format_duration
 
     rows = [["variant", "seeds", "validation", "spent"]]
-    for (variant, choice), group in groupby(found.runs, key=lambda run: (run.variant, run.choice)):
+    for (variant, choice), group in groupby(state.runs, key=lambda run: (run.variant, run.choice)):
         runs = list(group)
         name = f"{variant} {choice}" if choice else variant
         if choice is None:
             name += " (not chosen yet)"
-        elif choice and choice == found.best.get(variant):
+        elif choice and choice == state.best.get(variant):
             name += " (best)"
         scores = [run.score for run in runs if run.score is not None]  # the value with the best mean is chosen
         seconds = sum(run.seconds for run in runs)
@@ -220,15 +219,15 @@ def seeds_of(runs: Iterable["RunStatus"]) -> str:
     return ", ".join(f"{' '.join(str(run.seed) for run in group)} {text}" for text, group in groupby(runs, key=far))
 
 
-def totals(found: "StudyStatus") -> str:
+def totals(study: "StudyStatus") -> str:
     """Return counts and times on one line."""
     from dmlkit.study.status import format_duration
 
-    counts = [f"{found.count('done')} of {len(found.runs)} runs done"]
-    counts += [f"{found.count(state)} {state}" for state in ("running", "stopped", "failed") if found.count(state)]
-    times = [f"{format_duration(found.seconds)} of training"]
-    if found.seconds_left:
-        times.append(f"about {format_duration(found.seconds_left)} left if runs train one after another")
-        if found.count("running") > 1:
-            times.append(f"{format_duration(found.seconds_left / found.count('running'))} with as many at once as now")
+    counts = [f"{study.count('done')} of {len(study.runs)} runs done"]
+    counts += [f"{study.count(state)} {state}" for state in ("running", "stopped", "failed") if study.count(state)]
+    times = [f"{format_duration(study.seconds)} of training"]
+    if study.seconds_left:
+        times.append(f"about {format_duration(study.seconds_left)} left if runs train one after another")
+        if study.count("running") > 1:
+            times.append(f"{format_duration(study.seconds_left / study.count('running'))} with as many at once as now")
     return f"{', '.join(counts)}; {', '.join(times)}"

@@ -13,7 +13,7 @@ from dmlkit.training.progress import Silent
 
 
 class RunsProgress:
-    """Progress of a study: a bar over all its epochs in a terminal, and a line after each trained run everywhere."""
+    """`StudyProgress`: a bar over all its epochs in a terminal, and a line after each trained run everywhere."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -42,16 +42,13 @@ class RunsProgress:
         self.bar.stop()
 
     def note(self, line: str) -> None:
-        """See `dmlkit.study.runs.run_study.StudyProgress`."""
         say(self.console, f"note: {line}")
 
     def expect(self, runs: int, epochs: int) -> None:
-        """See `dmlkit.study.runs.run_study.StudyProgress`."""
         self.runs, self.epochs = runs, epochs
         self.bar.update(self.task, total=epochs, runs=runs)
 
     def start_run(self, name: str, epochs: int) -> "RunLine":
-        """See `dmlkit.study.runs.run_study.StudyProgress`."""
         return RunLine(self, name, epochs)
 
     def start_training(self, name: str) -> None:
@@ -76,7 +73,7 @@ class RunsProgress:
 
 
 class RunLine(Silent):
-    """Progress of one run of a study.
+    """`RunProgress` of one run of a study.
 
     Args:
         epochs: number of epochs of all its models.
@@ -88,25 +85,21 @@ class RunLine(Silent):
         self.started: float | None = None  # None while there was nothing to train
 
     def start_model(self) -> None:
-        """See `dmlkit.study.runs.run_study.RunProgress`."""
         self.started = self.started or perf_counter()
         self.study.start_training(self.name)
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
-        """See `dmlkit.training.progress.Progress`."""
         study = self.study
         study.training[self.name] = self.trained + progress
         completed = study.epochs_behind + sum(study.training.values())
         study.bar.update(study.task, completed=completed, loss=loss, left=study.time_left())
 
     def epoch(self, row: EpochRow) -> None:
-        """See `dmlkit.training.progress.Progress`."""
         self.trained += 1
         self.study.trained += 1
         self.study.training[self.name] = self.trained
 
     def fail(self, reason: str) -> None:
-        """See `dmlkit.study.runs.run_study.RunProgress`."""
         study = self.study
         study.epochs_behind += self.epochs
         study.training.pop(self.name, None)
@@ -114,7 +107,6 @@ class RunLine(Silent):
         say(study.console, f"{self.name} failed: {reason if first == self.name else f'as {first} did'}")
 
     def finish(self, figures: dict[str, float]) -> None:
-        """See `dmlkit.study.runs.run_study.RunProgress`."""
         study = self.study
         study.finished += 1
         study.epochs_behind += self.epochs

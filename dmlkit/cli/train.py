@@ -1,4 +1,4 @@
-"""``dmlkit train``."""
+"""``dmlkit train`` and ``dmlkit final``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_metrics, say_prose
-from dmlkit.cli.options import Device, DryRun, RecipePath, Set, command, stem_of
+from dmlkit.cli.options import Device, DryRun, RecipePath, RunPath, Set, SetDataset, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dmlkit.datasets.files.dataset import Dataset
     from dmlkit.recipe.schema import Recipe
-    from dmlkit.run_folder.documents import Basis, PretrainedFigures, Summary
+    from dmlkit.run_folder.documents import Basis, Summary
     from dmlkit.run_folder.folder import RunFolder
 
 Resume = Annotated[bool, "Resume the run in the folder."]
@@ -77,6 +77,31 @@ def train(
         print_comparison(review, folder, device, is_compared=is_compared)
 
 
+@command("dmlkit final runs/demo")
+def final(
+    run: RunPath,
+    /,
+    output: Annotated[Path | None, "FOLDER", "Run folder to write. Default: RUN-final."] = None,
+    overrides: SetDataset = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    device: Device = "auto",
+) -> None:
+    """Train the recipe of a finished run on every class, for as many epochs as validation chose.
+
+    No class is left to test this model on: report the results of RUN for it.
+    """
+    from dmlkit.run_folder.folder import RunFolder, final_place
+
+    output = final_place(run, output)
+    RunFolder(output).check_startable(resume=resume, overwrite=overwrite)
+
+    from dmlkit.training.summary import final_recipe
+
+    recipe, basis = final_recipe(run, overrides or [])
+    train_and_print(recipe, output, device, resume=resume, overwrite=overwrite, basis=basis)
+
+
 def kept_keys(recipe: Path, overrides: list[str]) -> dict[str, Any]:
     """Return the keys `KEPT` of a recipe's dataset with their values."""
     from dmlkit.recipe.overrides import apply_overrides, read_tree
@@ -133,8 +158,8 @@ def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool)
     ranks = start_ranks(device)
     console = Console(quiet=not ranks.is_global_zero)
     if is_compared:
-        found = compare_on_answers(review, RunFolder(run), ranks, bar=bars(console))
-        say_prose(console, found.line(str(run)))
+        compared = compare_on_answers(review, RunFolder(run), ranks, bar=bars(console))
+        say_prose(console, compared.line(str(run)))
     table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
     say(console, f"next: dmlkit gallery create {command_word(run)} {table} -o GALLERY")
 
@@ -162,15 +187,12 @@ def train_and_print(
             summary = train_recipe(
                 recipe, output, device=ranks, progress=progress, resume=resume, overwrite=overwrite, basis=basis
             )
-    except TrainingStoppedError as stopped:
+    except (TrainingStoppedError, KeyboardInterrupt) as stopped:  # the latter before the first step
         how = "--resume instead of --overwrite" if overwrite else "--resume"
-        say(console, f"{stopped}; to resume, rerun the same command with {how}")
-        raise typer.Exit(STOPPED) from None
-    except KeyboardInterrupt:  # before the first step
-        say(console, "stopped; to resume, rerun the same command with --resume")
+        say(console, f"{str(stopped) or 'stopped'}; to resume, rerun the same command with {how}")
         raise typer.Exit(STOPPED) from None
     print_figures(summary, recipe.training.select_by, console)
-    for line in filter(None, (cost_of(summary), limits_of(recipe))):
+    for line in filter(None, costs_of(summary, recipe)):
         say_prose(console, line)
     if summary.skipped_images:
         images = counted(len(summary.skipped_images), "image")
@@ -185,6 +207,8 @@ def train_and_print(
 
 def print_figures(summary: "Summary", metric: str, console: Console) -> None:
     """Print the test metrics of the checkpoints, and first of all that training lost, if validation says so."""
+    from dmlkit.evaluation.compare import gain_message
+
     if summary.loss_message:
         say_prose(console, summary.loss_message)
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
@@ -201,37 +225,23 @@ def print_figures(summary: "Summary", metric: str, console: Console) -> None:
         say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")
     if summary.pretrained and summary.chosen.test:
         say_metrics(console, "pretrained  test", summary.pretrained.test)
-        say_prose(console, summary_gain(summary, summary.pretrained, metric))
+        change, units = summary.pretrained.difference.get(metric), f"{summary.pretrained.classes} classes"
+        ends = (change.low, change.high) if change and change.low is not None and change.high is not None else None
+        values = summary.chosen.test[metric], summary.pretrained.test[metric]
+        say_prose(
+            console, gain_message(metric, *values, ends, units, epoch=summary.chosen.epoch, epochs=summary.last.epoch)
+        )
 
 
-def summary_gain(summary: "Summary", pretrained: "PretrainedFigures", metric: str) -> str:
-    """Return a line on the gain from training, by the metric that chooses checkpoints."""
-    from dmlkit.evaluation.compare import gain_message
-
-    tuned, change = (summary.chosen.test or {})[metric], pretrained.difference.get(metric)
-    interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
-    epoch, epochs = summary.chosen.epoch, summary.last.epoch
-    return gain_message(
-        metric, tuned, pretrained.test[metric], interval, f"{pretrained.classes} classes", epoch=epoch, epochs=epochs
-    )
-
-
-def cost_of(summary: "Summary") -> str:
-    """Return the time and memory of a run, as far as known."""
-    parts: list[str] = []
-    if summary.seconds_per_epoch is not None:
-        parts.append(f"{summary.seconds_per_epoch:,.1f} s per epoch")
-    if summary.peak_memory_bytes is not None:
-        parts.append(f"at most {summary.peak_memory_bytes / 1e9:.2f} GB of memory")
-    return ", ".join(parts)
-
-
-def limits_of(recipe: "Recipe") -> str:
-    """Return that the license of the pretrained weights does not allow every use, if so."""
+def costs_of(summary: "Summary", recipe: "Recipe") -> tuple[str, str]:
+    """Return the time and memory of a run, as far as known; and a license of its weights that has conditions."""
     from dmlkit.backbones.weights import FREE, UNKNOWN, license_words
 
-    name = recipe.backbone.license()
-    return "" if name in (None, UNKNOWN, *FREE) else f"its pretrained weights have the {license_words(name)}"
+    time, memory, name = summary.seconds_per_epoch, summary.peak_memory_bytes, recipe.backbone.license()
+    parts = [] if time is None else [f"{time:,.1f} s per epoch"]
+    parts += [] if memory is None else [f"at most {memory / 1e9:.2f} GB of memory"]
+    limits = "" if name in (None, UNKNOWN, *FREE) else f"its pretrained weights have the {license_words(name)}"
+    return ", ".join(parts), limits
 
 
 def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, console: Console, *, resume: bool) -> None:

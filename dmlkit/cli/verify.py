@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_json
-from dmlkit.cli.options import Checkpoint, Json, ModelDevice, RunPath, Writes, command, existing, second_option
+from dmlkit.cli.options import AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, existing, second_run
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import LOCAL, require_image, require_path
@@ -51,12 +51,11 @@ def verify(
     checkpoint: Checkpoint = None,
     second: Annotated[
         Path | None,
-        second_option(
-            "RUN|local",
-            "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
-            "the patches of both images (local). For a run in a folder of this name, write ./local.",
-            LOCAL,
-        ),
+        "RUN|local",
+        "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of the "
+        "patches of both images (local). For a run in a folder of this name, write ./local.",
+        second_run(LOCAL),
+        AS_PARTNER,
     ] = None,
     json: Json = False,
     device: ModelDevice = "auto",
@@ -69,61 +68,62 @@ def verify(
     wanted = read_pairs(compared, root)
     ranks = start_ranks(device)
     console = Console(stderr=json, quiet=not ranks.is_global_zero)
-    found = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, second=second, ranks=ranks, bar=bars(console))
+    bar = bars(console)
+    result = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, second=second, ranks=ranks, bar=bar)
     if not ranks.is_global_zero:
         return
     if output is not None:
-        found.save(output)
+        result.save(output)
     if json:
-        say_json(found.stamped())
+        say_json(result.stamped())
         return
-    (print_verdict if len(compared) == 2 else print_verdicts)(found, console)
-    if found.fusion is not None:
-        say(console, fusion_line(found.fusion.model_dump()))
+    (print_verdict if len(compared) == 2 else print_verdicts)(result, console)
+    if result.fusion is not None:
+        say(console, fusion_line(result.fusion.model_dump()))
     if output is not None:
         say(console, f"written to {output}")
 
 
-def print_verdict(found: "Verification", console: Console) -> None:
+def print_verdict(result: "Verification", console: Console) -> None:
     """Print the verdict on a single pair, and below it the figures."""
     from dmlkit.evaluation.verification import answer
 
-    (pair,) = found.pairs
+    (pair,) = result.pairs
     # images that cannot be read are an error
     assert pair.same is not None and pair.score is not None and pair.probability is not None
     say(console, f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
-    say(console, f"{found.similarity} {pair.score:.6g}, threshold {threshold_text(found)}")
-    say(console, f"probability of the same class: {percent(pair.probability)}, at a prior of {found.prior:g}")
+    say(console, f"{result.similarity} {pair.score:.6g}, threshold {threshold_text(result)}")
+    say(console, f"probability of the same class: {percent(pair.probability)}, at a prior of {result.prior:g}")
 
 
-def threshold_text(found: "Verification") -> str:
+def threshold_text(result: "Verification") -> str:
     """Return the threshold with its error rate: a low one rejects pairs that are probably of the same class."""
-    return f"{found.threshold:.6g} (false accept rate {found.far:g})"
+    return f"{result.threshold:.6g} (false accept rate {result.far:g})"
 
 
-def print_verdicts(found: "Verification", console: Console) -> None:
+def print_verdicts(result: "Verification", console: Console) -> None:
     """Print the first pairs, and the error rates if the answers are known."""
     from dmlkit.evaluation.verification import answer
 
-    is_known = found.correctness is not None
+    is_known = result.correctness is not None
     rows = [["verdict", *(["known"] if is_known else []), "probability", "score", "a", "b"]]
-    for pair in found.pairs[:SHOWN]:
+    for pair in result.pairs[:SHOWN]:
         score = "" if pair.score is None else f"{pair.score:.6g}"
         known = "" if pair.known is None else answer(pair.known)
         chance = "" if pair.probability is None else percent(pair.probability)
         rows.append([pair.verdict, *([known] if is_known else []), chance, score, pair.a, pair.b])
-    print_table(rows, console, f"same class: {found.similarity} >= {threshold_text(found)}")
-    if len(found.pairs) > SHOWN:
-        say(console, f"and {len(found.pairs) - SHOWN:,} more; -o FILE or --json writes all")
-    say(console, f"probability: of the same class, at a prior of {found.prior:g}")
-    if found.correctness is not None:
-        right = found.correctness
+    print_table(rows, console, f"same class: {result.similarity} >= {threshold_text(result)}")
+    if len(result.pairs) > SHOWN:
+        say(console, f"and {len(result.pairs) - SHOWN:,} more; -o FILE or --json writes all")
+    say(console, f"probability: of the same class, at a prior of {result.prior:g}")
+    if result.correctness is not None:
+        right = result.correctness
         rates = [f"accuracy {right.accuracy:.4f}"]
         rates += [f"{name} {rate:.4f}" for name, rate in (("FAR", right.far), ("FRR", right.frr)) if rate is not None]
         say(console, f"{', '.join(rates)} over {right.same:,} same-class and {right.different:,} different-class pairs")
-    for fault in found.skipped[:SHOWN]:
+    for fault in result.skipped[:SHOWN]:
         say(console, f"could not be read: {fault}")
-    if found.skipped:
-        without = sum(pair.same is None for pair in found.pairs)
+    if result.skipped:
+        without = sum(pair.same is None for pair in result.pairs)
         left = f"{counted(without, 'pair')} without a verdict"
-        say(console, f"{counted(len(found.skipped), 'image')} could not be read; {left}")
+        say(console, f"{counted(len(result.skipped), 'image')} could not be read; {left}")

@@ -1,7 +1,7 @@
 """``dmlkit why``: which patches of two images make them similar."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.console import Console
 
@@ -10,9 +10,6 @@ from dmlkit.cli.options import Checkpoint, Device, Json, RunPath, Writes, comman
 from dmlkit.files.outputs import check_file
 from dmlkit.files.pictures import PICTURES
 from dmlkit.files.source import require_image
-
-if TYPE_CHECKING:
-    from dmlkit.identify.why import Explanation
 
 
 @command("dmlkit why runs/demo a.jpg b.jpg -o why.png")
@@ -33,42 +30,38 @@ def why(
     from dmlkit.plots.why import plot_explanation
 
     ranks = start_ranks(device)
-    found, images = explain(run, a, b, checkpoint=checkpoint, ranks=ranks)
+    explanation, images = explain(run, a, b, checkpoint=checkpoint, ranks=ranks)
     if not ranks.is_global_zero:
         return
     console = Console(stderr=json)
     if output is not None:
-        plot_explanation(found, images, output, lines=number)
+        plot_explanation(explanation, images, output, lines=number)
     if json:
-        say_json(found.stamped())
+        say_json(explanation.stamped())
     else:
-        print_explanation(found, number, console)
+        (rows, columns), line = explanation.grid, f"{explanation.score:.6g}"
+        name = explanation.similarity.replace("_", " ")
+        if explanation.threshold is not None:
+            verdict = "same class" if explanation.score >= explanation.threshold else "different"
+            line += f", threshold {explanation.threshold:.6g}: {verdict}"
+        say(console, f"{name} {line}", style="bold")
+        table = [["contribution", "row, column in A", "row, column in B"]]
+        for *patches, contribution in explanation.strongest(number):
+            ends = (f"{one // columns + 1}, {one % columns + 1}" for one in patches)
+            table.append([f"{contribution:.4f}", *ends])
+        print_table(table, console, f"patches of a grid of {rows} x {columns}")
+        total = sum(map(sum, explanation.contributions))
+        pairs = f"{(rows * columns) ** 2:,} pairs of patches"
+        gradient = f"{total:.4g}: they are the gradient of the {name} along the inner product"
+        whole = f"the {name}" if explanation.is_sum else f"{gradient}; the rest depends on the lengths of both vectors"
+        say(console, f"the contributions of all {pairs} sum to {whole}")
+        for image, falls in zip("AB", explanation.falls, strict=True):
+            most = max(falls)
+            row, column = divmod(falls.index(most), columns)
+            place = f"row {row + 1}, column {column + 1} of {image}"
+            say(console, f"painting over {place} lowers the {name} most, by {most:.4f}")
+        spread = max(explanation.spread)
+        if spread >= 0.01:
+            say(console, f"note: {percent(spread)} of a vector are biases, which are spread evenly over the patches")
     if output is not None:
         say(console, f"written to {output}")
-
-
-def print_explanation(found: "Explanation", number: int, console: Console) -> None:
-    """Print the similarity and the pairs of patches that contribute most."""
-    name, (rows, columns), line = found.similarity.replace("_", " "), found.grid, f"{found.score:.6g}"
-    if found.threshold is not None:
-        verdict = "same class" if found.score >= found.threshold else "different"
-        line += f", threshold {found.threshold:.6g}: {verdict}"
-    say(console, f"{name} {line}", style="bold")
-    table = [["contribution", "row, column in A", "row, column in B"]]
-    for a, b, contribution in found.strongest(number):
-        ends = (f"{one // columns + 1}, {one % columns + 1}" for one in (a, b))
-        table.append([f"{contribution:.4f}", *ends])
-    print_table(table, console, f"patches of a grid of {rows} x {columns}")
-    total = sum(map(sum, found.contributions))
-    pairs = f"{(rows * columns) ** 2:,} pairs of patches"
-    gradient = f"{total:.4g}: they are the gradient of the {name} along the inner product"
-    whole = f"the {name}" if found.is_sum else f"{gradient}; the rest depends on the lengths of both vectors"
-    say(console, f"the contributions of all {pairs} sum to {whole}")
-    for image, falls in zip("AB", found.falls, strict=True):
-        most = max(falls)
-        row, column = divmod(falls.index(most), columns)
-        place = f"row {row + 1}, column {column + 1} of {image}"
-        say(console, f"painting over {place} lowers the {name} most, by {most:.4f}")
-    spread = max(found.spread)
-    if spread >= 0.01:
-        say(console, f"note: {percent(spread)} of a vector are biases, which are spread evenly over the patches")
