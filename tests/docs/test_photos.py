@@ -65,6 +65,15 @@ def test_the_home_page_has_the_lines_of_the_tutorial():
     assert len(called) == 5 and None not in lines
 
 
+def test_the_home_page_and_the_readme_have_the_figures_of_the_tutorial():
+    tutorial, readme = page("guides/photos"), (ROOT / "README.md").read_text("utf-8")
+    for start in ("map@r on test:", "accuracy "):
+        assert re.findall(rf"{start}.*", readme)[0] in tutorial
+    right, unknown, wrong = re.findall(r"(\d+) right, (\d+) unknown, (\d+) wrong", tutorial)[0]
+    home = " ".join(page("index").split())
+    assert f"{right} got the right label, {wrong} a wrong one, and {unknown} none" in home
+
+
 def test_the_page_on_installing_lists_every_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     listed = re.findall(r"^\| `(\w+)` \|", page("install"), re.MULTILINE)
