@@ -84,10 +84,10 @@ class FirstBlocks(Backbone):
         images = torch.randn(2, *self.blank.shape[1:], generator=torch.Generator().manual_seed(0)).to(self.blank.device)
         try:
             with evaluating(self.whole):
-                expected, found = self.whole(images), LastBlocks(self)(self(images))
+                expected, computed = self.whole(images), LastBlocks(self)(self(images))
         except (RuntimeError, ValueError):  # e.g. maps of one blank image next to those of two
             raise self._inseparable() from None
-        if expected.shape != found.shape or (expected - found).abs().max() > 1e-3 * expected.abs().max():
+        if expected.shape != computed.shape or (expected - computed).abs().max() > 1e-3 * expected.abs().max():
             raise self._inseparable()
 
     def _inseparable(self) -> OptionError:

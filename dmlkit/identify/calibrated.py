@@ -85,5 +85,5 @@ class Identification(CalibrationSummary, frozen=True, extra="forbid"):
     def of(cls, gallery: GalleryFolder) -> "Identification | None":
         """Return the calibration of a gallery; None if it has none, or one of another model."""
         file = calibration_file(gallery.path, gallery.where)
-        found = cls.read(file) if file.exists() else None
-        return found if found and found.gallery_model == gallery.manifest.current else None
+        calibration = cls.read(file) if file.exists() else None
+        return calibration if calibration and calibration.gallery_model == gallery.manifest.current else None

@@ -113,7 +113,7 @@ def calibrate_gallery(
         absent = int(more.absent.sum())
         if size == 1 or (len(more.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
             fits.append(fit_of(more, fpir, decider.similarity_name, size))
-    found = Identification(
+    calibration = Identification(
         gallery_model=gallery.manifest.current,
         where=None if where is None else where.text,
         gallery_version=gallery.version,
@@ -126,8 +126,8 @@ def calibrate_gallery(
         is_optimistic=None if trained is None else is_optimistic,
     )
     with writing(path):
-        found.write(calibration_file(path, where))
-    return found
+        calibration.write(calibration_file(path, where))
+    return calibration
 
 
 def calibrate_by_value(
@@ -146,18 +146,18 @@ def calibrate_by_value(
     values = sorted({value for cell in columns[name] if (value := label_of(cell)) is not None})
     check_values(values, name)
     whole = calibrate_gallery(path, **options)
-    found = dict[str, Identification | UserError]()
+    calibrations = dict[str, Identification | UserError]()
     for value in values:
         where = Where.of_value(name, value)
         try:
-            found[value] = calibrate_gallery(path, where=where, **options)
+            calibrations[value] = calibrate_gallery(path, where=where, **options)
         except UserError as error:
-            found[value] = error
+            calibrations[value] = error
             calibration_file(path, where).unlink(missing_ok=True)
-    if any(isinstance(one, Identification) for one in found.values()):
+    if any(isinstance(one, Identification) for one in calibrations.values()):
         whole = whole.model_copy(update={"column": name})  # last, so that an interrupted command changes no threshold
         whole.write(calibration_file(path, None))
-    return whole, found
+    return whole, calibrations
 
 
 def most_tried(decider: Decider) -> int:

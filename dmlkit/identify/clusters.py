@@ -38,12 +38,12 @@ class Clusters:
     @cached_property
     def members(self) -> list[Tensor]:
         """Rows of each cluster, the medoid first: the row with the greatest sum of similarities to all of them."""
-        found: list[Tensor] = []
+        ordered: list[Tensor] = []
         for cluster in range(int(self.assignments.max()) + 1):
             rows = (self.assignments == cluster).nonzero()[:, 0]
             sums = similarity_sums(self.collection.manifold, self.collection.points[rows])
-            found.append(rows[sums.argsort(descending=True, stable=True)])
-        return found
+            ordered.append(rows[sums.argsort(descending=True, stable=True)])
+        return ordered
 
     @property
     def noise(self) -> int:
@@ -187,15 +187,15 @@ def _check_sizes(collection: PointsInMemory, clusters: int | None, threshold: fl
         check_reachable(collection.manifold, threshold)
 
 
-def _by_size(found: Tensor) -> Tensor:
+def _by_size(assigned: Tensor) -> Tensor:
     """Renumber clusters from 0, the largest first; of equally large ones that with the first row."""
-    is_kept = found >= 0
-    names, codes, sizes = found[is_kept].unique(return_inverse=True, return_counts=True)
-    first = torch.full((len(names),), len(found)).scatter_reduce(0, codes, is_kept.nonzero()[:, 0], "amin")
-    order = (-sizes * len(found) + first).argsort()
+    is_kept = assigned >= 0
+    names, codes, sizes = assigned[is_kept].unique(return_inverse=True, return_counts=True)
+    first = torch.full((len(names),), len(assigned)).scatter_reduce(0, codes, is_kept.nonzero()[:, 0], "amin")
+    order = (-sizes * len(assigned) + first).argsort()
     number = torch.empty_like(order)
     number[order] = torch.arange(len(order))
-    numbered = torch.full_like(found, NOISE)
+    numbered = torch.full_like(assigned, NOISE)
     numbered[is_kept] = number[codes]
     return numbered
 
@@ -264,12 +264,12 @@ def frechet_kmeans(
         for cluster in changed.nonzero()[:, 0].tolist():
             if len(members[cluster]):
                 centroids[cluster] = frechet_mean(manifold, points[members[cluster]]).to(points.dtype)
-        found, similarity = _nearest(manifold, points, centroids)
-        _fill_empty(found, similarity, clusters)
-        moved = found != assignments
+        closest, similarity = _nearest(manifold, points, centroids)
+        _fill_empty(closest, similarity, clusters)
+        moved = closest != assignments
         changed = torch.zeros(clusters, dtype=torch.bool)
-        changed[torch.cat([assignments[moved], found[moved]])] = True
-        assignments = found
+        changed[torch.cat([assignments[moved], closest[moved]])] = True
+        assignments = closest
         advance(len(points) // ITERATIONS)
         if not moved.any():
             break

@@ -140,7 +140,7 @@ class Decider:
         """
         if points.ndim == 3:
             return self._on_groups(points, own, absent, numbers)
-        found, remaining = dict[int, Decision](), list(range(len(points)))
+        decided, remaining = dict[int, Decision](), list(range(len(points)))
         length, size = self.length, len(self.codes)
         units, single = self.codes if absent else self.groups, len(self.sizes) - absent == 1
         while remaining:  # among more and more neighbors, until there is one with another label
@@ -152,10 +152,10 @@ class Decider:
                 codes = self.codes[rows[kept]]
                 if len(np.unique(codes)) > 1 or (single and len(codes)) or length == size:
                     scores = (similarities[torch.from_numpy(kept)] + 0.0).tolist()
-                    found[query] = vote(codes.tolist(), scores, self.voters)
-            remaining = [query for query in remaining if query not in found]
+                    decided[query] = vote(codes.tolist(), scores, self.voters)
+            remaining = [query for query in remaining if query not in decided]
             near, length = None, min(2 * length, size)
-        return [found[query] for query in range(len(points))]
+        return [decided[query] for query in range(len(points))]
 
     def _search(
         self, points: Tensor, length: int, own: np.ndarray | None, units: np.ndarray, numbers: Tensor | None
@@ -185,17 +185,17 @@ class Decider:
         if self.rescored is None or numbers is None:
             return self._of_points(points, own, 1.0)
         rescorer = self.rescored.rescorer
-        found = self._of_points(points, own, 1 - rescorer.share)  # matches of the nearest images never lower a score
+        scores = self._of_points(points, own, 1 - rescorer.share)  # matches of the nearest images never lower a score
         width = min(rescorer.most, len(self.codes))
         codes, units = torch.from_numpy(self.codes), self.codes if absent else self.groups
         for rows in torch.arange(len(points)).split(max(1, BLOCK_ROWS**2 // width)):
             near = self._search(points[rows], width, None if own is None else own[rows.numpy()], units, numbers[rows])
-            found[rows] = found[rows].scatter_reduce(1, codes[near.indices], near.similarities, "amax")
-        return found
+            scores[rows] = scores[rows].scatter_reduce(1, codes[near.indices], near.similarities, "amax")
+        return scores
 
     def _of_points(self, points: Tensor, own: np.ndarray | None, weight: float) -> Tensor:
         """Return the weighted similarity (Q, L) float64 of points to the nearest picture of every label."""
-        found = torch.full((len(points), len(self.sizes)), -torch.inf, dtype=torch.float64)
+        best = torch.full((len(points), len(self.sizes)), -torch.inf, dtype=torch.float64)
         codes, start = torch.from_numpy(self.codes), 0
         for block in self.searched.blocks(BLOCK_ROWS):
             columns = slice(start, start + len(block))
@@ -204,6 +204,6 @@ class Decider:
                 if own is not None:
                     units = self.groups[own[rows.numpy()]]
                     similarities[torch.from_numpy(units[:, None] == self.groups[columns])] = -torch.inf
-                found[rows] = found[rows].scatter_reduce(1, codes[columns].expand(len(rows), -1), similarities, "amax")
+                best[rows] = best[rows].scatter_reduce(1, codes[columns].expand(len(rows), -1), similarities, "amax")
             start += len(block)
-        return found
+        return best

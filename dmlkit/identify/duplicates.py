@@ -37,10 +37,10 @@ class DuplicateGroups:
     @cached_property
     def group_of(self) -> Tensor:
         """Group of each image, (N,) int64; -1 for an image in none."""
-        found = torch.full((len(self.collection),), -1)
+        numbers = torch.full((len(self.collection),), -1)
         for number, rows in enumerate(self.groups):
-            found[rows] = number
-        return found
+            numbers[rows] = number
+        return numbers
 
     @property
     def shelf_count(self) -> int:
@@ -65,11 +65,11 @@ class DuplicateGroups:
 
     def least(self) -> Tensor:
         """Return the similarity (N,) of each image to the least similar one of its group; infinite outside groups."""
-        found = torch.full((len(self.collection),), torch.inf, dtype=torch.float64)
+        least = torch.full((len(self.collection),), torch.inf, dtype=torch.float64)
         within = self._is_within()
         for ends in (self.pairs.first, self.pairs.second):
-            found.scatter_reduce_(0, ends[within], self.pairs.similarities[within], "amin")
-        return found
+            least.scatter_reduce_(0, ends[within], self.pairs.similarities[within], "amin")
+        return least
 
     def write(self, path: Path) -> None:
         """Write a CSV table: one row per image, group after group, with their boxes."""
@@ -240,9 +240,9 @@ def most_similar_pairs(
         raise UserError(f"{one.source}: has a single image; expected at least two")
     others = None if other is None else other.points
     with bar("comparing", len(one)) as advance:
-        found = neighbors_of(one.manifold, one.points, min(count, most), others, advance=advance)
-    first = torch.arange(len(one)).repeat_interleave(found.indices.shape[1])
-    second, similarities = found.indices.flatten(), found.similarities.flatten().double()
+        neighbors = neighbors_of(one.manifold, one.points, min(count, most), others, advance=advance)
+    first = torch.arange(len(one)).repeat_interleave(neighbors.indices.shape[1])
+    second, similarities = neighbors.indices.flatten(), neighbors.similarities.flatten().double()
     if other is None:  # both images of a pair may have found it
         pairs, places = torch.stack([first.minimum(second), first.maximum(second)], 1).unique(
             dim=0, return_inverse=True
@@ -251,4 +251,4 @@ def most_similar_pairs(
         similarities = torch.full((len(pairs),), -torch.inf).double().scatter_reduce(0, places, similarities, "amax")
     best = similarities.argsort(descending=True, stable=True)[:count]
     chosen = NearPairs(first[best], second[best], similarities[best])
-    return Matches(one, other or one, chosen), propose_threshold(found.similarities[:, 0])
+    return Matches(one, other or one, chosen), propose_threshold(neighbors.similarities[:, 0])

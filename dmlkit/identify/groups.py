@@ -59,7 +59,7 @@ def decide_groups(
     decider: Decider, asked: PointSet, groups: Sequence[Sequence[int]], numbers: Tensor | None
 ) -> list[Decision]:
     """Decide on groups of images, given by their rows, those with equally many at once."""
-    found: dict[int, Decision] = {}
+    decided: dict[int, Decision] = {}
     for size in {len(rows) for rows in groups}:
         places = torch.tensor([place for place, rows in enumerate(groups) if len(rows) == size])
         for part in places.split(max(1, QUERY_ROWS // size)):
@@ -67,21 +67,21 @@ def decide_groups(
             rows = rows[:, 0] if size == 1 else rows
             points = asked.points_at(rows.flatten()).reshape(*rows.shape, -1)
             decisions = decider.decide(points, numbers=None if numbers is None else numbers[rows])
-            found.update(zip(part.tolist(), decisions, strict=True))
-    return [found[place] for place in range(len(groups))]
+            decided.update(zip(part.tolist(), decisions, strict=True))
+    return [decided[place] for place in range(len(groups))]
 
 
 def neighbors_of_groups(near: Answers, groups: dict[str, list[int]]) -> Answers:
     """Return the nearest pictures of each group: those that are the most similar to any of its images."""
-    similarities, found = torch.empty(len(groups), near.k), torch.empty(len(groups), near.k, dtype=torch.int64)
+    similarities, nearest = torch.empty(len(groups), near.k), torch.empty(len(groups), near.k, dtype=torch.int64)
     for place, rows in enumerate(groups.values()):
         ranked = near.similarities[rows].flatten().sort(descending=True, stable=True)
         pictures = near.rows[rows].flatten()[ranked.indices]
         best = dict[int, float]()
         for picture, similarity in zip(pictures.tolist(), ranked.values.tolist(), strict=True):
             best.setdefault(picture, similarity)
-        found[place] = torch.tensor(list(best)[: near.k])
+        nearest[place] = torch.tensor(list(best)[: near.k])
         similarities[place] = torch.tensor(list(best.values())[: near.k])
     first = [near.pictures[rows[0]] for rows in groups.values()]
     named = {"queries": list(groups), "pictures": first, "boxes": [None] * len(groups)}
-    return replace(near, **named, similarities=similarities, rows=found)
+    return replace(near, **named, similarities=similarities, rows=nearest)

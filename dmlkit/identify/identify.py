@@ -95,10 +95,10 @@ def identify(
     values = None if column is None else _values(home, asked, column, boxes)
     if column is None or gallery is None or values is None:
         numbers = None if second is None else second.ask(asked, model, bar=bar)
-        found = identifier.answers(asked, known, groups, numbers)
+        identified = identifier.answers(asked, known, groups, numbers)
         if column is not None:
             note = f"the thresholds per {column} do not apply: {home} is no table with this column"
-            found = replace(found, note="; ".join(filter(None, [found.note, note])))
+            identified = replace(identified, note="; ".join(filter(None, [identified.note, note])))
     else:
         points, names = in_memory(asked), list(groups or ())
 
@@ -109,14 +109,14 @@ def identify(
             named = {names[place]: list(islice(start, len(units[place]))) for place in some} if groups else None
             right = [known[row] if known[row] in own.names else None for row in rows]
             numbers = None if second is None else second.ask(asked, model, torch.tensor(rows), bar)
-            found = own.answers(points.part(torch.tensor(rows)), right, named, numbers)
-            near = found.neighbors
+            identified = own.answers(points.part(torch.tensor(rows)), right, named, numbers)
+            near = identified.neighbors
             at = torch.tensor(searched.rows)[own.decider.numbers[near.rows]]
-            return replace(found, neighbors=replace(near, searched=gallery, rows=at))
+            return replace(identified, neighbors=replace(near, searched=gallery, rows=at))
 
-        found = _answers_by_value(gallery, column, [{values[row] for row in rows} for rows in units], answers)
+        identified = _answers_by_value(gallery, column, [{values[row] for row in rows} for rows in units], answers)
     places = [] if asked.images is None else asked.images.rows.tolist()
-    return replace(found, samples=[[places[row] for row in rows] for rows in units] if places else ())
+    return replace(identified, samples=[[places[row] for row in rows] for rows in units] if places else ())
 
 
 def _values(images: Path, asked: PointSet, column: str, boxes: Boxes | None) -> list[str | None] | None:
@@ -167,14 +167,14 @@ def _answers_by_value(
     if without:
         some = some_of([f"{value} ({count:,})" for value, count in sorted(without.items())])
         note += f", the others with all images, by the common one: {some}"
-    found = replace(
+    identified = replace(
         parts[0],
         answers=[answer for part in parts for answer in part.answers],
         neighbors=replace(near[0], **lists, **tensors),
         note="; ".join(dict.fromkeys([note, *(part.note for part in parts if part.note)])),
         in_source=sum(part.in_source for part in parts),
     )
-    return found.at(sorted(range(len(order)), key=order.__getitem__))
+    return identified.at(sorted(range(len(order)), key=order.__getitem__))
 
 
 class Identifier:
@@ -263,8 +263,8 @@ class Identifier:
         start = 0
         for block in asked.blocks(QUERY_ROWS):
             rows = slice(start, start + len(block))
-            found = Neighbors(near.similarities[rows], near.rows[rows])
-            yield from self.decider.decide(block, near=found, numbers=None if numbers is None else numbers[rows])
+            neighbors = Neighbors(near.similarities[rows], near.rows[rows])
+            yield from self.decider.decide(block, near=neighbors, numbers=None if numbers is None else numbers[rows])
             start = rows.stop
 
     def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
@@ -282,8 +282,8 @@ class Identifier:
         if self.fits:
             return self.fits[own].sigmoid, self.fits[own].threshold if self.threshold is None else None
         if own not in self.estimated:
-            found = estimate_probability(self.decider, own)
-            self.estimated[own] = self.probability(own // 2)[0] if found is None and own > 1 else found
+            sigmoid = estimate_probability(self.decider, own)
+            self.estimated[own] = self.probability(own // 2)[0] if sigmoid is None and own > 1 else sigmoid
         return self.estimated[own], None
 
 

@@ -5,7 +5,6 @@ that is not there. Both kinds have the same weight: the probability holds if eve
 A calibrated gallery keeps it, see `Identification`; otherwise it is estimated.
 """
 
-from collections.abc import Iterable
 from copy import copy
 from itertools import combinations_with_replacement
 from typing import NamedTuple, Self
@@ -53,21 +52,16 @@ class Trials(NamedTuple):
             own: (M,) their rows, if they are labeled points themselves.
             absent: whether the decider has no image of their labels, or shall leave them out.
         """
-        found = decider.decide(points, own, absent=absent and own is not None, numbers=numbers)
-        codes = np.array([decision.code for decision in found], np.int64)
+        decisions = decider.decide(points, own, absent=absent and own is not None, numbers=numbers)
+        codes = np.array([decision.code for decision in decisions], np.int64)
         return cls(
-            np.array([decision.margin or 0.0 for decision in found]),
-            np.array([decision.score for decision in found]),
+            np.array([decision.margin or 0.0 for decision in decisions]),
+            np.array([decision.score for decision in decisions]),
             np.zeros(len(codes), bool) if absent else codes == classes,
             np.full(len(codes), absent),
             classes,
             codes,
         )
-
-    @classmethod
-    def joined(cls, several: Iterable[Self]) -> Self:
-        """Return the decisions of at least one series of trials."""
-        return cls(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
 
     def chosen(self, rows: np.ndarray) -> Self:
         """Return some of the decisions."""
@@ -82,14 +76,14 @@ class Trials(NamedTuple):
         """Return the probabilities (M,), each by a fit to images, or pairs of them, all of whose classes are others."""
         classes = np.unique(self.classes, return_inverse=True)[1].reshape(len(self.classes), -1)
         folds = (np.random.default_rng(0).permutation(classes.max() + 1) % FOLDS)[classes]
-        found = np.empty(len(folds))
+        probabilities = np.empty(len(folds))
         for first, last in combinations_with_replacement(range(FOLDS), 2):
             own = (folds.min(1) == first) & (folds.max(1) == last)
             if own.any():
                 others = self.chosen(np.flatnonzero(~np.isin(folds, (first, last)).any(1)))
                 fitted = self if others.absent.all() else others  # few classes: no other has images in the gallery
-                found[own] = fitted.fit(by_score=by_score).of(self.margins[own], self.scores[own])
-        return found
+                probabilities[own] = fitted.fit(by_score=by_score).of(self.margins[own], self.scores[own])
+        return probabilities
 
     def reliability(self, *, by_score: bool = False) -> Reliability:
         """Compare probabilities of fits to other classes with what was right; both kinds have the same weight."""
@@ -139,7 +133,7 @@ def trials_of(
     codes, labels = decider.codes, len(decider.sizes)
     trained = np.zeros(labels, bool) if is_trained is None else is_trained
     draws = 1 if size == 1 or decider.compares_matches else min(size, -(-SAMPLE * size // len(codes)))
-    found, is_optimistic = list[Trials](), False
+    series, is_optimistic = list[Trials](), False
     for seed in range(draws):
         part, groups = together(decider, size, seed)
         first, others = groups[:, 0], strangers.together(size, seed, most)
@@ -153,11 +147,11 @@ def trials_of(
             drawn = drawn_rows(np.flatnonzero(allowed), codes[first], most)
             rows, points = first[drawn], part.points_of(groups[drawn])
             numbers = part.numbers[torch.from_numpy(groups[drawn])].reshape(points.shape[:-1])
-            found.append(Trials.of(part, points, codes[rows], rows, absent=absent, numbers=numbers))
+            series.append(Trials.of(part, points, codes[rows], rows, absent=absent, numbers=numbers))
         if len(others.classes):
             points, classes, numbers = others
-            found.append(Trials.of(part, points, labels + classes, absent=True, numbers=numbers))
-    return Trials.joined(found), is_optimistic
+            series.append(Trials.of(part, points, labels + classes, absent=True, numbers=numbers))
+    return Trials(*(np.concatenate(columns) for columns in zip(*series, strict=True))), is_optimistic
 
 
 def together(decider: Decider, size: int, seed: int) -> tuple[Decider, np.ndarray]:
@@ -174,10 +168,10 @@ def together(decider: Decider, size: int, seed: int) -> tuple[Decider, np.ndarra
     one_each = np.random.default_rng(seed).permutation(len(decider.codes))
     one_each = one_each[np.unique(decider.groups[one_each], return_index=True)[1]]
     rows = one_each[random_groups(decider.codes[one_each], size, seed)]
-    found, merged = copy(decider), np.arange(decider.groups.max() + 1)
+    merged_decider, merged = copy(decider), np.arange(decider.groups.max() + 1)
     merged[decider.groups[rows]] = decider.groups[rows[:, :1]]
-    found.groups = merged[decider.groups]
-    return found, rows[rows[:, 0].argsort()]
+    merged_decider.groups = merged[decider.groups]
+    return merged_decider, rows[rows[:, 0].argsort()]
 
 
 def are_repeated(decider: Decider) -> np.ndarray:
@@ -232,9 +226,9 @@ def fit_sigmoid(
 
     bounds = [(0, None), (0, None), (None, None)]
     options = {"ftol": 1e-12, "gtol": 1e-8}
-    found = minimize(loss, np.zeros(3), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-    slopes = found[:2] / scale
-    return Sigmoid(float(slopes[0]), float(slopes[1]), float(found[2] - slopes @ center))
+    solution = minimize(loss, np.zeros(3), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    slopes = solution[:2] / scale
+    return Sigmoid(float(slopes[0]), float(slopes[1]), float(solution[2] - slopes @ center))
 
 
 def estimate_probability(decider: Decider, size: int = 1) -> Sigmoid | None:
@@ -244,8 +238,8 @@ def estimate_probability(decider: Decider, size: int = 1) -> Sigmoid | None:
     """
     if len(decider.sizes) < 2:
         return None
-    found = trials_of(decider, size, SAMPLE_MATCHED // size if decider.compares_matches else SAMPLE)[0]
-    return None if (~found.absent).sum() < LEAST else found.fit()
+    trials = trials_of(decider, size, SAMPLE_MATCHED // size if decider.compares_matches else SAMPLE)[0]
+    return None if (~trials.absent).sum() < LEAST else trials.fit()
 
 
 def drawn_rows(rows: np.ndarray, codes: np.ndarray, most: int) -> np.ndarray:

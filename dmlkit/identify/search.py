@@ -112,14 +112,14 @@ def nearest(
     With ``rescored`` the second similarity counts too, for which the queries' images have the ``numbers`` (Q,).
     """
     base = reranked or (rescored.base if rescored else searcher_of(searched, exact=exact))
-    k, start, found = min(k, len(searched)), 0, list[Neighbors]()
+    k, start, blocks = min(k, len(searched)), 0, list[Neighbors]()
     with bar("searching", len(asked)) as advance:
         for block in asked.blocks(QUERY_ROWS if rescored is None else RESCORED_ROWS):
             own = None if numbers is None else numbers[start : start + len(block)]
-            found.append(base.search(block, k) if rescored is None or own is None else rescored.search(block, k, own))
+            blocks.append(base.search(block, k) if rescored is None or own is None else rescored.search(block, k, own))
             start += len(block)
             advance(len(block))
-    neighbors, gallery = Neighbors.joined(found, k), gallery_of(searched)
+    neighbors, gallery = Neighbors.joined(blocks, k), gallery_of(searched)
     return Answers(
         searched,
         asked.paths,
@@ -141,8 +141,8 @@ class SearchedOften(PointsInMemory):
     ids: Sequence[str | int] = ()
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        found = map(int, rows)
-        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.boxes[row]) for row in found]
+        places = map(int, rows)
+        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.boxes[row]) for row in places]
 
     @cached_property
     def searcher(self) -> StoredGallery | ApproximateGallery:

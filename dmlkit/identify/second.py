@@ -43,17 +43,18 @@ class LocalMatches:
 
     def at(self, numbers: Tensor) -> Tensor:
         """Return the features (M, P, C) float16 of images; those of the gallery are read when they are needed."""
-        found, stored = torch.empty(len(numbers), *self.local.shape, dtype=torch.float16), numbers < len(self.gallery)
-        found[~stored] = self.added[numbers[~stored] - len(self.gallery)]
+        stored = numbers < len(self.gallery)
+        features = torch.empty(len(numbers), *self.local.shape, dtype=torch.float16)
+        features[~stored] = self.added[numbers[~stored] - len(self.gallery)]
         rows = numbers[stored]
         if not len(self.kept):
-            found[stored] = self.gallery.local_at(rows)
-            return found
+            features[stored] = self.gallery.local_at(rows)
+            return features
         missing = rows[~self.is_read[rows]].unique()
         if len(missing):
             self.kept[missing], self.is_read[missing] = self.gallery.local_at(missing), True
-        found[stored] = self.kept[rows]
-        return found
+        features[stored] = self.kept[rows]
+        return features
 
     def ask(self, asked: PointSet, model: ModelChoice, rows: Tensor | None = None, bar: Bar = no_bar) -> Tensor:
         """Add the images of queries, or those in ``rows`` (M,), and return their numbers."""

@@ -89,20 +89,20 @@ def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None
         shown.append(item.input)
     seen, source = torch.stack(shown), "this model" if run is None else str(run.path)
     on_device = seen.to(trained.device)
-    found = pair_contributions(trained.model, *on_device, source=source)
+    parts = pair_contributions(trained.model, *on_device, source=source)
     threshold = None if run is None else threshold_of(run, trained.fingerprint)
     explanation = Explanation(
         weights=trained.fingerprint,
         a=images.paths[0],
         b=images.paths[1],
         similarity=trained.manifold.similarity_name,
-        score=found.score,
+        score=parts.score,
         threshold=None if threshold is None else threshold.threshold,
-        grid=found.grid,
-        contributions=tuple(tuple(row) for row in found.values.tolist()),
-        is_sum=found.is_sum,
-        spread=found.spread,
-        falls=painted_falls(trained.model, on_device, found.grid),
+        grid=parts.grid,
+        contributions=tuple(tuple(row) for row in parts.values.tolist()),
+        is_sum=parts.is_sum,
+        spread=parts.spread,
+        falls=painted_falls(trained.model, on_device, parts.grid),
     )
     return explanation, seen
 
@@ -220,9 +220,9 @@ def _last_map(
     seen: list[tuple[nn.Module, Tensor]] = []
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        found = inputs[0] if module is pooling else output
-        if isinstance(found, Tensor) and found.ndim == 4 and prod(found.shape[2:]) > 1:
-            seen.append((module, found))
+        maps = inputs[0] if module is pooling else output
+        if isinstance(maps, Tensor) and maps.ndim == 4 and prod(maps.shape[2:]) > 1:
+            seen.append((module, maps))
 
     watched = [pooling] if pooling is not None else list(model.backbone.modules())
     handles = [module.register_forward_hook(keep) for module in watched]

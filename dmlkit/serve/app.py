@@ -105,9 +105,9 @@ class Served:
     async def answered(self, pictures: Sequence[SentImage], work: Callable[[Tensor], Any]) -> Any:
         """Wait for the model's thread to embed pictures and work on their points."""
         with self.seconds.time():
-            found = await asyncio.wrap_future(self.service.submit([one.pixels for one in pictures], work))
+            result = await asyncio.wrap_future(self.service.submit([one.pixels for one in pictures], work))
         self.embedded.inc(len(pictures))
-        return found
+        return result
 
     async def current(self) -> Snapshot:
         """Return the newest version of the points that are served."""
@@ -132,18 +132,18 @@ def served(request: Request) -> Served:
 
 def writer(request: Request) -> Served:
     """Return what a request changes."""
-    found = served(request)
-    if not found.access.allow_writes:
+    current = served(request)
+    if not current.access.allow_writes:
         raise HTTPException(403, "this server changes nothing; start it with --allow-writes")
-    return found
+    return current
 
 
 async def pictures_of(request: Request) -> AsyncGenerator[list[SentImage]]:
     """Yield the images of a request, which count as waiting until it is answered."""
-    found = served(request)
-    service, files = found.service, await read_files(request, found.access.root)
+    current = served(request)
+    service, files = current.service, await read_files(request, current.access.root)
     with service.held(len(files), await asyncio.to_thread(service.count_pixels, files)):
-        yield await found.decoded(lambda: [SentImage(*one, service.decode(*one)) for one in files])
+        yield await current.decoded(lambda: [SentImage(*one, service.decode(*one)) for one in files])
 
 
 def review_of(request: Request) -> ServedReview:
@@ -199,15 +199,15 @@ async def search(
     server: Server, pictures: SentImages, k: Annotated[int, Query(ge=1, le=MOST_NEIGHBORS)] = 10
 ) -> dict[str, Any]:
     """Return the k nearest images of each image."""
-    found = await server.answered(pictures, lambda points: server.service.search(points, k))
-    return {"queries": [{"name": one.name, "nearest": near} for one, near in zip(pictures, found, strict=True)]}
+    neighbors = await server.answered(pictures, lambda points: server.service.search(points, k))
+    return {"queries": [{"name": one.name, "nearest": near} for one, near in zip(pictures, neighbors, strict=True)]}
 
 
 @api.post("/identify", openapi_extra=BODY)
 async def identify(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return the label of each image, or ``unknown``."""
-    found = await server.answered(pictures, server.service.identify)
-    return {"answers": [{"name": one.name, **answer} for one, answer in zip(pictures, found, strict=True)]}
+    answers = await server.answered(pictures, server.service.identify)
+    return {"answers": [{"name": one.name, **answer} for one, answer in zip(pictures, answers, strict=True)]}
 
 
 @api.post("/verify", openapi_extra=BODY)
@@ -417,12 +417,12 @@ def explained(service: Service, images: Dataset) -> dict[str, Any]:
     if trained.fusion is not None:
         raise UserError("two models embed these images; an explanation needs one: create the gallery with one model")
     with torch.inference_mode(False), torch.enable_grad():
-        found, seen = explain_images(trained, images, None if service.run is None else RunFolder(service.run))
+        explanation, seen = explain_images(trained, images, None if service.run is None else RunFolder(service.run))
     return {
-        "similarity": found.similarity,
-        "score": found.score,
-        "grid": list(found.grid),
+        "similarity": explanation.similarity,
+        "score": explanation.score,
+        "grid": list(explanation.grid),
         "images": [base64.b64encode(ImageSamples().picture(one, SIDE)).decode() for one in seen],
-        "heat": found.falls,
-        "pairs": [{"a": a, "b": b, "contribution": value} for a, b, value in found.strongest(LINES)],
+        "heat": explanation.falls,
+        "pairs": [{"a": a, "b": b, "contribution": value} for a, b, value in explanation.strongest(LINES)],
     }

@@ -55,16 +55,13 @@ class ServedReview:
     def status(self) -> dict[str, Any]:
         """Return how many labels may be wrong, what is missing, and where reviewers disagree."""
         with self._lock:
-            found = self._review
-            found.refresh()
-            review = found.review
+            folder = self._review
+            folder.refresh()
             return {
-                **found.statement()._asdict(),
-                "error": review.error,
-                "wrong": review.wrong,
-                "images": review.images,
-                "new_labels": found.new_labels(),
-                "disagree": [{"row": row, "answers": found.answers(row)} for row in found.disagreements()[:20]],
+                **folder.statement()._asdict(),
+                **{name: getattr(folder.review, name) for name in ("error", "wrong", "images")},
+                "new_labels": folder.new_labels(),
+                "disagree": [{"row": row, "answers": folder.answers(row)} for row in folder.disagreements()[:20]],
             }
 
     def question(self, wanted: QuestionRequest) -> dict[str, Any]:

@@ -60,8 +60,7 @@ MOST_PIXELS_WAITING = 2 * MOST_PIXELS  # of all requests
 MOST_AT_ONCE = 32  # images in one batch of the model, unless a single request has more
 MOST_ON_CPU = 8  # the same on a CPU, where more are no faster; meanwhile the next ones are decoded (16 clients: +15 %)
 SENT = ("label", "guess", "probability", "score", "margin")  # of an answer
-UPLOADS = "uploads"
-"""Folder in a gallery for the images that a server adds."""
+UPLOADS = "uploads"  # folder in a gallery for the images that a server adds
 
 
 class Snapshot:
@@ -225,11 +224,11 @@ class Service:
     def identify(self, points: Tensor) -> list[dict[str, Any]]:
         """Return label, guess, probability, score, margin and nearest images of each point (n, D)."""
         asked = self._asked(points)  # before the rule, which needs labels
-        found = self.snapshot.identifier.answers(asked, [None] * len(points))
-        near = _nearest(found.neighbors)
+        identified = self.snapshot.identifier.answers(asked, [None] * len(points))
+        near = _nearest(identified.neighbors)
         return [
             {**{name: getattr(answer, name) for name in SENT}, "nearest": own}
-            for answer, own in zip(found.answers, near, strict=True)
+            for answer, own in zip(identified.answers, near, strict=True)
         ]
 
     def verify(self, points: Tensor) -> dict[str, Any]:
@@ -259,22 +258,22 @@ class Service:
                     with atomic_write(place) as partial:
                         partial.write_bytes(content)
                     new.append(place)
-        found = add_images(self.source, listed, trained=self.embedder.trained, model=self.chosen)
-        if found.added < len(new):  # but another process may have added the same image meanwhile
+        change = add_images(self.source, listed, trained=self.embedder.trained, model=self.chosen)
+        if change.added < len(new):  # but another process may have added the same image meanwhile
             kept = set(map(os.path.basename, GalleryFolder(self.source).paths))
             for place in new:
                 if place.name not in kept:
                     place.unlink(missing_ok=True)
-        messages = [*found.repeated, *found.skipped]
+        messages = [*change.repeated, *change.skipped]
         for path, name in names.items():
             messages = [message.replace(path, name) for message in messages]
-        return {"added": found.added, "messages": messages, "version": self.reopen()}
+        return {"added": change.added, "messages": messages, "version": self.reopen()}
 
     def add_listed(self, images: Sequence[LabelledImage]) -> dict[str, Any]:
         """Add image files to the gallery on the calling thread, with a model of its own."""
         torch.set_num_threads(1)  # of this thread: requests need the other cores
-        found = add_images(self.source, images, model=self.chosen)
-        return {"added": found.added, "messages": [*found.repeated, *found.skipped]}
+        change = add_images(self.source, images, model=self.chosen)
+        return {"added": change.added, "messages": [*change.repeated, *change.skipped]}
 
     def reopen(self) -> int:
         """Open the newest version of the gallery, and return its number."""
@@ -332,5 +331,5 @@ class Service:
         return PointsInMemory("request", searched.manifold, points, [""] * count, [None] * count)
 
 
-def _nearest(found: Answers) -> list[list[dict[str, Any]]]:
-    return [[neighbor.plain() for neighbor in neighbors] for _, neighbors in found.neighbors()]
+def _nearest(answers: Answers) -> list[list[dict[str, Any]]]:
+    return [[neighbor.plain() for neighbor in neighbors] for _, neighbors in answers.neighbors()]

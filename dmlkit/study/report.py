@@ -280,21 +280,21 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
 
     The p-values remain corrected for all statements of a study.
     """
-    found: dict[str, StudyResults] = {}
+    kept: dict[str, StudyResults] = {}
     for name, results in studies.items():
         verdicts = tuple(judged for judged in results.verdicts if judged.paper == paper)
         named = {variant for judged in verdicts for variant in (judged.better, judged.than)}
         variants = {variant: one for variant, one in results.variants.items() if variant in named}
         if verdicts and verdicts == results.verdicts:
-            found[name] = results
+            kept[name] = results
         elif verdicts:
-            found[name] = results.model_copy(update={"verdicts": verdicts, "variants": variants, "axis": None})
-    if not found:
+            kept[name] = results.model_copy(update={"verdicts": verdicts, "variants": variants, "axis": None})
+    if not kept:
         papers = dict.fromkeys(judged.paper for results in studies.values() for judged in results.verdicts)
         known = ", ".join(filter(None, papers))
         expected = f"expected one of {known}" if known else "add e.g. paper: mpa to a statement under expect"
         raise UserError(f"--paper {paper}: these studies have no statement of this paper; {expected}")
-    return found
+    return kept
 
 
 def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:

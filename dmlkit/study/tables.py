@@ -31,13 +31,13 @@ def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
     The rows of a statement are adjacent, and the first names it. A single study is not named.
     """
-    found: dict[str, dict[str, dict[str, str]]] = {}
+    cells_of: dict[str, dict[str, dict[str, str]]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
-            found.setdefault(judged.text, {}).setdefault(name, {})[judged.metric] = _difference_cell(judged)
-    metrics = dict.fromkeys(metric for rows in found.values() for cells in rows.values() for metric in cells)
+            cells_of.setdefault(judged.text, {}).setdefault(name, {})[judged.metric] = _difference_cell(judged)
+    metrics = dict.fromkeys(metric for rows in cells_of.values() for cells in rows.values() for metric in cells)
     rows = [["statement", "study", *metrics]]
-    for statement, group in found.items():
+    for statement, group in cells_of.items():
         for index, (name, cells) in enumerate(group.items()):
             rows.append(["" if index else statement, name, *(cells.get(metric, "") for metric in metrics)])
     return rows if len(studies) > 1 else [[first, *rest] for first, _, *rest in rows]
@@ -56,12 +56,12 @@ def disagreements(studies: Mapping[str, StudyResults]) -> list[str]:
 
     The decisions are "holds", "does not hold" and none. A single study is not named.
     """
-    found: dict[str, set[str | None]] = {}
+    decided: dict[str, set[str | None]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
             decision = judged.corrected_verdict if judged.corrected_verdict in ("holds", "does not hold") else None
-            found.setdefault(f"{judged.text} ({name})" if len(studies) > 1 else judged.text, set()).add(decision)
-    return [statement for statement, decisions in found.items() if len(decisions) > 1]
+            decided.setdefault(f"{judged.text} ({name})" if len(studies) > 1 else judged.text, set()).add(decision)
+    return [statement for statement, decisions in decided.items() if len(decisions) > 1]
 
 
 def trained_rows(results: StudyResults) -> Rows:
