@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from dmlkit.cli.console import bars, print_table, say, say_json
 from dmlkit.cli.options import Checkpoint, Device, Json, command
 from dmlkit.files.escape import command_word
@@ -33,15 +31,14 @@ def align(
 
     from dmlkit.look.align import align as align_run
 
-    console = Console(stderr=json)
-    alignment, place = align_run(older, run, images, output, checkpoint=checkpoint, device=device, bar=bars(console))
+    alignment, place = align_run(older, run, images, output, checkpoint=checkpoint, device=device, bar=bars())
     if json:
         say_json(alignment.stamped())
         return
     chosen = alignment.map if alignment.shrinkage is None else f"{alignment.map} {alignment.shrinkage:g}"
     others = ", ".join(f"{name} {error:.3g}" for name, error in alignment.errors.items() if name != chosen)
-    say(console, f"{chosen} map: mean squared distance {alignment.errors[chosen]:.3g} on images that chose it")
-    say(console, f"  others: {others}")
+    say(f"{chosen} map: mean squared distance {alignment.errors[chosen]:.3g} on images that chose it")
+    say(f"  others: {others}")
     has_ends = any(any(one.intervals.values()) for one in alignment.figures)  # fewer than 5 labels have none
     columns = [column for name in alignment.figures[0].metrics for column in (name, *(["95 %"] if has_ends else []))]
     rows = [["asked by", "among", *columns]]
@@ -53,11 +50,11 @@ def align(
         rows.append([one.queries, one.gallery, *cells])
     finds = "another image of its label" if alignment.finds == "label" else "the older point of the same image"
     unseen = ", all of labels that the map has not seen" if alignment.held_out == "labels" else ""
-    say(console, f"measured on {alignment.measured} other images{unseen}; each has to find {finds}")
-    print_table(rows, console)
+    say(f"measured on {alignment.measured} other images{unseen}; each has to find {finds}")
+    print_table(rows)
     for name, gain in alignment.gain.items():
         ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]"
         line = f"{name} of new among old minus old among old: {gain.difference:+.3f}{ends}, p = {gain.p_value:.3g}"
-        say(console, line)
-    say(console, f"wrote {place}: its embeddings may be compared with {older}, e.g.")
-    say(console, f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")
+        say(line)
+    say(f"wrote {place}: its embeddings may be compared with {older}, e.g.")
+    say(f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")

@@ -4,9 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-
-from dmlkit.cli.console import bars, print_table, say, say_json, say_prose
+from dmlkit.cli.console import Output, bars, print_table, say, say_json, say_prose
 from dmlkit.cli.evaluate import print_values
 from dmlkit.cli.option_groups import MovedModelOptions
 from dmlkit.cli.options import (
@@ -113,10 +111,9 @@ def calibrate(
     from dmlkit.identify.calibrated import calibration_file
     from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_by_value, calibrate_gallery
 
-    console = Console(stderr=json)
-    model = chosen.choose(source, bar=bars(console))
+    model = chosen.choose(source)
     own = {"fpir": labels.fpir, "strangers": labels.strangers, "near": labels.near}
-    asked_of: dict[str, Any] = {**own, "model": model, "bar": bars(console)}
+    asked_of: dict[str, Any] = {**own, "model": model, "bar": bars()}
     by_value, values = None, dict[str, "Identification | UserError"]()
     if asked is not None and asked[1] is None:
         result, values = calibrate_by_value(source, asked[0], **asked_of)
@@ -132,58 +129,54 @@ def calibrate(
         more = {"by": by_value and by_value.model_dump(mode="json"), "values": data}
         say_json(result.stamped() | {name: value for name, value in more.items() if value})
     else:
-        print_identification(result, source, console)
+        print_identification(result, source)
         if labels.fpir is None and result.requested > USUAL_FPIR:
             images = f"{result.fits[0].fpir.images:,} images of absent labels"
-            say_lowest("FPIR", result.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
-        print_values(by_value, console, ["fpir", "fnir"])
-        print_thresholds(values, by or "", console)
-        say(console, f"written to {calibration_file(source, conditions)} and {plot}")
+            say_lowest("FPIR", result.requested, images, USUAL_FPIR, LEAST_ACCEPTED)
+        print_values(by_value, ["fpir", "fnir"])
+        print_thresholds(values, by or "")
+        say(f"written to {calibration_file(source, conditions)} and {plot}")
         option = f" --where {command_word(labels.where)}" if labels.where else ""
-        say(console, f"next: dmlkit identify {command_word(source)} IMAGES{option}")
+        say(f"next: dmlkit identify {command_word(source)} IMAGES{option}")
 
 
-def print_identification(result: "Identification", gallery: Path, console: Console) -> None:
+def print_identification(result: "Identification", gallery: Path) -> None:
     """Print the rates of identification, of single images and of groups, and the reliability of its probabilities."""
     first, rows = result.fits[0], [["similarity", "images", "least probability", "FPIR", "FNIR"]]
     for one in result.fits:
         figures = (one.threshold, one.fpir.rate, one.fnir.rate)
         rows.append([one.similarity, str(one.size), *(f"{figure:.3f}" for figure in figures)])
-    print_table(rows, console, f"{gallery}, for one image and for groups of images (identify --by)")
+    print_table(rows, f"{gallery}, for one image and for groups of images (identify --by)")
     absent, present = (f"{rate.images:,} images of {rate.labels:,}" for rate in (first.fpir, first.fnir))
     say_prose(
-        console,
         f"FPIR is the share of {absent} absent labels that get a label, where each label meets the threshold that the "
-        f"others choose; FNIR is the share of {present} labels of the gallery that do not get their own",
+        f"others choose; FNIR is the share of {present} labels of the gallery that do not get their own"
     )
     if first.fpir.interval and first.fnir.interval:
         ends = "FPIR {:.3f} to {:.3f}, FNIR {:.3f} to {:.3f}".format(*first.fpir.interval, *first.fnir.interval)
-        say(console, f"on as many other labels: {ends} (95 %)")
+        say(f"on as many other labels: {ends} (95 %)")
     if first.fpir.rate > result.requested:
         say_prose(
-            console,
             f"note: the requested FPIR of {result.requested:g} is not reached, because the highest probabilities are "
-            "of images of one label; name more images of other labels with --strangers",
+            "of images of one label; name more images of other labels with --strangers"
         )
-    say(console, f"threshold: a label is given if its probability is at least {first.threshold:.3f}")
-    say(console, f"without the threshold {first.guessed:.3f} of the best guesses are correct")
-    say_reliability(result.reliability, console)
+    say(f"threshold: a label is given if its probability is at least {first.threshold:.3f}")
+    say(f"without the threshold {first.guessed:.3f} of the best guesses are correct")
+    say_reliability(result.reliability)
     if result.near is None:
         say_prose(
-            console,
             "note: if the gallery has several pictures of one scene, new images are missed more often than the FNIR "
             "says; --near SIMILARITY leaves near-duplicates out together, and dmlkit duplicates "
-            f"{command_word(gallery)} proposes the similarity",
+            f"{command_word(gallery)} proposes the similarity"
         )
     if result.is_optimistic:
         say_prose(
-            console,
             "note: these rates are optimistic: they are of labels that the model was trained on, which separate "
-            "better than others; add other labels to the gallery, or name strangers with --strangers FOLDER",
+            "better than others; add other labels to the gallery, or name strangers with --strangers FOLDER"
         )
 
 
-def print_thresholds(values: "dict[str, Identification | UserError]", column: str, console: Console) -> None:
+def print_thresholds(values: "dict[str, Identification | UserError]", column: str) -> None:
     """Print the threshold of each value of a column with its rates, and which values have too few images for one."""
     rows = [[column, "images", "labels", "least probability", "FPIR, 95 % interval", "FNIR, 95 % interval"]]
     requested, failed = list[str](), [(value, str(one)) for value, one in values.items() if isinstance(one, UserError)]
@@ -197,27 +190,27 @@ def print_thresholds(values: "dict[str, Identification | UserError]", column: st
             rows.append([value, f"{one.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
             requested.append(f"{value} {one.requested:g}")
     if requested:
-        print_table(rows, console, f"per {column}, among the images of the same {column} alone")
-        say_prose(console, f"requested FPIR: {some_of(requested)}")
+        print_table(rows, f"per {column}, among the images of the same {column} alone")
+        say_prose(f"requested FPIR: {some_of(requested)}")
     if failed:
         names, (first, reason) = some_of([value for value, _ in failed]), failed[0]
-        say_prose(console, f"note: identify takes the threshold of all images for {names}; {first}: {reason}")
+        say_prose(f"note: identify takes the threshold of all images for {names}; {first}: {reason}")
 
 
-def say_lowest(rate: str, requested: float, items: str, usual: float, least: int, console: Console) -> None:
+def say_lowest(rate: str, requested: float, items: str, usual: float, least: int) -> None:
     """Print that a rate is the lowest that some pairs or images allow."""
     needed = f"{usual:g} needs {least / usual:,.0f}"
-    say_prose(console, f"requested {rate}: {requested:g}, the lowest that {items} allow ({needed})")
+    say_prose(f"requested {rate}: {requested:g}, the lowest that {items} allow ({needed})")
 
 
-def say_reliability(reliability: "Reliability", console: Console) -> None:
+def say_reliability(reliability: "Reliability") -> None:
     """Print how far probabilities are from the shares that are right."""
     for name, value, ends in (
         ("expected calibration error", reliability.error, reliability.error_interval),
         ("Brier score", reliability.brier, reliability.brier_interval),
     ):
         interval = " ({:.3f} to {:.3f})".format(*ends) if ends else ""
-        say(console, f"{name} of the probabilities: {value:.3f}{interval}")
+        say(f"{name} of the probabilities: {value:.3f}{interval}")
 
 
 def _calibrate_run(
@@ -238,14 +231,14 @@ def _calibrate_run(
     from dmlkit.run_folder.folder import RunFolder
 
     ranks = start_ranks(device)
-    console = Console(stderr=json, quiet=not ranks.is_global_zero)
+    Output.console.quiet = not ranks.is_global_zero
     if column is not None:
         column_table(*column, run)
     asked: dict[str, Any] = {"far": far, "checkpoint": checkpoint, "overrides": overrides, "where": where}
-    threshold = calibrate_run(run, **asked, ranks=ranks, bar=bars(console))
+    threshold = calibrate_run(run, **asked, ranks=ranks, bar=bars())
     if not ranks.is_global_zero:
         return
-    by_value = None if column is None else pair_rates_by_value(run, threshold, *column, ranks=ranks, bar=bars(console))
+    by_value = None if column is None else pair_rates_by_value(run, threshold, *column, ranks=ranks, bar=bars())
     reliability, written = threshold.probability.reliability, str(RunFolder(run).threshold_path)
     if reliability is not None:
         place = RunFolder(run).plots / "reliability.png"
@@ -259,19 +252,19 @@ def _calibrate_run(
         if rates is not None:
             counts = (rates.classes, rates.images, rates.same, rates.different)
             rows.append([name, *(f"{count:,}" for count in counts), f"{rates.far:.2g}", f"{rates.frr:.2g}"])
-    print_table(rows, console, f"{threshold.checkpoint} checkpoint of {run}")
-    say(console, f"threshold: {threshold.similarity} >= {threshold.threshold:.6g} counts as the same class")
+    print_table(rows, f"{threshold.checkpoint} checkpoint of {run}")
+    say(f"threshold: {threshold.similarity} >= {threshold.threshold:.6g} counts as the same class")
     if far is None and threshold.far > USUAL_FAR:
         pairs = f"{threshold.validation.different:,} pairs of different classes"
-        say_lowest("FAR", threshold.far, pairs, USUAL_FAR, LEAST_ACCEPTED, console)
-    print_far_elsewhere(threshold, console)
+        say_lowest("FAR", threshold.far, pairs, USUAL_FAR, LEAST_ACCEPTED)
+    print_far_elsewhere(threshold)
     if reliability is not None:
-        say_reliability(reliability, console)
-    print_values(by_value, console, ["far", "frr"])
-    say(console, f"written to {written}")
+        say_reliability(reliability)
+    print_values(by_value, ["far", "frr"])
+    say(f"written to {written}")
 
 
-def print_far_elsewhere(threshold: "Threshold", console: Console) -> None:
+def print_far_elsewhere(threshold: "Threshold") -> None:
     """Print the interval of the FAR on other classes, or that there are too few classes for one, or for the FAR."""
     from dmlkit.evaluation.calibration import least_far
     from dmlkit.metrics.statistics import LEAST_CLASSES
@@ -279,21 +272,18 @@ def print_far_elsewhere(threshold: "Threshold", console: Console) -> None:
     classes = f"{threshold.validation.classes:,}"
     if threshold.far_interval is not None:
         low, high = threshold.far_interval
-        say_prose(
-            console, f"expected FAR on {classes} other classes: {low:.2g} to {high:.2g} (95 %, bootstrap over classes)"
-        )
+        say_prose(f"expected FAR on {classes} other classes: {low:.2g} to {high:.2g} (95 %, bootstrap over classes)")
         if threshold.test and not low <= threshold.test.far <= high:
-            say_prose(console, f"note: the FAR on the test classes is {threshold.test.far:.2g}, outside this interval")
+            say_prose(f"note: the FAR on the test classes is {threshold.test.far:.2g}, outside this interval")
         return
     pairs, least = least_far(threshold.validation.classes)
     if threshold.far < least:
         these = f"{pairs} pairs of classes, and the least is 1 / {pairs}: use --far {least:g}, or more classes"
         these = these if pairs > 1 else "a single pair of classes; use more classes"
-        say_prose(console, f"note: {classes} classes cannot carry a FAR of {threshold.far:g}: they are {these}")
+        say_prose(f"note: {classes} classes cannot carry a FAR of {threshold.far:g}: they are {these}")
     say_prose(
-        console,
         f"no interval for the FAR on other classes: it needs at least {LEAST_CLASSES} validation classes, got "
-        f"{classes}; train with a larger dataset.validation_fraction",
+        f"{classes}; train with a larger dataset.validation_fraction"
     )
     if (test := threshold.test) and test.far > 2 * threshold.far:
-        say_prose(console, f"note: the FAR on the test classes is {test.far:.2g}, not at most {threshold.far:g}")
+        say_prose(f"note: the FAR on the test classes is {test.far:.2g}, not at most {threshold.far:g}")

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import Console
-
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import PAGE, Files, SourcePath, command
@@ -45,10 +43,9 @@ def cluster(
     from dmlkit.identify.page import write_page
     from dmlkit.vectors.points import in_memory
 
-    console = Console()
     method = clustering_method(k, threshold, method)  # refuses before a run is embedded
-    collection = in_memory(points.open(source, bars(console)))
-    with bars(console)("clustering", len(collection)) as progress:
+    collection = in_memory(points.open(source, bars()))
+    with bars()("clustering", len(collection)) as progress:
         clusters = find_clusters(collection, clusters=k, threshold=threshold, method=method, advance=progress)
     rows: list[list[str | list[str]]] = [["cluster", "images", "label", "share", "path"]]
     for number, members, most in zip(range(1, MOST_SHOWN + 1), clusters.members, clusters.majorities(), strict=False):
@@ -56,19 +53,19 @@ def cluster(
         medoid = int(members[0])
         image = image_cell(collection.paths[medoid], collection.boxes[medoid])
         rows.append([str(number), str(len(members)), label, share, image])
-    print_table(rows, console, f"clusters of {collection.source}, each with its medoid")
+    print_table(rows, f"clusters of {collection.source}, each with its medoid")
     if len(clusters.members) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
-    say(console, summary_of(clusters))
-    say_skipped(console, collection.skipped)
+        say(f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
+    say(summary_of(clusters))
+    say_skipped(collection.skipped)
     for path in output or []:
         if path.suffix.lower() == PAGE:
             notes = [summary_of(clusters), "The first picture of each row is the medoid."]
             gone = write_page(path, f"clusters of {source}", notes, clusters.shelves(), rows="clusters")
-            tell_page(path, gone, len(clusters.members), console, [source], rows="clusters")
+            tell_page(path, gone, len(clusters.members), [source], rows="clusters")
         else:
             clusters.write(path)
-            say(console, f"wrote {path}")
+            say(f"wrote {path}")
 
 
 def summary_of(clusters: "Clusters") -> str:

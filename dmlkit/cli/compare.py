@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Console
-
-from dmlkit.cli.console import counted, print_table, say, say_json
+from dmlkit.cli.console import Output, counted, print_table, say, say_json
 from dmlkit.cli.options import Checkpoint, Device, Json, Writes, command, each
 from dmlkit.files.escape import as_latex, as_markdown
 from dmlkit.files.outputs import check_file, write_output
@@ -46,27 +44,26 @@ def compare(
     results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, ranks=ranks)
     if not ranks.is_global_zero:
         return
-    console = Console(stderr=json)
     metrics = max(len(name) for result in results for name in result.report.metrics)
-    room = max(8, console.width - 58 - min(metrics, 12))  # next to the other columns of the wider table
+    room = max(8, Output.console.width - 58 - min(metrics, 12))  # next to the other columns of the wider table
     lines = lines_of(results, differences, None if json else room)
     if json:
         say_json(as_plain(results, lines, by))
     else:
         values, changes = narrow_rows(lines)
-        print_table(values, console)
+        print_table(values)
         if changes:
-            print_table(changes, console, f"difference from {lines[0].name}")
+            print_table(changes, f"difference from {lines[0].name}")
         for line, name, result in zip(lines, short_names([one.name for one in results]), results, strict=False):
             if line.name != name:
-                say(console, f"{line.name}: {result.name}")
+                say(f"{line.name}: {result.name}")
     for note in notes_of(results, lines, differences, with_units=not json):
-        say(console, note)
+        say(note)
     if output is not None:
         rows = comparison_rows(lines_of(results, differences))
         text = as_markdown(rows) if output.suffix.lower() == ".md" else as_latex(rows)
         write_output(output, f"{text}\n")
-        say(console, f"wrote {output}")
+        say(f"wrote {output}")
 
 
 def notes_of(

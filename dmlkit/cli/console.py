@@ -33,32 +33,41 @@ TEXT_COLUMNS = (
 )
 
 
-def say(console: Console, text: str, *, style: str | None = None) -> None:
+class Output:
+    """Output of the command that runs: text goes to standard error if --json is given, which prints only JSON."""
+
+    console = Console()
+
+
+def say(text: str, *, style: str | None = None, console: Console | None = None) -> None:
     """Print a line of text; a terminal wraps it between words, but not a command, which may be copied as one line."""
+    console = console or Output.console
     is_one_line = not console.is_terminal or "dmlkit " in text
     console.print(Text(printable(text), style=style or ""), soft_wrap=is_one_line)
 
 
-def say_prose(console: Console, text: str) -> None:
+def say_prose(text: str, *, console: Console | None = None) -> None:
     """Print a sentence, also in a file as lines of the terminal's width, without breaking a name or a short command.
 
     Example:
-        >>> say_prose(Console(width=40), "the gallery is not calibrated; run dmlkit calibrate gal first")
+        >>> say_prose("the gallery is not calibrated; run dmlkit calibrate gal first", console=Console(width=40))
         the gallery is not calibrated; run
           dmlkit calibrate gal first
     """
+    console = console or Output.console
     for line in wrapped(printable(text), console.width):
         console.print(Text(line), soft_wrap=True)
 
 
-def say_metrics(console: Console, start: str, metrics: Mapping[str, float]) -> None:
+def say_metrics(start: str, metrics: Mapping[str, float], *, console: Console | None = None) -> None:
     """Print metrics after the start of a line, without breaking a name from its value.
 
     Example:
-        >>> say_metrics(Console(width=40), "last (epoch 9)  test", {"recall@1": 0.93214, "map@r": 0.5})
+        >>> say_metrics("last (epoch 9)  test", {"recall@1": 0.93214, "map@r": 0.5}, console=Console(width=40))
         last (epoch 9)  test recall@1 0.932
           map@r 0.500
     """
+    console = console or Output.console
     parts = [f"{name} {value:.3f}".replace(" ", "\0") for name, value in metrics.items()]
     for line in wrapped("  ".join([f"{start} {parts[0]}", *parts[1:]]) if parts else start, console.width):
         console.print(Text(printable(line)), soft_wrap=True)
@@ -71,13 +80,13 @@ def wrapped(text: str, width: int) -> list[str]:
     return [line.replace("\0", " ") for line in lines]
 
 
-def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:
+def print_table(rows: TableRows, title: str | None = None, *, console: Console | None = None) -> None:
     """Print a table with a header row; columns of numbers are right-aligned.
 
     If the longest words of the columns of text do not fit side by side, each row has its texts one below the other. If
     the columns of numbers do not fit either, an interval is below its number.
     """
-    texts = [name in TEXT_COLUMNS for name in rows[0]]
+    console, texts = console or Output.console, [name in TEXT_COLUMNS for name in rows[0]]
     if sum(texts) > 1 and _width(rows, texts, console) > console.width:
         rows = [_stacked(row, texts) for row in rows]
         texts = [*[False] * texts.count(False), True]
@@ -112,8 +121,9 @@ def _broken(cell: str | list[str]) -> str | list[str]:
     return parts if len(parts) > 1 else cell
 
 
-def show_table(table: Table, console: Console) -> None:
+def show_table(table: Table, console: Console | None = None) -> None:
     """Print a table. Numbers are never cut; the terminal wraps lines that are too long."""
+    console = console or Output.console
     width, numbers = console.width, [column.no_wrap or column.justify == "right" for column in table.columns]
     sizes = [_word_and_line((column.header, *column.cells), console) for column in table.columns]
     widest = [line for _, line in sizes]
@@ -137,11 +147,11 @@ def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[
     return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
 
 
-def bars(console: Console) -> "Bar":
+def bars() -> "Bar":
     """Return a function that shows a progress bar for each step of a command."""
     from dmlkit.vectors.progress_bar import image_progress
 
-    return partial(image_progress, console)
+    return partial(image_progress, Output.console)
 
 
 def image_cell(path: str, box: "Box | None") -> str | list[str]:
@@ -149,13 +159,13 @@ def image_cell(path: str, box: "Box | None") -> str | list[str]:
     return near_path(path) if box is None else [near_path(path), box.sides]
 
 
-def say_skipped(console: Console, messages: Sequence[str]) -> None:
+def say_skipped(messages: Sequence[str]) -> None:
     """Print the number of images that could not be read, and a line per reason."""
     if not messages:
         return
-    say(console, f"{counted(len(messages), 'image')} could not be read:")
+    say(f"{counted(len(messages), 'image')} could not be read:")
     for line in merged(messages):
-        say(console, f"  {line}")
+        say(f"  {line}")
 
 
 def percent(probability: float) -> str:

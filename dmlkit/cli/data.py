@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -64,17 +63,14 @@ def check(
     from dmlkit.loading.check import check_files, check_images, dataset_at
 
     config = dataset_at(target, dataset, overrides or [], columns=columns.columns(), root=columns.root)
-    console = Console()
     listing, findings = check_files(config)
-    with bars(console)("checking images", len(listing.labels)) as advance:
+    with bars()("checking images", len(listing.labels)) as advance:
         check_images(config, listing, findings, advance)
     if run is not None and threshold is not None:
         from dmlkit.identify.duplicates import check_leaks
 
         is_published = config.published is not None
-        check_leaks(
-            listing, findings, run, threshold, is_published=is_published, device=device or "auto", bar=bars(console)
-        )
+        check_leaks(listing, findings, run, threshold, is_published=is_published, device=device or "auto", bar=bars())
     title = Text(printable(f"{config.name}: {target}"))
     table = Table("check", "expected", "found", "verdict", title=title, title_justify="left")
     for column in table.columns[1:3]:
@@ -82,11 +78,11 @@ def check(
     for row in findings.rows:
         is_error = row.verdict == "fault"
         table.add_row(*cells([*row[:3], "error" if is_error else row.verdict]), style="red" if is_error else None)
-    show_table(table, console)
+    show_table(table)
     for kind, lines in (("error", findings.faults), ("note", findings.notes)):
         for line in lines if every else merged(lines):
-            say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
-    say(console, f"{counted(findings.errors, 'error')} found" if findings.errors else "no errors found")
+            say(f"{kind}: {line}", style="red" if kind == "error" else None)
+    say(f"{counted(findings.errors, 'error')} found" if findings.errors else "no errors found")
     if findings.errors:
         raise typer.Exit(DATA_ERROR)
 
@@ -104,7 +100,7 @@ def convert(
     """
     from dmlkit.files.image_table import lists_images, read_images, write_images
 
-    console, named, listed = Console(), columns.columns(), None
+    named, listed = columns.columns(), None
     if columns.root is None and (source.is_dir() or source.suffix.lower() == ".parquet"):
         from dmlkit.datasets.hf import saved_images
 
@@ -117,7 +113,7 @@ def convert(
         listed = folder_table(source)
     root = write_images(listed, output)
     for line in merged([*listed.notes, *(f"left out: {fault}" for fault in listed.faults)]):
-        say(console, f"note: {line}")
-    say(console, f"wrote {output}: {counted(len(listed), 'row')} of {', '.join(listed.table.column_names)}")
+        say(f"note: {line}")
+    say(f"wrote {output}: {counted(len(listed), 'row')} of {', '.join(listed.table.column_names)}")
     if root == listed.root and root != output.parent:
-        say(console, f"its paths are relative to {root}: read it with --root {root}")
+        say(f"its paths are relative to {root}: read it with --root {root}")

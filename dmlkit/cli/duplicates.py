@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import PAGE, Files, SourcePath, command
@@ -48,31 +46,36 @@ def duplicates(
         raise UserError(
             f"duplicates: --output {output[0]} needs --threshold; run the command without it for a proposal"
         )
-    console = Console()
-    ours = in_memory(points.open(source, bars(console)))
-    theirs = None if other is None else in_memory(replace(points, labels=None).open(other, bars(console)))
+    ours = in_memory(points.open(source, bars()))
+    theirs = None if other is None else in_memory(replace(points, labels=None).open(other, bars()))
     if threshold is None:
-        print_proposal(ours, theirs, console)
+        print_proposal(ours, theirs)
         return
     if theirs is None:
-        result = duplicate_groups(ours, threshold, bar=bars(console))
-        print_groups(result, console)
+        result = duplicate_groups(ours, threshold, bar=bars())
+        print_groups(result)
     else:
-        result = matches(ours, theirs, threshold, bar=bars(console))
-        print_matches(result, console)
-    say_skipped(console, ours.skipped)
+        result = matches(ours, theirs, threshold, bar=bars())
+        (one, another), pairs = result.images, len(result.pairs.first)
+        if pairs:
+            print_pairs(result, "near-duplicates")
+        where = f"{one} of {len(ours)} images in a, {another} of {len(theirs)} in b"
+        say(f"{counted(pairs, 'pair')} of near-duplicates: {where}")
+        if pairs > MOST_SHOWN:
+            say(f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")
+    say_skipped(ours.skipped)
     title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
     notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
     for path in output or []:
         if path.suffix.lower() == PAGE:
             gone, read = write_page(path, title, notes, result.shelves()), [source, *([] if other is None else [other])]
-            tell_page(path, gone, result.shelf_count, console, read, rows="rows")
+            tell_page(path, gone, result.shelf_count, read, rows="rows")
         else:
             result.write(path)
-            say(console, f"wrote {path}")
+            say(f"wrote {path}")
 
 
-def print_groups(result: "DuplicateGroups", console: Console) -> None:
+def print_groups(result: "DuplicateGroups") -> None:
     """Print the largest groups, and notes on all."""
     collection, least = result.collection, result.least()
     rows: list[list[str | list[str]]] = [["images", "min similarity", "label", "path"]]
@@ -83,36 +86,36 @@ def print_groups(result: "DuplicateGroups", console: Console) -> None:
         image = image_cell(collection.paths[first], collection.boxes[first])
         rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), image])
     if result.groups:
-        print_table(rows, console, f"near-duplicates in {collection.source}")
+        print_table(rows, f"near-duplicates in {collection.source}")
     groups = counted(len(result.groups), "group")
-    say(console, f"{counted(len(collection), 'image')}: {result.images} of them in {groups} of near-duplicates")
+    say(f"{counted(len(collection), 'image')}: {result.images} of them in {groups} of near-duplicates")
     if len(result.groups) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
+        say(f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
     if result.mixed:
-        say(console, f"note: {counted(result.mixed, 'group has', 'groups have')} several labels")
+        say(f"note: {counted(result.mixed, 'group has', 'groups have')} several labels")
     if result.loose:
         pairs = counted(result.loose, "more pair reaches", "more pairs reach")
-        say_prose(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
+        say_prose(f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
 
 
-def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", console: Console) -> None:
+def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None") -> None:
     """Print the most similar pairs, and a threshold that they suggest."""
     from dmlkit.identify.duplicates import most_similar_pairs
 
-    matches, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
-    print_pairs(matches, console, "most similar pairs")
+    matches, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars())
+    print_pairs(matches, "most similar pairs")
     if proposal is None:
         reason = "half of the images or more are equally similar to their nearest neighbor"
-        say_prose(console, f"no threshold is proposed: {reason}")
+        say_prose(f"no threshold is proposed: {reason}")
     else:
-        say(console, f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
+        say(f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
         gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
         where = "the upper half of the similarities of images to their nearest neighbor"
-        say_prose(console, f"it is the middle of the largest gap ({gap}) in {where}; check the pairs above")
-    say_skipped(console, one.skipped)
+        say_prose(f"it is the middle of the largest gap ({gap}) in {where}; check the pairs above")
+    say_skipped(one.skipped)
 
 
-def print_pairs(matches: "Matches", console: Console, title: str) -> None:
+def print_pairs(matches: "Matches", title: str) -> None:
     """Print the most similar of some pairs."""
     rows: list[list[str | list[str]]] = [["similarity", "a", "b"]]
     for place in matches.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
@@ -121,15 +124,4 @@ def print_pairs(matches: "Matches", console: Console, title: str) -> None:
         images = [image_cell(points.paths[row], points.boxes[row]) for points, row in ends]
         rows.append([f"{float(matches.pairs.similarities[place]):.4f}", *images])
     a, b = matches.one, matches.other
-    print_table(rows, console, title + (f" in {a.source}" if a is b else f": a in {a.source}, b in {b.source}"))
-
-
-def print_matches(matches: "Matches", console: Console) -> None:
-    """Print the most similar pairs, and the numbers of images in pairs."""
-    if len(matches.pairs.first):
-        print_pairs(matches, console, "near-duplicates")
-    one, other = matches.images
-    where = f"{one} of {len(matches.one)} images in a, {other} of {len(matches.other)} in b"
-    say(console, f"{counted(len(matches.pairs.first), 'pair')} of near-duplicates: {where}")
-    if len(matches.pairs.first) > MOST_SHOWN:
-        say(console, f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")
+    print_table(rows, title + (f" in {a.source}" if a is b else f": a in {a.source}, b in {b.source}"))

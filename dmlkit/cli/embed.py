@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from dmlkit.cli.console import bars, counted, say
+from dmlkit.cli.console import Output, bars, counted, say
 from dmlkit.cli.option_groups import BoxOptions
 from dmlkit.cli.options import Checkpoint, ModelDevice, RunPath, SetDataset, SplitName, Writes, command
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder
@@ -61,7 +60,7 @@ def embed(
     from dmlkit.vectors.run import EmbedOptions, output_of
     from dmlkit.vectors.run import embed as embed_images
 
-    console = Console(quiet=not is_first_rank())
+    Output.console.quiet = not is_first_rank()
     try:
         manifest = embed_images(
             run,
@@ -78,15 +77,15 @@ def embed(
                 skip_bad_images=skip_bad_images,
                 ray=ray,
             ),
-            bar=bars(console),
-            say=partial(say, console),
+            bar=bars(),
+            say=partial(say),
         )
     except KeyboardInterrupt:
-        say(console, "stopped; finished parts are kept: rerun the same command to resume")
+        say("stopped; finished parts are kept: rerun the same command to resume")
         raise typer.Exit(STOPPED) from None
     if manifest is None:
         return
     where = output or output_of(RunFolder(run), images, split, manifest.model.checkpoint, dims)
-    say(console, f"{counted(manifest.count, 'embedding')} of {manifest.dim} dimensions in {where}")
+    say(f"{counted(manifest.count, 'embedding')} of {manifest.dim} dimensions in {where}")
     if manifest.skipped:
-        say(console, f"{counted(len(manifest.skipped), 'image')} could not be read; manifest.json lists them")
+        say(f"{counted(len(manifest.skipped), 'image')} could not be read; manifest.json lists them")

@@ -5,10 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-
 from dmlkit.cli.compare import gain_of
-from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_json, say_prose, say_skipped
+from dmlkit.cli.console import (
+    Output,
+    bars,
+    counted,
+    fusion_line,
+    percent,
+    print_table,
+    say,
+    say_json,
+    say_prose,
+    say_skipped,
+)
 from dmlkit.cli.options import (
     AS_PARTNER,
     COLUMN,
@@ -153,7 +162,7 @@ def evaluate(
     except ValueError as error:
         raise UserError(str(error)) from None
     scope = Scope(split, images, overrides or (), metric or (), asked, where_of(where), rerank_of(rerank))
-    shown = Shown(Console(stderr=json), json, output, scope, forms, evidence)
+    shown = Shown(json, output, scope, forms, evidence)
     if kind not in ("run", "backbone"):
         tell_points(source, other, shown, labels_of, manifold)
         return
@@ -161,11 +170,17 @@ def evaluate(
     from dmlkit.distributed.launch import start_ranks
 
     ranks = start_ranks(device or "auto")
-    shown.console.quiet = not ranks.is_global_zero
-    if kind == "backbone":
-        tell_backbone(source, ranks, shown)
-    else:
+    Output.console.quiet = not ranks.is_global_zero
+    if kind == "run":
         tell_run(source, ranks, shown, checkpoint, second)
+        return
+
+    from dmlkit.training.pretrained import describe_backbone, evaluate_recipe
+
+    report, evaluation, recipe = evaluate_recipe(source, ranks, shown.scope, bars())
+    if ranks.is_global_zero:
+        title = f"{report.split} split of {recipe.dataset.title}, {describe_backbone(recipe)}"
+        shown.tell(report, evaluation, title=title)
 
 
 def check_second(second: Path, kind: Kind, rerank: str | None, overrides: list[str] | None) -> None:
@@ -204,8 +219,6 @@ def array_labels(source: Path, kind: Kind, other: Path | None, labels: list[Path
 class Shown:
     """The form of the output of an evaluation."""
 
-    console: Console
-    """Console for text; with --json it is standard error, and only JSON goes to standard output."""
     as_json: bool
     per_class: Path | None
     scope: "Scope"
@@ -223,7 +236,7 @@ class Shown:
         from dmlkit.evaluation.compare import interval_text
         from dmlkit.evaluation.report import with_stored_forms
 
-        scope, console = self.scope, self.console
+        scope = self.scope
         if scope.column is not None:
             report = report.with_column(evaluation, *scope.column, run, self.values)
         report = report.with_alternative(evaluation, scope.rerank, copies=scope.copies, fusion=scope.fusion)
@@ -238,24 +251,24 @@ class Shown:
         for name, value in report.metrics.items():
             ends = interval_text(report.intervals.get(name))
             rows.append([name, f"{value:.4f}", ends, evaluation.scores.definitions[name]])
-        print_table(rows, console, title)
+        print_table(rows, title)
         for score in report.worst_classes[:3]:
             name, figure = list(score.metrics.items())[-1]
             number = counted(score.queries, "query", "queries")
-            say_prose(console, f"worst class: {score.name}, {name} {figure:.4f} over {number}")
+            say_prose(f"worst class: {score.name}, {name} {figure:.4f} over {number}")
         for pair in report.confusions[:3]:
             share = f"{pair.queries} of its queries ({pair.share:.0%})"
-            say_prose(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
-        print_alternative(report, console)
-        print_forms(report, console)
-        print_evidence(report.evidence, console)
-        print_values(report.by, console)
+            say_prose(f"confused: {pair.name} taken for {pair.taken_for} in {share}")
+        print_alternative(report)
+        print_forms(report)
+        print_evidence(report.evidence)
+        print_values(report.by)
         for note in report.notes:
-            say_prose(console, f"note: {note}")
-        say_skipped(console, report.skipped)
+            say_prose(f"note: {note}")
+        say_skipped(report.skipped)
 
 
-def print_alternative(report: "Report", console: Console) -> None:
+def print_alternative(report: "Report") -> None:
     """Print the metrics with --rerank or --with, and their differences from the plain ones."""
     from dmlkit.evaluation.augmented import WORDS
     from dmlkit.evaluation.compare import p_text
@@ -273,12 +286,12 @@ def print_alternative(report: "Report", console: Console) -> None:
     parts = [WORDS[alternative.tta]] if alternative.tta else []
     parts += [fusion_line(alternative.fusion.model_dump())] if alternative.fusion else []
     parts += [f"re-ranked by {alternative.rerank}: {options}"] if alternative.rerank else []
-    print_table(rows, console, "; ".join(parts))
+    print_table(rows, "; ".join(parts))
     if alternative.rerank:
-        say(console, "note: re-ranking looks at the gallery as a whole")
+        say("note: re-ranking looks at the gallery as a whole")
 
 
-def print_forms(report: "Report", console: Console) -> None:
+def print_forms(report: "Report") -> None:
     """Print the metrics of stored forms, one table per metric, with differences from the full embeddings."""
     from dmlkit.evaluation.compare import p_text
 
@@ -290,26 +303,26 @@ def print_forms(report: "Report", console: Console) -> None:
             ends = "no interval" if low is None or high is None else f"{low:+.3f} .. {high:+.3f}"
             cells = [str(form.dims), form.precision, f"{form.bytes:,}", f"{form.metrics[name]:.4f}"]
             rows.append([*cells, f"{change['difference']:+.4f}  {ends}", p_text(change["p_value"])])
-        print_table(rows, console, f"{name} of stored forms, compared with all coordinates in fp32")
+        print_table(rows, f"{name} of stored forms, compared with all coordinates in fp32")
 
 
-def print_evidence(evidence: "Evidence | None", console: Console) -> None:
+def print_evidence(evidence: "Evidence | None") -> None:
     """Print how much of a metric comes from outside the objects, if asked for."""
     if evidence is None:
         return
     values = (evidence.whole, evidence.inside, evidence.outside, evidence.chance)
     rows = [["images that show", "all", "inside alone", "outside alone", "nothing"]]
-    print_table([*rows, [evidence.metric, *(f"{value:.4f}" for value in values)]], console)
+    print_table([*rows, [evidence.metric, *(f"{value:.4f}" for value in values)]])
     regions = "the central square" if evidence.regions == "center" else f"the regions of {evidence.regions}"
     if evidence.share is None:
-        say(console, f"{evidence.metric} is not above chance, so that nothing comes from outside {regions}")
+        say(f"{evidence.metric} is not above chance, so that nothing comes from outside {regions}")
         return
     ends = "{:.2f} to {:.2f}".format(*evidence.interval) if evidence.interval else "no interval: fewer than 5 classes"
     share = f"{evidence.share:.2f} of {evidence.metric} comes from outside {regions} ({ends})"
-    say(console, f"{share}, which has {percent(evidence.area)} of the area", style="bold")
+    say(f"{share}, which has {percent(evidence.area)} of the area", style="bold")
 
 
-def print_values(by: "ByColumn | None", console: Console, metrics: "Sequence[str] | None" = None) -> None:
+def print_values(by: "ByColumn | None", metrics: "Sequence[str] | None" = None) -> None:
     """Print metrics per value of a column, if asked for, worst first, with differences from all others.
 
     Args:
@@ -327,24 +340,14 @@ def print_values(by: "ByColumn | None", console: Console, metrics: "Sequence[str
             cells += [f"{figures.mean:.4f}" + ("  {:.3f} .. {:.3f}".format(*ends) if ends else "")]
             cells += [f"{figures.difference:+.4f}" + ("  {:+.3f} .. {:+.3f}".format(*change) if change else "")]
             rows.append([*cells, f"{figures.corrected:.4f}"])
-        print_table(rows, console, f"per {by.column}, worst first")
+        print_table(rows, f"per {by.column}, worst first")
     if len(by.values) > VALUES_SHOWN:
-        say(console, f"{len(by.values) - VALUES_SHOWN} more values: --json")
+        say(f"{len(by.values) - VALUES_SHOWN} more values: --json")
     if by.without:
         number = counted(by.without, "query has", "queries have")
-        say_prose(console, f"note: {number} no {by.column} and count in none of these figures")
+        say_prose(f"note: {number} no {by.column} and count in none of these figures")
     if any(figures.difference_interval is None for one in by.values for figures in one.metrics.values()):
-        say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")
-
-
-def tell_backbone(source: Path, ranks: "Ranks", shown: Shown) -> None:
-    """Evaluate the backbone from which the training of a recipe starts."""
-    from dmlkit.training.pretrained import describe_backbone, evaluate_recipe
-
-    report, evaluation, recipe = evaluate_recipe(source, ranks, shown.scope, bars(shown.console))
-    if ranks.is_global_zero:
-        title = f"{report.split} split of {recipe.dataset.title}, {describe_backbone(recipe)}"
-        shown.tell(report, evaluation, title=title)
+        say("note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")
 
 
 def tell_points(source: Path, other: Path | None, shown: Shown, labels: dict[Path, Path], manifold: str | None) -> None:
@@ -364,7 +367,7 @@ def tell_points(source: Path, other: Path | None, shown: Shown, labels: dict[Pat
         values = own_values(*scope.column, points)
         table = points_table(*scope.column, points) if values is None else None
         shown = replace(shown, values=values, scope=replace(scope, column=(scope.column[0], table)))
-    bar = bars(shown.console)
+    bar = bars()
     scored = evaluate_points(points, gallery, metrics=scope.metrics, rerank=scope.rerank, bar=bar)
     shown.tell(*scored, title=str(source), run=points.run)
 
@@ -379,7 +382,7 @@ def tell_run(
     from dmlkit.evaluation.second import choose_second
     from dmlkit.vectors.manifest import LocalFusion
 
-    progress, scope = bars(shown.console), shown.scope
+    progress, scope = bars(), shown.scope
     copies = next((name for name in WORDS if second == Path(name)), None)
     if copies is not None:
         scope = replace(scope, copies=copies)
@@ -404,9 +407,9 @@ def tell_run(
         return
     compared = result_of(source, run)
     if gain := gain_of(compared) or compared.missing:
-        say_prose(shown.console, gain)
+        say_prose(gain)
     if run.path is not None:
-        say(shown.console, f"written to {run.path}")
+        say(f"written to {run.path}")
 
 
 def _with_techniques(scope: "Scope", source: Path) -> "Scope":

@@ -49,25 +49,24 @@ def export(
     """Export the model of a run, or embeddings, for other programs."""
     from dmlkit.export.export import export as export_source
 
-    console = Console()
-    errors = Console(file=sys.stderr)  # PyTorch's exporters get another stream meanwhile
-    with _tracing(errors) if format in PROGRAMS else nullcontext():
+    with _tracing() if format in PROGRAMS else nullcontext():
         exported = export_source(
-            source, format, output=output, table=table, overwrite=overwrite, model=model, bar=bars(console)
+            source, format, output=output, table=table, overwrite=overwrite, model=model, bar=bars()
         )
     if exported.agreement:
-        say(console, f"{exported.written[0]}: {exported.agreement}")
+        say(f"{exported.written[0]}: {exported.agreement}")
     else:
         for written in exported.written:
-            say(console, f"wrote {written}")
+            say(f"wrote {written}")
     for note in exported.notes:
-        say(console, f"note: {note}")
+        say(f"note: {note}")
 
 
-def _tracing(console: Console) -> "Progress":
+def _tracing() -> "Progress":
     """Return what shows on a terminal that a network is traced, and for how long; nothing elsewhere."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    console = Console(file=sys.stderr)  # PyTorch's exporters get another stream meanwhile
     text = "tracing the model, which can take minutes"
     columns = (SpinnerColumn(), TextColumn(text), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

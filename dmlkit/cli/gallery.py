@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose
 from dmlkit.cli.option_groups import BoxOptions, MovedModelOptions
@@ -30,7 +29,6 @@ from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_g
 if TYPE_CHECKING:
     from dmlkit.gallery.incoming import Incoming
     from dmlkit.vectors.fusion import ModelChoice
-    from dmlkit.vectors.progress_bar import Bar
 
 APPS[__name__] = typer.Typer(
     name="gallery",
@@ -61,8 +59,8 @@ class KeptModelOptions:
     ] = None
     device: ModelDevice = "auto"
 
-    def choose(self, run: Path, bar: "Bar") -> "ModelChoice":
-        """Return the model of a run, see `dmlkit.evaluation.run.choose_second`."""
+    def choose(self, run: Path) -> "ModelChoice":
+        """Return the model of a run, and print the weight of a second one, see `choose_second`."""
         from dmlkit.vectors.fusion import ModelChoice
 
         fusion = None
@@ -71,7 +69,8 @@ class KeptModelOptions:
             from dmlkit.evaluation.second import choose_second
 
             ranks = start_ranks(self.device)
-            fusion = choose_second(run, self.second, checkpoint=self.checkpoint, ranks=ranks, bar=bar)
+            fusion = choose_second(run, self.second, checkpoint=self.checkpoint, ranks=ranks, bar=bars())
+            say(fusion_line(fusion.model_dump()))
         return ModelChoice(checkpoint=self.checkpoint, fusion=fusion, device=self.device)
 
 
@@ -97,8 +96,7 @@ def create(
     """Create a gallery from images embedded by a run, or by two."""
     from dmlkit.gallery.change import GallerySettings, create_gallery
 
-    console = Console()
-    model = chosen.choose(run, bars(console))
+    model = chosen.choose(run)
     incoming = create_gallery(
         run,
         images,
@@ -107,13 +105,11 @@ def create(
         boxes=boxes.read(),
         settings=GallerySettings(thumbnails, threshold),
         model=model,
-        bar=bars(console),
+        bar=bars(),
     )
-    print_incoming(incoming, output, console)
-    if model.fusion is not None:
-        say(console, fusion_line(model.fusion.model_dump()))
+    print_incoming(incoming, output)
     use = f"identify {command_word(output)} IMAGES" if incoming.added else f"gallery add {command_word(output)} IMAGES"
-    say(console, f"next: dmlkit {use}")
+    say(f"next: dmlkit {use}")
 
 
 @command("dmlkit gallery add galleries/birds more/ --label robin")
@@ -129,30 +125,27 @@ def add(
     """Add images; those that are already in the gallery are reported and skipped."""
     from dmlkit.gallery.change import add_images
 
-    console = Console()
-    incoming = add_images(
-        gallery, images, label=label, boxes=boxes.read(), model=chosen.choose(gallery), bar=bars(console)
-    )
-    print_incoming(incoming, gallery, console)
+    incoming = add_images(gallery, images, label=label, boxes=boxes.read(), model=chosen.choose(gallery), bar=bars())
+    print_incoming(incoming, gallery)
 
 
-def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> None:
+def print_incoming(incoming: "Incoming", gallery: Path) -> None:
     """Print how many images were added, and which were not."""
     if incoming.resumed:
-        say(console, f"{counted(incoming.resumed, 'image')} embedded before the interruption")
-    say(console, f"{counted(incoming.added, 'image')} added to {gallery}")
+        say(f"{counted(incoming.resumed, 'image')} embedded before the interruption")
+    say(f"{counted(incoming.added, 'image')} added to {gallery}")
     if incoming.labeled:
-        say(console, f"{len(incoming.labeled):,} of them were there without a label")
+        say(f"{len(incoming.labeled):,} of them were there without a label")
     if none := incoming.unlabeled:
-        say(console, f"note: {none:,} without a label, which identify leaves out; --label names one")
+        say(f"note: {none:,} without a label, which identify leaves out; --label names one")
     for lines, reason in (
         (incoming.repeated, "skipped: already in the gallery"),
         (incoming.skipped, "skipped: could not be read"),
     ):
         if lines:
-            say(console, f"{counted(len(lines), 'image')} {reason}")
+            say(f"{counted(len(lines), 'image')} {reason}")
         for line in merged(lines):
-            say(console, f"  {line}")
+            say(f"  {line}")
 
 
 @command("dmlkit gallery remove galleries/birds --label robin")
@@ -168,7 +161,7 @@ def remove(
     from dmlkit.gallery.change import remove_images
 
     count = remove_images(gallery, labels=label or [], images=images or [])
-    say(Console(), f"{counted(count, 'image')} removed from {gallery}")
+    say(f"{counted(count, 'image')} removed from {gallery}")
 
 
 @command("dmlkit gallery rename galleries/birds robyn robin")
@@ -183,7 +176,7 @@ def rename(
 
     renamed, before = rename_label(gallery, old, new)
     merged = f", which {counted(before, 'image')} had before: {renamed + before:,} now" if before else ""
-    say(Console(), f"{counted(renamed, 'image')} of {gallery} renamed from {old} to {new.strip()}{merged}")
+    say(f"{counted(renamed, 'image')} of {gallery} renamed from {old} to {new.strip()}{merged}")
 
 
 @command("dmlkit gallery info galleries/birds")
@@ -206,32 +199,32 @@ def info(
         data = state._asdict() | ({"verified": True} if verify else {})
         say_json(data | {key: value for key, value in summary.stamped().items() if key not in NOT_PRINTED})
         return
-    console, labels = Console(), state.labels
+    labels = state.labels
     if labels:
         shown = [[label, f"{count:,}"] for label, count in islice(labels.items(), MOST_LABELS)]
-        print_table([["label", "images"], *shown], console)
+        print_table([["label", "images"], *shown])
     if len(labels) > MOST_LABELS:
-        say(console, f"the first {MOST_LABELS} labels are shown; --json contains all")
+        say(f"the first {MOST_LABELS} labels are shown; --json contains all")
     images = f"{counted(state.images, 'image')} with {counted(len(labels), 'label')}"
-    say(console, f"{images}, {state.without_label:,} without a label; version {state.version}")
+    say(f"{images}, {state.without_label:,} without a label; version {state.version}")
     model = summary.model
-    say(console, f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
-    say_prose(console, f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
+    say(f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
+    say_prose(f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
     for added in (summary.fusion, summary.local):
         if added is not None:
-            say(console, fusion_line(added))
+            say(fusion_line(added))
     floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"
     probabilities = "calibrated" if is_calibrated(gallery, summary.current) else "not calibrated"
-    say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
-    say(console, f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
+    say(f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
+    say(f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate
     if index is None:
-        say(console, "index: none; all searches are exact")
+        say("index: none; all searches are exact")
     else:
         left_out = counted(state.not_indexed, "image is", "images are")
-        say(console, f"index: {index.kind}, measured recall {index.recall:.4f}; {left_out} not in the index")
+        say(f"index: {index.kind}, measured recall {index.recall:.4f}; {left_out} not in the index")
     if verify:
-        say(console, "verified: all files match their checksums")
+        say("verified: all files match their checksums")
 
 
 @command("dmlkit gallery history galleries/birds")
@@ -253,7 +246,7 @@ def history(gallery: GalleryPath, /, json: Json = False) -> None:
     header = ["version", "time", "images", "change"]
     if len(set(runs)) > 1:
         header, rows = [*header, "run"], [[*row, near_path(run)] for row, run in zip(rows, runs, strict=True)]
-    print_table([header, *rows], Console())
+    print_table([header, *rows])
 
 
 @command("dmlkit gallery restore galleries/birds 3")
@@ -267,7 +260,7 @@ def restore(
     count = restore_version(gallery, version)
     summary = GallerySummary.read(gallery / MANIFEST)
     model = f", embedded with {near_path(summary.run)}" if summary.others else ""
-    say(Console(), f"restored version {version} of {gallery}: {counted(count, 'image')}{model}")
+    say(f"restored version {version} of {gallery}: {counted(count, 'image')}{model}")
 
 
 @command("dmlkit gallery migrate galleries/birds runs/new")
@@ -287,24 +280,23 @@ def migrate(
     """Embed all images again with a newer run, and replace the old embeddings when all are done."""
     from dmlkit.gallery.migrate import migrate_gallery
 
-    console = Console()
-    model = chosen.choose(run, bars(console))
-    migrated = migrate_gallery(gallery, run, images, model=model, bar=bars(console))
+    model = chosen.choose(run)
+    migrated = migrate_gallery(gallery, run, images, model=model, bar=bars())
     count = counted(migrated.images, "image")
     if not migrated.is_new:
-        say(console, f"{gallery} has the embeddings of {run} already: {count}, version {migrated.version}")
+        say(f"{gallery} has the embeddings of {run} already: {count}, version {migrated.version}")
         return
     if migrated.resumed:
-        say(console, f"{counted(migrated.resumed, 'image')} embedded before the interruption")
-    say(console, f"{count} of {gallery} embedded with {run}: version {migrated.version}")
-    say(console, f"to return to the old embeddings: dmlkit gallery restore {command_word(gallery)} {migrated.before}")
+        say(f"{counted(migrated.resumed, 'image')} embedded before the interruption")
+    say(f"{count} of {gallery} embedded with {run}: version {migrated.version}")
+    say(f"to return to the old embeddings: dmlkit gallery restore {command_word(gallery)} {migrated.before}")
     used = "the threshold of the new run for pairs is used" if migrated.threshold is not None else "no image is unknown"
-    say(console, "the old model's thresholds and probabilities do not hold for the new one, and are not used;")
-    say(console, f"run dmlkit calibrate {command_word(gallery)}; until then {used}")
+    say("the old model's thresholds and probabilities do not hold for the new one, and are not used;")
+    say(f"run dmlkit calibrate {command_word(gallery)}; until then {used}")
     if migrated.lost is not None:
-        say(console, f"the new embeddings have no {migrated.lost} to compare; --with keeps them")
+        say(f"the new embeddings have no {migrated.lost} to compare; --with keeps them")
     if migrated.index is not None:
-        say(console, f"searches are exact until you run dmlkit gallery index {command_word(gallery)} {migrated.index}")
+        say(f"searches are exact until you run dmlkit gallery index {command_word(gallery)} {migrated.index}")
 
 
 @command("dmlkit gallery compact galleries/birds")
@@ -313,7 +305,7 @@ def compact(gallery: GalleryPath, /) -> None:
     from dmlkit.gallery.change import compact_gallery
 
     compact_gallery(gallery)
-    say(Console(), f"{gallery} compacted")
+    say(f"{gallery} compacted")
 
 
 @command("dmlkit gallery index galleries/birds --method ivf_hnsw_sq --recall 0.95")
@@ -332,10 +324,10 @@ def index(
     from dmlkit.gallery.index import index_gallery
     from dmlkit.nearest.search import MARGIN
 
-    built, console = index_gallery(gallery, method, recall), Console()
+    built = index_gallery(gallery, method, recall)
     read = f"{built.index.nprobes} parts, and {built.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
-    say(console, f"{method}: built in {built.build_seconds:.1f} s; a search reads {read}")
+    say(f"{method}: built in {built.build_seconds:.1f} s; a search reads {read}")
     asked = f"{built.queries} images of the gallery as queries"
-    say(console, f"recall {built.index.recall:.4f} of the 10 nearest, with {asked}")
-    say(console, f"{built.bytes_per_image:.0f} bytes per image in the index; a full vector: {built.full_bytes}")
-    say(console, f"{built.milliseconds:.3f} ms per query; exact search: {built.exact_milliseconds:.3f} ms")
+    say(f"recall {built.index.recall:.4f} of the 10 nearest, with {asked}")
+    say(f"{built.bytes_per_image:.0f} bytes per image in the index; a full vector: {built.full_bytes}")
+    say(f"{built.milliseconds:.3f} ms per query; exact search: {built.exact_milliseconds:.3f} ms")

@@ -2,8 +2,6 @@
 
 from typing import Annotated
 
-from rich.console import Console
-
 from dmlkit.cli.console import say
 from dmlkit.cli.options import ArrayManifold, RunDevice, SetDataset, SourcePath, SplitName, command
 
@@ -23,12 +21,12 @@ def curvature(
     from dmlkit.look.curvature import SAMPLE, measure_curvature
 
     measured = measure_curvature(source, split=split, device=device, overrides=overrides or [], manifold=manifold)
-    console, tree = Console(), measured.hyperbolicity
-    say(console, f"{measured.points} {measured.what}")
+    tree = measured.hyperbolicity
+    say(f"{measured.points} {measured.what}")
     samples = f"{len(tree.deltas)} samples of {min(SAMPLE, measured.points)}"
     spread = f"{tree.mean:.3f} ± {tree.deviation:.3f} ({samples}; 0 is a tree)"
-    say(console, f"relative delta-hyperbolicity {spread}")
+    say(f"relative delta-hyperbolicity {spread}")
     ends = tree.curvatures_within_deviation()
     within = " ({:.3f} to {:.3f} within one standard deviation of delta)".format(*ends) if ends else ""
-    say(console, f"suggested curvature: {tree.curvature:.3f}{within}")
-    say(console, f'try: --set "manifold={{name: poincare, curvature: {tree.curvature:.3f}}}"')
+    say(f"suggested curvature: {tree.curvature:.3f}{within}")
+    say(f'try: --set "manifold={{name: poincare, curvature: {tree.curvature:.3f}}}"')

@@ -4,9 +4,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-
-from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_prose, say_skipped
+from dmlkit.cli.console import bars, counted, percent, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, FusedModelOptions
 from dmlkit.cli.options import PAGE, Conditions, QueryPath, SourcePath, Writes, command
 from dmlkit.cli.search import pictures_of, tell_page
@@ -50,37 +48,28 @@ def identify(
     from dmlkit.identify.exchange import write_exchange, writer_of
     from dmlkit.identify.identify import identify as identify_images
 
-    console, read = Console(), boxes.read(where)
+    read = boxes.read(where)
     writers = {path: None if path.suffix.lower() == PAGE else writer_of(path, images, read) for path in output or []}
     rule.check()  # before images are embedded to choose a weight
-    model = chosen.choose(source, images, bar=bars(console))
+    model = chosen.choose(source, images)
     identified = identify_images(
-        source,
-        images,
-        rule=rule,
-        boxes=read,
-        model=model,
-        labels=array.labels,
-        manifold=array.manifold,
-        bar=bars(console),
+        source, images, rule=rule, boxes=read, model=model, labels=array.labels, manifold=array.manifold, bar=bars()
     )
-    print_answers(identified, images, console, is_kept=bool(output))
-    if model.fusion is not None:
-        say(console, fusion_line(model.fusion.model_dump()))
+    print_answers(identified, images, is_kept=bool(output))
     size = len(identified.neighbors.searched)
     if rule.k is not None and rule.k > size:
-        say(console, f"note: -k {rule.k} is reduced to {size}, the number of images in {source}")
+        say(f"note: -k {rule.k} is reduced to {size}, the number of images in {source}")
     for path, write in writers.items():
         if path.suffix.lower() == PAGE:
-            write_answers_page(identified, path, (images, source), console)
+            write_answers_page(identified, path, (images, source))
         elif write is None:
             identified.write(path)
-            say(console, f"wrote {path}")
+            say(f"wrote {path}")
         else:
-            say_prose(console, f"wrote {path}: {write_exchange(identified, path, images, read, write)}")
+            say_prose(f"wrote {path}: {write_exchange(identified, path, images, read, write)}")
 
 
-def print_answers(identified: "Identified", images: Path, console: Console, *, is_kept: bool) -> None:
+def print_answers(identified: "Identified", images: Path, *, is_kept: bool) -> None:
     """Print the most doubtful answers, and counts and notes on all, which may be kept in a file."""
     from dmlkit.files.labels import UNKNOWN
 
@@ -98,30 +87,30 @@ def print_answers(identified: "Identified", images: Path, console: Console, *, i
     count = len(identified.answers)
     if count:
         which = f"the {MOST_SHOWN} most doubtful of {count} {many}" if count > MOST_SHOWN else "most doubtful first"
-        print_table(rows, console, which)
+        print_table(rows, which)
     unknown = sum(answer.label == UNKNOWN for answer in identified.answers)
-    say(console, f"{counted(count, one, many)}, {unknown} unknown{floor_of(identified)}")
+    say(f"{counted(count, one, many)}, {unknown} unknown{floor_of(identified)}")
     if right := identified.accuracy:
         wrong = right.images - right.right - right.unknown
         counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
         checked = counted(right.images, f"{one} with a known label", f"{many} with known labels")
-        say(console, f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
-        say(console, f"the best guess is correct for {right.guessed} of {right.images}")
+        say(f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
+        say(f"the best guess is correct for {right.guessed} of {right.images}")
         others = [answer.label != UNKNOWN for answer in identified.answers if answer.known is None]
         if others:
             without = f"{counted(len(others), one, many)} without a known label of the gallery"
-            say(console, f"{without}: {len(others) - sum(others)} unknown, {sum(others)} with a label")
+            say(f"{without}: {len(others) - sum(others)} unknown, {sum(others)} with a label")
     if own := identified.in_source:
         themselves = counted(own, f"of these {many} is", f"of these {many} are")
-        say_prose(console, f"note: {themselves} in the source, and found there; identify others for an accuracy")
+        say_prose(f"note: {themselves} in the source, and found there; identify others for an accuracy")
     if count > MOST_SHOWN and not is_kept:
-        say(console, f"-o FILE.csv and -o FILE.html contain all {count}")
+        say(f"-o FILE.csv and -o FILE.html contain all {count}")
     if identified.note:
-        say_prose(console, f"note: {identified.note}")
+        say_prose(f"note: {identified.note}")
     if any(answer.probability is None for answer in identified.answers):
         needed = "2 labels or more, and 10 images of labels with several images"
-        say_prose(console, f"note: no probabilities: they need {needed}")
-    say_skipped(console, identified.neighbors.skipped)
+        say_prose(f"note: no probabilities: they need {needed}")
+    say_skipped(identified.neighbors.skipped)
 
 
 def unit_of(identified: "Identified") -> tuple[str, str]:
@@ -145,7 +134,7 @@ def within(path: str, folder: Path) -> str:
     return str(place.relative_to(folder)) if place != folder and place.is_relative_to(folder) else path
 
 
-def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, Path], console: Console) -> None:
+def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, Path]) -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures of what was read are gone."""
     from dmlkit.files.labels import UNKNOWN
     from dmlkit.identify.page import Picture, Shelf, write_page
@@ -167,7 +156,7 @@ def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, P
     if right := identified.accuracy:
         notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} {many} with known labels")
     gone = write_page(path, f"{read[0]} in {read[1]}", notes, shelves)
-    tell_page(path, gone, len(identified.answers), console, read)
+    tell_page(path, gone, len(identified.answers), read)
 
 
 def lines_of(answer: "Answer", group: str | None) -> list[str]:

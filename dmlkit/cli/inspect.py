@@ -4,8 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
-
 from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import SourcePath, Writes, command, where_of
@@ -38,13 +36,12 @@ def inspect(
     from dmlkit.look.inspection.findings import inspect as look_at
     from dmlkit.look.inspection.page import write_inspection
 
-    console = Console()
-    bar = bars(console)
+    bar = bars()
     of_points: dict[str, Any] = {**asdict(points), "overrides": points.overrides or [], "where": where_of(points.where)}
     findings = look_at(source, **of_points, bar=bar)
     gone = write_inspection(findings, output, f"Inspection of {source}", bar=bar)
     for note in findings.notes:
-        say_prose(console, f"note: {note}")
+        say_prose(f"note: {note}")
     if gone:
-        say(console, f"note: {counted(gone, 'picture is', 'pictures are')} missing: {why_missing(source)}")
-    say(console, f"wrote {output}, {output.stat().st_size / 1e6:.1f} MB: open it in a browser")
+        say(f"note: {counted(gone, 'picture is', 'pictures are')} missing: {why_missing(source)}")
+    say(f"wrote {output}, {output.stat().st_size / 1e6:.1f} MB: open it in a browser")

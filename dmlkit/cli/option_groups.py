@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+from dmlkit.cli.console import bars, fusion_line, say
 from dmlkit.cli.options import (
     ArrayLabels,
     ArrayManifold,
@@ -158,15 +159,21 @@ class FusedModelOptions(ModelOptions):
         second_run(),
     ] = None
 
-    def choose(self, source: Path, *asked: Path, **others: Any) -> "ModelChoice":
-        """Return the model for what is compared with a source, see `fusion_of`; without it, images will be."""
+    def choose(self, source: Path, *asked: Path) -> "ModelChoice":
+        """Return the model for what is compared with a source, and print the weight of a second one, see `fusion_of`.
+
+        Args:
+            asked: what is compared with it. Default: images that are not known yet.
+        """
         if asked:
             self.check_device(source, *asked)
 
         from dmlkit.evaluation.second import fusion_of
         from dmlkit.vectors.fusion import ModelChoice
 
-        fusion = fusion_of(source, self.second, device=self.device, **others)
+        fusion = fusion_of(source, self.second, device=self.device, bar=bars())
+        if fusion is not None:
+            say(fusion_line(fusion.model_dump()))
         return ModelChoice(self.run, fusion=fusion, device=self.device)
 
 

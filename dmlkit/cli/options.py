@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import Output
 from dmlkit.distributed.device_name import parse_device
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -206,6 +208,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**options: Any) -> None:
         check_written(annotations, options)
+        Output.console = Console(stderr=options.get("json", False))
         values = {name: options[name] for name in own if name not in groups}
         for name, group in groups.items():
             values[name] = kinds[name](**{field: options[field] for field in group if options[field] is not None})

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.options import APPS, Checkpoint, Device, SetDataset, SplitName, Writes, command, each, examples
@@ -70,14 +69,13 @@ class PictureOptions:
     overrides: SetDataset = None
     device: Device = "auto"
 
-    def embed(self, run: Path, split: SplitName, *, with_gallery: bool = False) -> "tuple[EmbeddedSplit, Console]":
+    def embed(self, run: Path, split: SplitName, *, with_gallery: bool = False) -> "EmbeddedSplit":
         """Check the output, then embed a split of a run with a progress bar, see `embed_split`."""
         from dmlkit.plots.split import embed_split
 
         check_target(self.output, [run])
-        console = Console()
         of_run: Any = {"checkpoint": self.checkpoint, "device": self.device, "overrides": self.overrides or []}
-        return embed_split(run, split, **of_run, with_gallery=with_gallery, bar=bars(console)), console
+        return embed_split(run, split, **of_run, with_gallery=with_gallery, bar=bars())
 
 
 def add_map(kind: "MapKind", help_text: str) -> None:
@@ -96,11 +94,11 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         from dmlkit.plots.geometry import check_map, plot_map
 
         check_map(run, kind)
-        embedded, console = options.embed(run, split)
+        embedded = options.embed(run, split)
         path, shown, present = plot_map(
-            embedded, options.output, kind=kind, classes=number, images=thumbnails, bar=bars(console)
+            embedded, options.output, kind=kind, classes=number, images=thumbnails, bar=bars()
         )
-        say(console, f"wrote {path}: {counted(shown, 'image')} of {counted(present, 'class', 'classes')}")
+        say(f"wrote {path}: {counted(shown, 'image')} of {counted(present, 'class', 'classes')}")
 
 
 add_map("disk", "Draw 2-d hyperbolic embeddings in the Poincaré disk, colored by class.")
@@ -123,10 +121,10 @@ def retrieval(
     """Draw queries and their nearest neighbors, marked as right or wrong."""
     from dmlkit.plots.retrieval import plot_retrieval
 
-    embedded, console = options.embed(run, split, with_gallery=True)
-    written, panel = plot_retrieval(embedded, options.output, queries=number, neighbors=k, bar=bars(console))
+    embedded = options.embed(run, split, with_gallery=True)
+    written, panel = plot_retrieval(embedded, options.output, queries=number, neighbors=k, bar=bars())
     count = counted(len(panel.queries), "query", "queries")
-    say(console, f"wrote {written}: {count}, including the {panel.worst} worst")
+    say(f"wrote {written}: {count}, including the {panel.worst} worst")
 
 
 @command("dmlkit plot heatmap runs/demo --split train")
@@ -134,14 +132,14 @@ def heatmap(run: PlottedRun, /, split: Split = "test", number: Classes = 20, *, 
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.plots.similarities import plot_heatmap
 
-    embedded, console = options.embed(run, split)
+    embedded = options.embed(run, split)
     written, maps = plot_heatmap(embedded, options.output, classes=number)
     shown = f"{len(maps.sample_labels)} images of {counted(len(maps.classes), 'class', 'classes')}"
     if maps.proxy_labels is not None:
         shown += f" and {counted(len(maps.proxy_labels), 'proxy', 'proxies')}"
     elif embedded.split != "train":
-        say(console, "note: only training classes have proxies; use --split train to show those of the loss, if any")
-    say(console, f"wrote {written}: {shown}")
+        say("note: only training classes have proxies; use --split train to show those of the loss, if any")
+    say(f"wrote {written}: {shown}")
 
 
 @command("dmlkit plot histogram runs/demo")
@@ -149,10 +147,10 @@ def histogram(run: PlottedRun, /, split: Split = "test", *, options: PictureOpti
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.plots.similarities import plot_histogram
 
-    embedded, console = options.embed(run, split)
-    written, _, after = plot_histogram(embedded, options.output, bar=bars(console))
+    embedded = options.embed(run, split)
+    written, _, after = plot_histogram(embedded, options.output, bar=bars())
     same, different = int(after.same.sum()), int(after.different.sum())
-    say(console, f"wrote {written}: {same:,} same-class pairs and {different:,} different-class pairs")
+    say(f"wrote {written}: {same:,} same-class pairs and {different:,} different-class pairs")
 
 
 @command("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
@@ -175,7 +173,7 @@ def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None
         shown = f"{counted(len(groups), 'curve')} of {counted(len(sources), 'run')}"
     output = output or place / "epochs.png"
     plot_epochs(groups, output, metric=metric)
-    say(Console(), f"wrote {output}: {shown}")
+    say(f"wrote {output}: {shown}")
 
 
 @command("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
@@ -191,7 +189,7 @@ def results(
     output, figures = output or study / "plots" / "results.png", read_results(study)
     plot_study(figures, output, metrics=requested_metrics(figures, metric))
     variants = counted(len(figures.variants), "variant")
-    say(Console(), f"wrote {output}: {variants}, {counted(len(figures.seeds), 'seed')}")
+    say(f"wrote {output}: {variants}, {counted(len(figures.seeds), 'seed')}")
 
 
 def check_target(output: Path | None, runs: Sequence[Path]) -> None:

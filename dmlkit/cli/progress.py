@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dmlkit.cli.console import say, say_metrics
+from dmlkit.cli.console import Output, say, say_metrics
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.progress_bar import Advance, image_progress
@@ -96,13 +96,13 @@ class TrainingProgress:
         waiting = f"{row.waiting:.0%} of the time waiting for images"
         if self.live and self.live.is_started:
             if row.waiting >= self.least_waiting and not self.has_waited:
-                say(self.console, f"note: epoch {row.epoch} spent {waiting}; more training.workers may help")
+                say(f"note: epoch {row.epoch} spent {waiting}; more training.workers may help", console=self.console)
             self.has_waited = self.has_waited or row.waiting >= self.least_waiting
             return
         line = f"epoch {row.epoch}/{self.epochs}  loss {row.loss:.4f}  {row.images_per_second:,.0f} images/s"
-        say_metrics(self.console, f"{line}  validation" if row.validation else line, row.validation or {})
+        say_metrics(f"{line}  validation" if row.validation else line, row.validation or {}, console=self.console)
         if row.waiting >= self.least_waiting:
-            say(self.console, f"  ({waiting})")
+            say(f"  ({waiting})", console=self.console)
 
     @contextmanager
     def images(self, what: str, total: int) -> Generator[Advance]:
@@ -113,14 +113,14 @@ class TrainingProgress:
         with image_progress(self.console, what, total) as advance:
             yield advance
         seconds = perf_counter() - started
-        say(self.console, f"{what}: {total:,} images in {seconds:.1f} s")
+        say(f"{what}: {total:,} images in {seconds:.1f} s", console=self.console)
         if self.first:  # comes once: no part of the time of the other epochs
             self.first = self.first[0] + seconds, self.first[1]
         if live:
             live.start()
 
 
-def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) -> TrainingProgress:
+def training_progress(recipe: "Recipe", resumed: Path | None) -> TrainingProgress:
     """Return the progress of a training.
 
     Args:
@@ -131,4 +131,4 @@ def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) 
     values = [(row.epoch, row.validation[metric]) for row in rows if row.validation and metric in row.validation]
     best = max(values, key=lambda pair: pair[1], default=None)  # the first one, as in training
     has_workers = recipe.backbone.tuning.stored() is None
-    return TrainingProgress(console, recipe.training.trained_epochs, metric, best, has_workers=has_workers)
+    return TrainingProgress(Output.console, recipe.training.trained_epochs, metric, best, has_workers=has_workers)

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dmlkit.cli.console import cells, print_table, say, show_table
+from dmlkit.cli.console import Output, cells, print_table, say, show_table
 from dmlkit.cli.options import Set, Writes, command
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
@@ -48,17 +48,17 @@ def list_members(
         from dmlkit.recipe.reference import as_markdown
 
         write_output(output, as_markdown(find_reference()))
-        say(Console(), f"wrote {output}")
+        say(f"wrote {output}")
     elif family == "recipes":
-        print_recipes(root, name, Console())
+        print_recipes(root, name)
     elif family is None:
         families = find_reference().families
         rows = [[name, ", ".join(member.name for member in members)] for name, members in families.items()]
-        print_table([["family", "members"], *rows], Console())
-        say(Console(), "dmlkit list FAMILY shows the members of a family, with their keys and defaults")
-        say(Console(), "dmlkit list recipes shows the recipes")
+        print_table([["family", "members"], *rows])
+        say("dmlkit list FAMILY shows the members of a family, with their keys and defaults")
+        say("dmlkit list recipes shows the recipes")
     else:
-        print_members(members_of(family, name), Console())
+        print_members(members_of(family, name))
 
 
 def find_reference() -> "Reference":
@@ -82,28 +82,28 @@ def members_of(family: str, name: str | None) -> "tuple[MemberReference, ...]":
     return known
 
 
-def print_members(members: "Iterable[MemberReference]", console: Console) -> None:
+def print_members(members: "Iterable[MemberReference]") -> None:
     """Print each member, with the default and the meaning of each key; those of a heading below it."""
     ordered = sorted(members, key=lambda member: member.heading, reverse=True)  # proxies, pairs, around other losses
     heading = ordered[0].heading if len({member.heading for member in ordered}) == 1 else None
     for member in ordered:
         if member.heading != heading:
             heading = member.heading
-            say(console, heading.upper(), style="bold")
-            console.print()
-        say(console, f"{member.name} ({member.plugin})" if member.plugin else member.name, style="bold")
-        say_indented(console, member.meaning, 2)
+            say(heading.upper(), style="bold")
+            Output.console.print()
+        say(f"{member.name} ({member.plugin})" if member.plugin else member.name, style="bold")
+        say_indented(member.meaning, 2)
         for key in member.keys:
-            say_indented(console, f"{key.key}: {key.default}  {key.meaning}", 4)
-        console.print()
+            say_indented(f"{key.key}: {key.default}  {key.meaning}", 4)
+        Output.console.print()
 
 
-def say_indented(console: Console, text: str, indent: int) -> None:
+def say_indented(text: str, indent: int) -> None:
     """Print text at an indent, wrapped at the terminal's width."""
-    console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
+    Output.console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
 
 
-def print_recipes(root: Path | None, group: str | None, console: Console) -> None:
+def print_recipes(root: Path | None, group: str | None) -> None:
     """Print the recipes of dmlkit, a line each; those of one group, or below ``root``, with their full headers."""
     from dmlkit.recipe.overrides import find_recipes, shipped_recipes
 
@@ -114,23 +114,23 @@ def print_recipes(root: Path | None, group: str | None, console: Console) -> Non
     shown = [group] if group else sorted(groups, key=lambda name: (name != "start", name != "glyphs", name))
     for name in shown:
         if group or root:
-            print_headers(name, groups[name], console, is_shipped=root is None)
+            print_headers(name, groups[name], is_shipped=root is None)
             continue
-        say(console, name, style="bold")
+        say(name, style="bold")
         names = [f"{name}/{header.path.stem}" for header in groups[name]]
         width = max(map(len, names))
-        room = max(console.width - width - 4, LEAST_ROOM)
+        room = max(Output.console.width - width - 4, LEAST_ROOM)
         for title, header in zip(names, groups[name], strict=True):
             summary = shorten(header.summary, room, placeholder=" ...", break_on_hyphens=False)
-            say(console, f"  {title:{width}}  {summary}".rstrip())
-        console.print()
+            say(f"  {title:{width}}  {summary}".rstrip())
+        Output.console.print()
     if root is None:
-        say(console, "dmlkit train NAME trains a recipe; dmlkit copy NAME FILE copies it to change it")
+        say("dmlkit train NAME trains a recipe; dmlkit copy NAME FILE copies it to change it")
     if root is None and group is None:
-        say(console, "dmlkit list recipes GROUP shows full descriptions and published results")
+        say("dmlkit list recipes GROUP shows full descriptions and published results")
 
 
-def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: Console, *, is_shipped: bool) -> None:
+def print_headers(group: str, headers: "Iterable[RecipeHeader]", *, is_shipped: bool) -> None:
     """Print a table of the recipes of a group."""
     table = Table(title=Text(printable(group)), title_justify="left")
     table.add_column("recipe", no_wrap=is_shipped)  # names must be copyable
@@ -139,7 +139,7 @@ def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: Consol
     for header in headers:
         name = f"{group}/{header.path.stem}" if is_shipped else header.path.name
         table.add_row(*cells([name, header.summary, header.published]))
-    show_table(table, console)
+    show_table(table)
 
 
 @command("dmlkit copy glyphs/proxy_anchor mine.yaml")
@@ -154,7 +154,7 @@ def copy(
     from dmlkit.recipe.overrides import copy_recipe
 
     for path in copy_recipe(name, file or Path(f"{Path(name).name}.yaml")):
-        say(Console(), f"written: {path}")
+        say(f"written: {path}")
 
 
 @command("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2", "dmlkit check recipes/*.yaml")

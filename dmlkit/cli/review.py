@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-
-from dmlkit.cli.console import bars, counted, fusion_line, say
+from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import Writes, command
 from dmlkit.errors import UserError
@@ -61,14 +59,11 @@ def review(
     from dmlkit.review.table import LABELS
     from dmlkit.review.table import review as review_labels
 
-    console = Console()
     asked = [] if add else [images]  # with --add, the images are embedded
-    model = chosen.choose(gallery, *asked, bar=bars(console))
-    options: Any = {"ask": number, "wrong": wrong, "model": model, "bar": bars(console)}
+    model = chosen.choose(gallery, *asked)
+    options: Any = {"ask": number, "wrong": wrong, "model": model, "bar": bars()}
     folder, added_labels = review_labels(gallery, images, output, **options)
-    print_review(folder, console)
-    if model.fusion is not None:
-        say(console, fusion_line(model.fusion.model_dump()))
+    print_review(folder)
     if add and added_labels:
         raise UserError(
             f"--add: {counted(len(added_labels), 'label')} new in these answers, so nothing was added; run "
@@ -77,36 +72,36 @@ def review(
     if add:
         from dmlkit.gallery.change import add_images
 
-        added = add_images(gallery, folder.to_add(), model=model, bar=bars(console))
-        say(console, f"{counted(added.added, 'image')} added to {gallery}; dmlkit gallery restore undoes it")
+        added = add_images(gallery, folder.to_add(), model=model, bar=bars())
+        say(f"{counted(added.added, 'image')} added to {gallery}; dmlkit gallery restore undoes it")
         return
-    say(console, f"all labels: {output / LABELS}; --add adds them to {gallery}")
+    say(f"all labels: {output / LABELS}; --add adds them to {gallery}")
 
 
-def print_review(opened: "ReviewFolder", console: Console) -> None:
+def print_review(opened: "ReviewFolder") -> None:
     """Print how many labels may be wrong, and what to do next."""
     from dmlkit.review.table import QUESTIONS
 
     now, wrong = opened.statement(), opened.review.wrong
     share = now.most_wrong / now.labels
     bound = f"of {counted(now.labels, 'label')} at most {now.most_wrong} ({share:.1%}) are wrong"
-    say(console, f"{bound}, with {1 - opened.review.error:.0%} confidence, whenever you stop", style="bold")
+    say(f"{bound}, with {1 - opened.review.error:.0%} confidence, whenever you stop", style="bold")
     unknown = counted(now.unknown, "image is", "images are")
-    say(console, f"{now.checked} checked, {now.corrected} of them wrong; {unknown} unknown")
+    say(f"{now.checked} checked, {now.corrected} of them wrong; {unknown} unknown")
     if now.spread:
-        say(console, f"{counted(now.spread, 'label comes', 'labels come')} from answers on near-duplicates")
+        say(f"{counted(now.spread, 'label comes', 'labels come')} from answers on near-duplicates")
     if new := opened.new_labels():
         known = {name.casefold(): name for name in opened.review.names}
         alike = {label: f" (not {name!r})" for label in new if (name := known.get(label.casefold()))}
         named = ", ".join(f"{label!r}{alike.get(label, '')}" for label in new)
-        say(console, f"{counted(len(new), 'label')} that {opened.review.gallery} did not have: {named}")
-        say(console, f"to correct one, write a path of it and another answer into {opened.folder / QUESTIONS}")
+        say(f"{counted(len(new), 'label')} that {opened.review.gallery} did not have: {named}")
+        say(f"to correct one, write a path of it and another answer into {opened.folder / QUESTIONS}")
     if now.disagreements:
-        say(console, f"reviewers disagree on {counted(now.disagreements, 'image')}, which get no label")
+        say(f"reviewers disagree on {counted(now.disagreements, 'image')}, which get no label")
     if now.most_wrong > wrong * now.labels:
-        say(console, f"about {now.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
+        say(f"about {now.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
     if opened.waiting or now.unknown:
         table = opened.folder / QUESTIONS
-        say(console, f"next: write answers into {table}, and run this command again")
+        say(f"next: write answers into {table}, and run this command again")
         gallery, folder = command_word(opened.review.gallery), command_word(opened.folder)
-        say(console, f"or answer on a page: dmlkit serve {gallery} --review {folder} --allow-writes")
+        say(f"or answer on a page: dmlkit serve {gallery} --review {folder} --allow-writes")

@@ -5,9 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-
-from dmlkit.cli.console import bars, counted, fusion_line, image_cell, print_table, say, say_json, say_skipped
+from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
 from dmlkit.cli.options import (
     PAGE,
@@ -59,8 +57,8 @@ def search(
     from dmlkit.identify.answers import write_neighbors
     from dmlkit.identify.search import search as search_images
 
-    console, again = Console(stderr=json), rerank_of(rerank)
-    model = chosen.choose(source, queries, bar=bars(console))
+    again = rerank_of(rerank)
+    model = chosen.choose(source, queries)
     answers = search_images(
         source,
         queries,
@@ -69,34 +67,32 @@ def search(
         manifold=manifold,
         boxes=boxes.read(where),
         model=model,
-        bar=bars(console),
+        bar=bars(),
     )
     if json:
         say_json(answers.plain())
     else:
-        print_neighbors(answers, console)
-    if model.fusion is not None:
-        say(console, fusion_line(model.fusion.model_dump()))
+        print_neighbors(answers)
     if kind_of(source) == "run":
         images = counted(len(answers.searched), "image")
-        say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
+        say(f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
     if answers.rerank is not None:
-        say(console, "note: re-ranking looks at the gallery as a whole, and at no other query")
+        say("note: re-ranking looks at the gallery as a whole, and at no other query")
     if answers.index is not None:
         how = f"found by {answers.index.kind}, measured recall {answers.index.recall:.4f}"
-        say(console, f"note: {how}; use --exact for all")
+        say(f"note: {how}; use --exact for all")
     if answers.k < k:
-        say(console, f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")
-    say_skipped(console, answers.skipped)
+        say(f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")
+    say_skipped(answers.skipped)
     for path in output or []:
         if path.suffix.lower() == PAGE:
-            write_neighbors_page(answers, path, (queries, source), console)
+            write_neighbors_page(answers, path, (queries, source))
         else:
             write_neighbors(answers, path)
-            say(console, f"wrote {path}")
+            say(f"wrote {path}")
 
 
-def print_neighbors(answers: "Answers", console: Console) -> None:
+def print_neighbors(answers: "Answers") -> None:
     """Print a table of neighbors for each of the first queries."""
     for box, (path, neighbors) in islice(zip(answers.boxes, answers.neighbors(), strict=True), MOST_SHOWN):
         rows = [
@@ -104,13 +100,13 @@ def print_neighbors(answers: "Answers", console: Console) -> None:
             for rank, similarity, item in neighbors
         ]
         title = path if box is None else f"{path}, {box.sides}"
-        print_table([["rank", "similarity", "label", "path"], *rows], console, title)
+        print_table([["rank", "similarity", "label", "path"], *rows], title)
     more = len(answers.queries) - MOST_SHOWN
     if more > 0:
-        say(console, f"and {more} more queries; -o FILE.csv, -o FILE.html and --json contain all")
+        say(f"and {more} more queries; -o FILE.csv, -o FILE.html and --json contain all")
 
 
-def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path], console: Console) -> None:
+def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]) -> None:
     """Write the page of a search for queries in a source, and print how many pictures are missing."""
     from dmlkit.identify.page import Picture, Shelf, write_page
 
@@ -123,7 +119,7 @@ def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]
         f"{answers.similarity_name.replace('_', ' ')}, nearest first"
     ]
     gone = write_page(path, f"{read[0]} in {read[1]}", notes, shelves)
-    tell_page(path, gone, len(answers.queries), console, read)
+    tell_page(path, gone, len(answers.queries), read)
 
 
 def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
@@ -136,16 +132,14 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
     ]
 
 
-def tell_page(
-    path: Path, gone: int, count: int, console: Console, read: Sequence[Path], *, rows: str = "queries"
-) -> None:
+def tell_page(path: Path, gone: int, count: int, read: Sequence[Path], *, rows: str = "queries") -> None:
     """Print where a page is, and how many pictures of what was read are missing."""
     from dmlkit.identify.page import MOST
 
-    say(console, f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
+    say(f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
     if gone:
         pictures = counted(gone, "picture is a placeholder", "pictures are placeholders")
-        say(console, f"note: {pictures}: {why_missing(*read)}")
+        say(f"note: {pictures}: {why_missing(*read)}")
 
 
 def why_missing(*read: Path) -> str:

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import Console
-
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
 from dmlkit.cli.options import Json, SourcePath, SplitName, Writes, command
@@ -81,25 +79,25 @@ def select(
 
     if kind == "run":
         RunFolder(source).recipe().dataset.require_one_label(str(source))  # before it is embedded
-    console, model = Console(stderr=json), ModelChoice(chosen.run, device=chosen.device)
+    model = ModelChoice(chosen.run, device=chosen.device)
     if kind == "run" and split is None and not measure:
         split = "all"
     of_array = {"labels": array.labels, "manifold": array.manifold}
-    labeled = in_memory(open_searched(source, model, bars(console), split=split, **of_array))
+    labeled = in_memory(open_searched(source, model, bars(), split=split, **of_array))
     if measure:
-        curve = measure_selection(labeled, number, rule=method, threshold=threshold, bar=bars(console))
-        say_json(curve.plain()) if json else print_curve(curve, console)
+        curve = measure_selection(labeled, number, rule=method, threshold=threshold, bar=bars())
+        say_json(curve.plain()) if json else print_curve(curve)
         return
     require_one_label(labeled)  # before IMAGES are embedded
-    asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars(console)))
-    selection = select_images(labeled, asked, count=number, rule=method, threshold=threshold, bar=bars(console))
-    say_json(selection.plain()) if json else print_selection(selection, number, console)
+    asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars()))
+    selection = select_images(labeled, asked, count=number, rule=method, threshold=threshold, bar=bars())
+    say_json(selection.plain()) if json else print_selection(selection, number)
     if output is not None:
         selection.write(output)
-        say(console, f"wrote {output}; write the labels into its column label")
+        say(f"wrote {output}; write the labels into its column label")
 
 
-def print_selection(selection: "ChosenImages", count: int, console: Console) -> None:
+def print_selection(selection: "ChosenImages", count: int) -> None:
     """Print the first chosen images, and what was left out."""
     rows: list[list[str | list[str]]] = [["path", "guess", "similarity", "margin", "score"]]
     numbers = zip(selection.similarities.tolist(), selection.margins.tolist(), selection.scores.tolist(), strict=True)
@@ -109,33 +107,33 @@ def print_selection(selection: "ChosenImages", count: int, console: Console) -> 
         rows.append([image, guess or "", *cells])
     chosen, whole = len(selection.rows), len(selection.images)
     if chosen:
-        print_table(rows, console, f"{chosen} of {counted(whole, 'image')} to label next")
+        print_table(rows, f"{chosen} of {counted(whole, 'image')} to label next")
     if chosen > MOST_SHOWN:
-        say(console, f"the first {MOST_SHOWN} are shown; -o FILE writes all")
+        say(f"the first {MOST_SHOWN} are shown; -o FILE writes all")
     if selection.duplicates:
         images = counted(selection.duplicates, "image is a near-duplicate", "images are near-duplicates")
-        say(console, f"{images} of labeled or chosen ones (similarity of at least {selection.threshold:.4f})")
+        say(f"{images} of labeled or chosen ones (similarity of at least {selection.threshold:.4f})")
     if chosen < min(count, whole):
-        say(console, f"note: -n {count} is reduced to {chosen}: all others are near-duplicates")
+        say(f"note: -n {count} is reduced to {chosen}: all others are near-duplicates")
     elif chosen < count:
-        say(console, f"note: -n {count} is reduced to {chosen}, the number of images in {selection.images.source}")
-    say_skipped(console, selection.images.skipped)
+        say(f"note: -n {count} is reduced to {chosen}, the number of images in {selection.images.source}")
+    say_skipped(selection.images.skipped)
 
 
-def print_curve(curve: "LearningCurve", console: Console) -> None:
+def print_curve(curve: "LearningCurve") -> None:
     """Print the accuracies as labels grow, and whether selection is better than random choice."""
     rows = [["labels", "selected", "random", "difference, 95 % interval"]]
     for point in curve.points:
         change, is_first = point.difference, point is curve.points[0]
         ends = "" if is_first else f"{change.difference:+.4f}  {change.low:+.4f} .. {change.high:+.4f}"
         rows.append([f"{point.labels:,}", f"{point.selected:.4f}", f"{point.random:.4f}", ends])
-    print_table(rows, console, f"nearest-neighbor accuracy of {curve.held_out:,} held-out images")
+    print_table(rows, f"nearest-neighbor accuracy of {curve.held_out:,} held-out images")
     change = curve.difference
     verdict = "not separable from random choice"
     if curve.is_separable:
         verdict = f"selection is {'better' if change.low > 0 else 'worse'} than random choice"
     ends = f"({change.low:+.4f} to {change.high:+.4f}, p {change.p_value:.2g})"
     line = f"{verdict}: mean difference {change.difference:+.4f} {ends} over {curve.seeds} seeds"
-    say(console, line, style="bold")
+    say(line, style="bold")
     images = f"{curve.images:,} images of {curve.classes:,} labels"
-    say(console, f"{images}, the same model throughout; other images may differ")
+    say(f"{images}, the same model throughout; other images may differ")

@@ -5,9 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
-from dmlkit.cli.console import counted, fusion_line, say
+from dmlkit.cli.console import counted, say
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import command
 from dmlkit.errors import UserError
@@ -46,14 +44,11 @@ def serve(
         raise UserError(f"this needs {error.name}; install it with: pip install 'dmlkit[serve]'") from None
 
     access = replace(access, token=os.environ.get("DMLKIT_TOKEN") or None)
-    console = Console()
     model = chosen.choose(source)
-    if model.fusion is not None:
-        say(console, fusion_line(model.fusion.model_dump()))
 
     def started(address: str, count: int) -> None:
         what = counted(count, "image")
         by = f" by {workers} processes" if workers > 1 else ""
-        say(console, f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
+        say(f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
     run_server(source, access, model, port=port, workers=workers, started=started)

@@ -5,8 +5,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Console
-
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
 from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import Device, Writes, command, stem_of
@@ -63,27 +61,27 @@ def start(
     from dmlkit.training.start import start as first_recipe
 
     seconds = 0 if quick else None if budget is None else parse_duration(budget, "--budget")
-    console, config = Console(), dataset_at(photos, columns=table.columns(), root=table.root)
-    print_nesting(config, console)
+    config = dataset_at(photos, columns=table.columns(), root=table.root)
+    print_nesting(config)
     options: dict[str, Any] = {"download": download, "license_only": license_only}
-    found = first_recipe(config, budget=seconds, device=device, bar=bars(console), **options)
-    print_survey(found.survey, str(photos), console)
-    print_several_labels(config, found.survey, console)
-    print_measured(found, console)
+    found = first_recipe(config, budget=seconds, device=device, bar=bars(), **options)
+    print_survey(found.survey, str(photos))
+    print_several_labels(config, found.survey)
+    print_measured(found)
     write_output(output, found.text)
-    say(console, f"wrote {output}: {found.recipe.training.epochs} epochs")
+    say(f"wrote {output}: {found.recipe.training.epochs} epochs")
     backbone = found.setting.backbone
     weights = license_words(found.recipe.backbone.license() or UNKNOWN)
-    say_prose(console, f"{backbone.title}, {weights}: trains {TUNING_WORDS[found.setting.tuning]}")
+    say_prose(f"{backbone.title}, {weights}: trains {TUNING_WORDS[found.setting.tuning]}")
     for line in (*found.notes, *([] if found.plan is None else shown(found.plan, found.budget))):
-        say_prose(console, line)
+        say_prose(line)
     run = command_word(f"runs/{stem_of(output)}")
-    say(console, f"next: dmlkit train {command_word(output)} -o {run}")
+    say(f"next: dmlkit train {command_word(output)} -o {run}")
     whole = "image" if found.survey.dataset.tests_known else "class"
-    say(console, f"then: dmlkit final {run}, to train on every {whole}")
+    say(f"then: dmlkit final {run}, to train on every {whole}")
 
 
-def print_measured(found: "Start", console: Console) -> None:
+def print_measured(found: "Start") -> None:
     """Print a table of the pretrained models, and which one is better but not free."""
     rows: list[list[str | list[str]]] = [["pretrained model", "images/s", "recall@1", "map@r"]]
     for one in found.measured:
@@ -94,29 +92,27 @@ def print_measured(found: "Start", console: Console) -> None:
         evaluation = found.measured[0].evaluation
         classes = counted(len(evaluation.labels.unique()), "training class", "training classes")
         images = counted(len(evaluation.labels), "photo")
-        print_table(rows, console, f"before training, on {images} of {classes}")
+        print_table(rows, f"before training, on {images} of {classes}")
     if found.better is not None:
         say_prose(
-            console,
             f"{found.better.backbone.title} is better, but has the license {found.better.license}, which does not "
-            f"allow every use; to take it, set backbone.model to {found.better.backbone.model}",
+            f"allow every use; to take it, set backbone.model to {found.better.backbone.model}"
         )
 
 
-def print_several_labels(config: "DatasetConfig", found: "Survey", console: Console) -> None:
+def print_several_labels(config: "DatasetConfig", found: "Survey") -> None:
     """Print that labels of a table with a | are taken as one class each; half of the classes are looked at."""
     from dmlkit.datasets.table import TableConfig
 
     joined = next((name for names in found.held_out.values() for name in names if "|" in name), None)
     if isinstance(config, TableConfig) and joined is not None:
         say_prose(
-            console,
             f'{joined} is taken as the name of one class; if it is several labels of an image, write separator: "|" '
-            "below dataset in the recipe, and choose a loss that compares pairs, see docs/data.md",
+            "below dataset in the recipe, and choose a loss that compares pairs, see docs/data.md"
         )
 
 
-def print_survey(found: "Survey", title: str, console: Console) -> None:
+def print_survey(found: "Survey", title: str) -> None:
     """Print one row per split, the sizes of classes and images, what is not trained on, and what is not used."""
     images, classes, is_known = {**found.images}, {**found.classes}, found.dataset.tests_known
     if "validation" in found.held_out and not found.names_validation:  # cut from the training split
@@ -125,25 +121,25 @@ def print_survey(found: "Survey", title: str, console: Console) -> None:
         classes |= {"train": found.classes["train"] - held_out * (not is_known), "validation": held_out}
     rows = [["split", "images", "classes"]]
     rows += [[split, f"{count:,}", f"{classes[split]:,}"] for split, count in images.items() if count]
-    print_table(rows, console, title)
+    print_table(rows, title)
     smallest, median, largest = found.per_class
-    say(console, f"images per training class: {smallest} to {largest}, median {median:g}")
+    say(f"images per training class: {smallest} to {largest}, median {median:g}")
     smallest, median, largest = found.sides
-    say(console, f"shorter side: {smallest} to {largest} pixels, median {median:g}")
+    say(f"shorter side: {smallest} to {largest} pixels, median {median:g}")
     for split, names in found.held_out.items() if not is_known else ():
-        say(console, with_names(f"not trained on: {len(names)} {split} classes", names))
+        say(with_names(f"not trained on: {len(names)} {split} classes", names))
     if "validation" not in found.held_out:
         what = "images of each class" if is_known else "training classes"
-        say(console, f"no validation: too few {what} to hold some out")
+        say(f"no validation: too few {what} to hold some out")
     for note in found.notes:
-        say_prose(console, note)
+        say_prose(note)
     if found.unreadable:
         what = f"cannot be opened: {len(found.unreadable)} of {counted(found.measured, 'image')}"
-        say(console, with_names(what, found.unreadable), style="yellow")
-        say(console, "train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
+        say(with_names(what, found.unreadable), style="yellow")
+        say("train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
 
 
-def print_nesting(config: "DatasetConfig", console: Console) -> None:
+def print_nesting(config: "DatasetConfig") -> None:
     """Print that the outermost of nested folders are the classes, and how to choose the innermost."""
     from dmlkit.datasets.folder import FolderConfig, folder_levels, is_split
 
@@ -156,9 +152,8 @@ def print_nesting(config: "DatasetConfig", console: Console) -> None:
     depth, path = len(found), found[-1][0]
     levels = ", ".join(f"level{number}" for number in range(1, depth)) + ", class"
     say_prose(
-        console,
         f"the folders are nested, e.g. {path}, and the outermost are the classes; for the innermost, write levels: "
-        f"[{levels}] (names of your choice) below dataset in the recipe, see docs/guides/hierarchy.md",
+        f"[{levels}] (names of your choice) below dataset in the recipe, see docs/guides/hierarchy.md"
     )
 
 

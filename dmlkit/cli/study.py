@@ -9,10 +9,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from dmlkit.cli.console import cells, counted, print_table, say, say_json, show_table
+from dmlkit.cli.console import Output, cells, counted, print_table, say, say_json, show_table
 from dmlkit.cli.options import Device, DryRun, Json, Set, Writes, command, each, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import near_path
@@ -59,21 +58,20 @@ def study(
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
     from dmlkit.study.status import parse_duration
 
-    console = Console()
     seconds = inf if budget is None else parse_duration(budget, "--budget")
     read = read_study(study, overrides or [])
     if dry_run:
-        describe(read, output, console)
+        describe(read, output)
         return
     ranks = start_ranks(device, read.variants[0].candidates[0].recipe.training.precision)
     if workers > 1 and ranks.world_size > 1:
         why = "does not work under torchrun, whose ranks train one run together"
         raise UserError(f"--workers {workers} {why}; start dmlkit without torchrun")
-    console.quiet = not ranks.is_global_zero
+    Output.console.quiet = not ranks.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
     files = [word for file in plugin_files() for word in ("--plugin", near_path(str(file)))]  # as they were typed
     command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets, *files])
-    progress = RunsProgress(console)
+    progress = RunsProgress(Output.console)
     is_cut_off = False
     try:
         with progress:
@@ -83,35 +81,35 @@ def study(
     except TrainingStoppedError as stopped:
         done = f"{progress.finished} of {progress.runs} runs are finished"
         where = f"{stopped} ({progress.names()})" if progress.training else f"{stopped}"
-        say(console, f"{where}; {done}; rerun the same command to resume")
+        say(f"{where}; {done}; rerun the same command to resume")
         raise typer.Exit(STOPPED) from None
     if results and ranks.is_global_zero:
-        print_results(results, output, console)
+        print_results(results, output)
     if is_cut_off:
         if not results:
-            say(console, "no results: no variant is finished yet")
+            say("no results: no variant is finished yet")
         done = f"{progress.finished} of {progress.runs} runs are finished"
-        say(console, f"the time of --budget is used up: {done}; rerun the same command to resume")
+        say(f"the time of --budget is used up: {done}; rerun the same command to resume")
         raise typer.Exit(BUDGET_USED)
     if results and results.missing:
         failed = counted(len(results.failed), "run")
         raise UserError(f"{output}: {failed} failed with the errors above; rerun the same command to try again")
 
 
-def print_results(results: "StudyResults", output: Path, console: Console) -> None:
+def print_results(results: "StudyResults", output: Path) -> None:
     """Write the results as Markdown, and print them."""
     from dmlkit.study.report import missing_lines, write_section
     from dmlkit.study.tables import figure_rows, verdict_lines
 
     written = write_section(results, output)
-    say(console, results.claim)
-    print_table(figure_rows(results), console)
+    say(results.claim)
+    print_table(figure_rows(results))
     for line in (*verdict_lines(results), *missing_lines(results)):
-        say(console, line)
-    say(console, f"written to {written}, results.json and results.png")
+        say(line)
+    say(f"written to {written}, results.json and results.png")
 
 
-def describe(study: "Study", output: Path, console: Console) -> None:
+def describe(study: "Study", output: Path) -> None:
     """Print what differs between variants, what would run and what is finished (``--dry-run``)."""
     from dmlkit.files.document import differences
     from dmlkit.recipe.file import plain
@@ -127,18 +125,18 @@ def describe(study: "Study", output: Path, console: Console) -> None:
         changes = list(differences("", first, plain(variant.candidates[0].recipe)))
         labels = [candidate.label for candidate in variant.candidates if candidate.label]
         table.add_row(*cells([variant.name, changes, labels]))
-    say(console, study.config.claim)
-    show_table(table, console)
+    say(study.config.claim)
+    show_table(table)
     complete = len(list((output / "runs").rglob("summary.json")))
     models = study.num_runs * study.config.models_per_run
     for note in notes:
-        say(console, f"note: {note}")
+        say(f"note: {note}")
     if study.most_added_runs:
         why = "for values beyond the edges of grids and for added seeds"
-        say(console, f"up to {study.most_added_runs} more runs, {why}")
+        say(f"up to {study.most_added_runs} more runs, {why}")
     finished = f"{complete} models in {output} are finished"
-    say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {finished}")
-    say(console, "dry run: nothing was trained or written")
+    say(f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {finished}")
+    say("dry run: nothing was trained or written")
 
 
 @command(
@@ -161,11 +159,10 @@ def report(
     """Write the results of studies as one document: claims, metrics, verdicts and commands."""
     from dmlkit.study.report import report as write_report
 
-    console = Console()
     for folder in write_report(folders, output, paper=paper):
-        say(console, f"note: {folder} has no statement of {paper} and is left out")
+        say(f"note: {folder} has no statement of {paper} and is left out")
     plots = f" and the plots in {output.parent / output.stem}" if output.suffix == ".md" else ""
-    say(console, f"wrote {output}{plots}")
+    say(f"wrote {output}{plots}")
 
 
 @command("dmlkit status runs/study/mpa")
@@ -174,27 +171,13 @@ def status(
 ) -> None:
     """Print the progress of a study: its runs, the best scores so far, the time spent and left."""
     from dmlkit.study.record import StudyFailures
-    from dmlkit.study.status import status_of
+    from dmlkit.study.status import format_duration, status_of
 
     state = status_of(folder)
     if json:
         say_json(state.model_dump(mode="json"))
         return
-    console = Console()
-    say(console, state.claim)
-    print_table(rows_of(state), console)
-    failed = {run.folder: run.reason for run in state.runs if run.folder and run.reason}
-    for line in StudyFailures(failed=failed).lines():
-        say(console, f"failed: {line}")
-    say(console, totals(state))
-    if state.count("done") < len(state.runs) and not state.is_running:
-        say(console, f"no run is in progress; to resume: {state.command}")
-
-
-def rows_of(state: "StudyStatus") -> list[list[str]]:
-    """Return one row per variant, or one per value that is tried for it."""
-    from dmlkit.study.status import format_duration
-
+    say(state.claim)
     rows = [["variant", "seeds", "validation", "spent"]]
     for (variant, choice), group in groupby(state.runs, key=lambda run: (run.variant, run.choice)):
         runs = list(group)
@@ -206,7 +189,13 @@ def rows_of(state: "StudyStatus") -> list[list[str]]:
         scores = [run.score for run in runs if run.score is not None]  # the value with the best mean is chosen
         seconds = sum(run.seconds for run in runs)
         rows.append([name, seeds_of(runs), f"{fmean(scores):.4f}" if scores else "", format_duration(seconds)])
-    return rows
+    print_table(rows)
+    failed = {run.folder: run.reason for run in state.runs if run.folder and run.reason}
+    for line in StudyFailures(failed=failed).lines():
+        say(f"failed: {line}")
+    say(totals(state))
+    if state.count("done") < len(state.runs) and not state.is_running:
+        say(f"no run is in progress; to resume: {state.command}")
 
 
 def seeds_of(runs: Iterable["RunStatus"]) -> str:

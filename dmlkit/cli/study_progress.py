@@ -13,7 +13,7 @@ from dmlkit.training.progress import Silent
 
 
 class RunsProgress:
-    """`StudyProgress`: a bar over all its epochs in a terminal, and a line after each trained run everywhere."""
+    """`StudyProgress` with a bar over all its epochs in a terminal, and a line after each trained run everywhere."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -42,7 +42,7 @@ class RunsProgress:
         self.bar.stop()
 
     def note(self, line: str) -> None:
-        say(self.console, f"note: {line}")
+        say(f"note: {line}", console=self.console)
 
     def expect(self, runs: int, epochs: int) -> None:
         self.runs, self.epochs = runs, epochs
@@ -50,15 +50,6 @@ class RunsProgress:
 
     def start_run(self, name: str, epochs: int) -> "RunLine":
         return RunLine(self, name, epochs)
-
-    def start_training(self, name: str) -> None:
-        """Start an unfinished run, or its next model."""
-        if self.started is None:
-            self.started = perf_counter()
-            if self.finished:
-                say(self.console, f"the first {self.finished} of {self.runs} runs are already finished")
-        self.training.setdefault(name, 0.0)
-        self.bar.update(self.task, run=self.finished + 1, name=self.names())
 
     def names(self) -> str:
         """Return the names of the runs in progress."""
@@ -85,8 +76,13 @@ class RunLine(Silent):
         self.started: float | None = None  # None while there was nothing to train
 
     def start_model(self) -> None:
-        self.started = self.started or perf_counter()
-        self.study.start_training(self.name)
+        study, self.started = self.study, self.started or perf_counter()
+        if study.started is None:
+            study.started = self.started
+            if study.finished:
+                say(f"the first {study.finished} of {study.runs} runs are already finished", console=study.console)
+        study.training.setdefault(self.name, 0.0)
+        study.bar.update(study.task, run=study.finished + 1, name=study.names())
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         study = self.study
@@ -104,7 +100,7 @@ class RunLine(Silent):
         study.epochs_behind += self.epochs
         study.training.pop(self.name, None)
         first = study.failed.setdefault(reason, self.name)
-        say(study.console, f"{self.name} failed: {reason if first == self.name else f'as {first} did'}")
+        say(f"{self.name} failed: {reason if first == self.name else f'as {first} did'}", console=study.console)
 
     def finish(self, figures: dict[str, float]) -> None:
         study = self.study
@@ -116,4 +112,4 @@ class RunLine(Silent):
             metrics = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
             line = f"run {study.finished}/{study.runs}  {self.name}  {metrics}  {took}"
             left = study.time_left() if study.finished < study.runs else ""
-            say(study.console, f"{line}, {left}" if left else line)
+            say(f"{line}, {left}" if left else line, console=study.console)

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from dmlkit.cli.console import bars, counted, say, say_metrics, say_prose
+from dmlkit.cli.console import Output, bars, counted, say, say_metrics, say_prose
 from dmlkit.cli.options import Device, DryRun, RecipePath, RunPath, Set, SetDataset, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
@@ -65,13 +64,13 @@ def train(
 
     if review is not None:
         kept = kept_keys(recipe, overrides or [])
-        table = table_of_review(review, folder, kept, Console(), resume=resume)
+        table = table_of_review(review, folder, kept, resume=resume)
         overrides = [table, *(overrides or [])]
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
-        print_experiment(resolved, RunFolder(folder), device, Console(), resume=resume)
+        print_experiment(resolved, RunFolder(folder), device, resume=resume)
         return
-    is_compared = review is not None and has_held_out(review, resolved, Console())
+    is_compared = review is not None and has_held_out(review, resolved)
     train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite, has_next=review is None)
     if review is not None:
         print_comparison(review, folder, device, is_compared=is_compared)
@@ -112,7 +111,7 @@ def kept_keys(recipe: Path, overrides: list[str]) -> dict[str, Any]:
     return {key: dataset[key] for key in KEPT if key in dataset} if isinstance(dataset, dict) else {}
 
 
-def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Console, *, resume: bool) -> str:
+def table_of_review(review: Path, run: Path, kept: dict[str, Any], *, resume: bool) -> str:
     """Return the dataset of a run that is trained on a review, as an override; its table is written, unless it resumes.
 
     A run that resumes keeps its table, also if there are more answers since, and its own values of `KEPT`.
@@ -128,16 +127,16 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Cons
         return override_of(Path(dataset.file), Path(dataset.root or "."), dataset.model_dump(include=set(KEPT)))
     levels = kept.get("levels")
     levels = list(map(str, levels)) if isinstance(levels, list) else []
-    table = write_training_table(review, run.name, levels=levels, bar=bars(console))
+    table = write_training_table(review, run.name, levels=levels, bar=bars())
     held_out = counted(table.held_out, "answer")
-    say(console, f"{counted(table.images, 'image')} to train on: {table.file}; {held_out} held out")
+    say(f"{counted(table.images, 'image')} to train on: {table.file}; {held_out} held out")
     if table.left_out:
         images = counted(table.left_out, "image")
-        say(console, f"{images} of the gallery left out: the file is missing or has changed, or the image is a box")
+        say(f"{images} of the gallery left out: the file is missing or has changed, or the image is a box")
     return override_of(table.file, table.root, kept)
 
 
-def has_held_out(review: Path, recipe: "Recipe", console: Console) -> bool:
+def has_held_out(review: Path, recipe: "Recipe") -> bool:
     """Return whether answers are held out to compare the new model with the gallery's; if not, print that."""
     from dmlkit.review.folder import ReviewFolder
     from dmlkit.review.retraining import NONE_HELD_OUT, held_out_answers
@@ -145,7 +144,7 @@ def has_held_out(review: Path, recipe: "Recipe", console: Console) -> bool:
     images = recipe.dataset.build(recipe.dataset.default_split)
     if held_out_answers(ReviewFolder(review), images):
         return True
-    say_prose(console, f"{review}: {NONE_HELD_OUT}; the model is trained and not compared")
+    say_prose(f"{review}: {NONE_HELD_OUT}; the model is trained and not compared")
     return False
 
 
@@ -156,12 +155,12 @@ def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool)
     from dmlkit.run_folder.folder import RunFolder
 
     ranks = start_ranks(device)
-    console = Console(quiet=not ranks.is_global_zero)
+    Output.console.quiet = not ranks.is_global_zero
     if is_compared:
-        compared = compare_on_answers(review, RunFolder(run), ranks, bar=bars(console))
-        say_prose(console, compared.line(str(run)))
+        compared = compare_on_answers(review, RunFolder(run), ranks, bar=bars())
+        say_prose(compared.line(str(run)))
     table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
-    say(console, f"next: dmlkit gallery create {command_word(run)} {table} -o GALLERY")
+    say(f"next: dmlkit gallery create {command_word(run)} {table} -o GALLERY")
 
 
 def train_and_print(
@@ -181,56 +180,54 @@ def train_and_print(
     from dmlkit.training.train import train as train_recipe
 
     ranks = start_ranks(device, recipe.training.precision)
-    console = Console(quiet=not ranks.is_global_zero)
+    Output.console.quiet = not ranks.is_global_zero
     try:
-        with training_progress(console, recipe, output if resume else None) as progress:
+        with training_progress(recipe, output if resume else None) as progress:
             summary = train_recipe(
                 recipe, output, device=ranks, progress=progress, resume=resume, overwrite=overwrite, basis=basis
             )
     except (TrainingStoppedError, KeyboardInterrupt) as stopped:  # the latter before the first step
-        how = "--resume instead of --overwrite" if overwrite else "--resume"
-        say(console, f"{str(stopped) or 'stopped'}; to resume, rerun the same command with {how}")
+        how = "--resume instead of --overwrite" if overwrite and str(stopped) else "--resume"
+        say(f"{str(stopped) or 'stopped'}; to resume, rerun the same command with {how}")
         raise typer.Exit(STOPPED) from None
-    print_figures(summary, recipe.training.select_by, console)
+    print_figures(summary, recipe.training.select_by)
     for line in filter(None, costs_of(summary, recipe)):
-        say_prose(console, line)
+        say_prose(line)
     if summary.skipped_images:
         images = counted(len(summary.skipped_images), "image")
-        say(console, f"{images} could not be read; summary.json lists them")
-    say(console, f"run folder: {output}")
+        say(f"{images} could not be read; summary.json lists them")
+    say(f"run folder: {output}")
     if not has_next:
         return
     place = command_word(output)
     use = f"eval {place}" if summary.last.test else f"gallery create {place} IMAGES -o GALLERY"
-    say(console, f"next: dmlkit {use}")
+    say(f"next: dmlkit {use}")
 
 
-def print_figures(summary: "Summary", metric: str, console: Console) -> None:
+def print_figures(summary: "Summary", metric: str) -> None:
     """Print the test metrics of the checkpoints, and first of all that training lost, if validation says so."""
     from dmlkit.evaluation.compare import gain_message
 
     if summary.loss_message:
-        say_prose(console, summary.loss_message)
+        say_prose(summary.loss_message)
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
         if checkpoint and checkpoint.test:
-            say_metrics(console, f"{name} (epoch {checkpoint.epoch})  test", checkpoint.test)
+            say_metrics(f"{name} (epoch {checkpoint.epoch})  test", checkpoint.test)
     if chosen := summary.techniques:
         known = [f"{name} {value:.3f}" for name, value in (chosen.validation or {}).items()]
         why = f"{metric} on validation: {', '.join(known)}" if known else "without validation classes"
-        say_prose(console, f"at test time: {chosen.name} ({why})")
+        say_prose(f"at test time: {chosen.name} ({why})")
         if chosen.test and (chosen.tta or chosen.rerank):
-            say_metrics(console, f"{chosen.name}  test", chosen.test)
+            say_metrics(f"{chosen.name}  test", chosen.test)
     if not summary.last.test:
         figures = f"; {summary.basis.line()}" if summary.basis else ""
-        say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")
+        say_prose(f"trained on every class, so it has no test metrics of its own{figures}")
     if summary.pretrained and summary.chosen.test:
-        say_metrics(console, "pretrained  test", summary.pretrained.test)
+        say_metrics("pretrained  test", summary.pretrained.test)
         change, units = summary.pretrained.difference.get(metric), f"{summary.pretrained.classes} classes"
         ends = (change.low, change.high) if change and change.low is not None and change.high is not None else None
         values = summary.chosen.test[metric], summary.pretrained.test[metric]
-        say_prose(
-            console, gain_message(metric, *values, ends, units, epoch=summary.chosen.epoch, epochs=summary.last.epoch)
-        )
+        say_prose(gain_message(metric, *values, ends, units, epoch=summary.chosen.epoch, epochs=summary.last.epoch))
 
 
 def costs_of(summary: "Summary", recipe: "Recipe") -> tuple[str, str]:
@@ -244,7 +241,7 @@ def costs_of(summary: "Summary", recipe: "Recipe") -> tuple[str, str]:
     return ", ".join(parts), limits
 
 
-def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, console: Console, *, resume: bool) -> None:
+def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, *, resume: bool) -> None:
     """Print the resolved recipe, and the sizes of data, model, loss and stored features (``--dry-run``)."""
     from dmlkit.backbones.weights import license_words
     from dmlkit.distributed.launch import start_ranks
@@ -269,10 +266,10 @@ def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, console: C
         until = "" if keeps_features(recipe) else " until training ends"
         sizes["on disk"] = f"{needed / 1e6:,.3g} MB of stored features{until}"
     for line in dump_recipe(recipe).splitlines():
-        say(console, line)
+        say(line)
     for name, text in sizes.items():
-        say(console, f"{name + ':':12}{text}")
-    say(console, "dry run: nothing was trained or written")
+        say(f"{name + ':':12}{text}")
+    say("dry run: nothing was trained or written")
 
 
 def parameters_of(module: "nn.Module") -> str:

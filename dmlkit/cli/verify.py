@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-
-from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_json
+from dmlkit.cli.console import Output, bars, counted, fusion_line, percent, print_table, say, say_json
 from dmlkit.cli.options import AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, existing, second_run
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -67,8 +65,8 @@ def verify(
 
     wanted = read_pairs(compared, root)
     ranks = start_ranks(device)
-    console = Console(stderr=json, quiet=not ranks.is_global_zero)
-    bar = bars(console)
+    Output.console.quiet = not ranks.is_global_zero
+    bar = bars()
     result = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, second=second, ranks=ranks, bar=bar)
     if not ranks.is_global_zero:
         return
@@ -77,23 +75,23 @@ def verify(
     if json:
         say_json(result.stamped())
         return
-    (print_verdict if len(compared) == 2 else print_verdicts)(result, console)
+    (print_verdict if len(compared) == 2 else print_verdicts)(result)
     if result.fusion is not None:
-        say(console, fusion_line(result.fusion.model_dump()))
+        say(fusion_line(result.fusion.model_dump()))
     if output is not None:
-        say(console, f"written to {output}")
+        say(f"written to {output}")
 
 
-def print_verdict(result: "Verification", console: Console) -> None:
+def print_verdict(result: "Verification") -> None:
     """Print the verdict on a single pair, and below it the figures."""
     from dmlkit.evaluation.verification import answer
 
     (pair,) = result.pairs
     # images that cannot be read are an error
     assert pair.same is not None and pair.score is not None and pair.probability is not None
-    say(console, f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
-    say(console, f"{result.similarity} {pair.score:.6g}, threshold {threshold_text(result)}")
-    say(console, f"probability of the same class: {percent(pair.probability)}, at a prior of {result.prior:g}")
+    say(f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
+    say(f"{result.similarity} {pair.score:.6g}, threshold {threshold_text(result)}")
+    say(f"probability of the same class: {percent(pair.probability)}, at a prior of {result.prior:g}")
 
 
 def threshold_text(result: "Verification") -> str:
@@ -101,7 +99,7 @@ def threshold_text(result: "Verification") -> str:
     return f"{result.threshold:.6g} (false accept rate {result.far:g})"
 
 
-def print_verdicts(result: "Verification", console: Console) -> None:
+def print_verdicts(result: "Verification") -> None:
     """Print the first pairs, and the error rates if the answers are known."""
     from dmlkit.evaluation.verification import answer
 
@@ -112,18 +110,18 @@ def print_verdicts(result: "Verification", console: Console) -> None:
         known = "" if pair.known is None else answer(pair.known)
         chance = "" if pair.probability is None else percent(pair.probability)
         rows.append([pair.verdict, *([known] if is_known else []), chance, score, pair.a, pair.b])
-    print_table(rows, console, f"same class: {result.similarity} >= {threshold_text(result)}")
+    print_table(rows, f"same class: {result.similarity} >= {threshold_text(result)}")
     if len(result.pairs) > SHOWN:
-        say(console, f"and {len(result.pairs) - SHOWN:,} more; -o FILE or --json writes all")
-    say(console, f"probability: of the same class, at a prior of {result.prior:g}")
+        say(f"and {len(result.pairs) - SHOWN:,} more; -o FILE or --json writes all")
+    say(f"probability: of the same class, at a prior of {result.prior:g}")
     if result.correctness is not None:
         right = result.correctness
         rates = [f"accuracy {right.accuracy:.4f}"]
         rates += [f"{name} {rate:.4f}" for name, rate in (("FAR", right.far), ("FRR", right.frr)) if rate is not None]
-        say(console, f"{', '.join(rates)} over {right.same:,} same-class and {right.different:,} different-class pairs")
+        say(f"{', '.join(rates)} over {right.same:,} same-class and {right.different:,} different-class pairs")
     for fault in result.skipped[:SHOWN]:
-        say(console, f"could not be read: {fault}")
+        say(f"could not be read: {fault}")
     if result.skipped:
         without = sum(pair.same is None for pair in result.pairs)
         left = f"{counted(without, 'pair')} without a verdict"
-        say(console, f"{counted(len(result.skipped), 'image')} could not be read; {left}")
+        say(f"{counted(len(result.skipped), 'image')} could not be read; {left}")

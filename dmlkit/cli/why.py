@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from dmlkit.cli.console import percent, print_table, say, say_json
 from dmlkit.cli.options import Checkpoint, Device, Json, RunPath, Writes, command
 from dmlkit.files.outputs import check_file
@@ -33,7 +31,6 @@ def why(
     explanation, images = explain(run, a, b, checkpoint=checkpoint, ranks=ranks)
     if not ranks.is_global_zero:
         return
-    console = Console(stderr=json)
     if output is not None:
         plot_explanation(explanation, images, output, lines=number)
     if json:
@@ -44,24 +41,24 @@ def why(
         if explanation.threshold is not None:
             verdict = "same class" if explanation.score >= explanation.threshold else "different"
             line += f", threshold {explanation.threshold:.6g}: {verdict}"
-        say(console, f"{name} {line}", style="bold")
+        say(f"{name} {line}", style="bold")
         table = [["contribution", "row, column in A", "row, column in B"]]
         for *patches, contribution in explanation.strongest(number):
             ends = (f"{one // columns + 1}, {one % columns + 1}" for one in patches)
             table.append([f"{contribution:.4f}", *ends])
-        print_table(table, console, f"patches of a grid of {rows} x {columns}")
+        print_table(table, f"patches of a grid of {rows} x {columns}")
         total = sum(map(sum, explanation.contributions))
         pairs = f"{(rows * columns) ** 2:,} pairs of patches"
         gradient = f"{total:.4g}: they are the gradient of the {name} along the inner product"
         whole = f"the {name}" if explanation.is_sum else f"{gradient}; the rest depends on the lengths of both vectors"
-        say(console, f"the contributions of all {pairs} sum to {whole}")
+        say(f"the contributions of all {pairs} sum to {whole}")
         for image, falls in zip("AB", explanation.falls, strict=True):
             most = max(falls)
             row, column = divmod(falls.index(most), columns)
             place = f"row {row + 1}, column {column + 1} of {image}"
-            say(console, f"painting over {place} lowers the {name} most, by {most:.4f}")
+            say(f"painting over {place} lowers the {name} most, by {most:.4f}")
         spread = max(explanation.spread)
         if spread >= 0.01:
-            say(console, f"note: {percent(spread)} of a vector are biases, which are spread evenly over the patches")
+            say(f"note: {percent(spread)} of a vector are biases, which are spread evenly over the patches")
     if output is not None:
-        say(console, f"written to {output}")
+        say(f"written to {output}")

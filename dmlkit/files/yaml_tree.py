@@ -176,18 +176,14 @@ def _build(node: yaml.Node, key: Key, tree: Tree, has_lines: bool) -> Any:
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_build(item, (*key, index), tree, has_lines) for index, item in enumerate(node.value)]
-    return _scalar(node, where)
-
-
-def _place(node: yaml.Node, source: str, has_lines: bool) -> str:
-    return f"{source}:{node.start_mark.line + 1}" if has_lines else source
-
-
-def _scalar(node: yaml.Node, where: str) -> Any:
     text, kind = str(node.value), node.tag.rpartition(":")[2]
     if kind in ("int", "float"):
         return _number(text, kind, where)
     return {"str": text, "null": None, "bool": text.lower() == "true"}[kind]
+
+
+def _place(node: yaml.Node, source: str, has_lines: bool) -> str:
+    return f"{source}:{node.start_mark.line + 1}" if has_lines else source
 
 
 def _number(text: str, kind: str, where: str) -> int | float:

@@ -110,8 +110,7 @@ def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch):
     shown = StringIO()
     with RunsProgress(Console(file=shown, force_terminal=True, width=200)) as progress:
         progress.expect(1, 1)
-        progress.start_run(HOSTILE, 1)
-        progress.start_training(HOSTILE)
+        progress.start_run(HOSTILE, 1).start_model()
         progress.bar.refresh()
     assert "]0;pwn" in shown.getvalue() and "[/x][red]" in shown.getvalue()
     assert not [mark for mark in ("\x1b]", "\x07", "\u202e", "\x9b") if mark in shown.getvalue()]
@@ -173,7 +172,7 @@ def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatc
     prepare_environment()
     file = TextIOWrapper(BytesIO(), encoding="utf-8")
     rows = [["metric", "run", "value", "95 % interval"], ["map@r", "runs/a", "0.2708", "0.1719 .. 0.3698"]]
-    print_table(rows, Console(file=file))
+    print_table(rows, console=Console(file=file))
     file.seek(0)
     text = file.read()
     assert all(cell in text for row in rows for cell in row) and "…" not in text
@@ -203,7 +202,7 @@ def test_an_ascii_output_gets_every_character_t15(monkeypatch: pytest.MonkeyPatc
     out = TextIOWrapper(BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     prepare_environment()
-    say(Console(), "0.1 ± 0.2 …")
+    say("0.1 ± 0.2 …", console=Console())
     out.seek(0)
     assert out.read() == "0.1 \\xb1 0.2 \\u2026\n"
 
@@ -231,9 +230,9 @@ def test_python_without_docstrings_is_refused_t15():
 def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(capsys: pytest.CaptureFixture[str]):
     paths = [f"photos/{letter * 30}/test_001.jpg" for letter in "ab"]
     rows = [["similarity", "a", "b", "images"], ["0.9749", *paths, "12"]]
-    print_table(rows, Console(width=80))
+    print_table(rows, console=Console(width=80))
     stacked = capsys.readouterr().out
-    print_table(rows, Console(width=140))
+    print_table(rows, console=Console(width=140))
     side_by_side = capsys.readouterr().out
     assert max(map(len, stacked.splitlines())) <= 80
     assert [path in line for line in stacked.splitlines() for path in paths if path in line] == [True, True]
@@ -244,9 +243,9 @@ def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(capsys: py
 def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(capsys: pytest.CaptureFixture[str]):
     heads = ["group", "queries", "map@r, 95 % interval", "to others, 95 % interval", "Holm's p"]
     rows = [heads, ["front door camera", "40", "0.3826  0.273 .. 0.597", "-0.0376  -0.114 .. +0.017", "1.0000"]]
-    print_table(rows, Console(width=80))
+    print_table(rows, console=Console(width=80))
     narrow = capsys.readouterr().out
-    print_table(rows, Console(width=140))
+    print_table(rows, console=Console(width=140))
     assert max(map(len, narrow.splitlines())) <= 80 and rows[1][2] in capsys.readouterr().out
     number, interval = (next(line for line in narrow.splitlines() if part in line) for part in ("0.3826", "0.273"))
     assert "-0.0376" in number and "-0.114 .. +0.017" in interval and number.index("0.3826") > interval.index("0.273")
@@ -255,12 +254,12 @@ def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(ca
 def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line():
     line = " ".join(f"{number:07}" for number in range(30))
     screen, file = StringIO(), StringIO()
-    say(Console(file=screen, width=80, force_terminal=True, color_system=None), line)
-    say(Console(file=file, width=80, force_terminal=False), line)
+    say(line, console=Console(file=screen, width=80, force_terminal=True, color_system=None))
+    say(line, console=Console(file=file, width=80, force_terminal=False))
     assert file.getvalue() == line + "\n"
     assert len(screen.getvalue().splitlines()) == 3 and screen.getvalue().split() == line.split()
     command = f"next: dmlkit serve {'x' * 60} --review june --allow-writes"
-    say(Console(file=(copied := StringIO()), width=80, force_terminal=True, color_system=None), command)
+    say(command, console=Console(file=(copied := StringIO()), width=80, force_terminal=True, color_system=None))
     assert copied.getvalue() == command + "\n"
 
 
