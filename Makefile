@@ -108,7 +108,7 @@ audit: setup  ## List the licenses of installed packages and known vulnerabiliti
 
 bench: setup  ## Run the benchmarks and write benchmarks/results; PHOTOS=FOLDER adds those that read photos
 	for part in times memory million; do $(BIN)/python benchmarks/losses.py $$part || exit 1; done
-	for name in training_loop kept_memory evaluation reranking gallery look manifolds scale gradient_checkpointing; do \
+	for name in training_loop kept_memory compile evaluation reranking gallery look manifolds scale gradient_checkpointing; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/data.py $(PHOTOS)
 	for name in $(if $(PHOTOS),calibration embed align teachers matryoshka serve shell); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done

@@ -80,8 +80,8 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Decay per step, e.g. 0.999, of an exponential moving average of the weights, which is validated, saved and
     exported; null uses the weights themselves."""
     compile: bool = False
-    """Compile the backbone with torch.compile. On a CPU core EfficientNet-Lite0 trains with 23.9 instead of 20.4
-    images/s after 80 s, which pays from 11,000 images in all epochs; ResNet-18 trains no faster."""
+    """Compile the backbone with torch.compile. EfficientNet-Lite0 takes more than a minute on a CPU and then trains no
+    faster, see docs/scale.md; GPUs were not measured."""
     gradient_checkpointing: bool = False
     """Store only the inputs of the backbone's blocks for the backward pass, which recomputes the rest: the same weights
     with less memory and more time."""
