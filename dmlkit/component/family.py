@@ -24,9 +24,8 @@ class Requirement:
     Args:
         key: dotted key of the other component, e.g. ``"manifold.name"``, or a fact of its class, e.g.
             ``"backbone.has_class_token"``; an error then names the members that have it.
-        allowed: the values that are compatible with this component. If there are none, ``key`` is an option of this
-            component itself, whose value does not fit another of its options.
-        reason: a clause that completes "..., because <reason>", or the error if no value is allowed.
+        allowed: the values that are compatible with this component.
+        reason: a clause that completes "..., because <reason>".
     """
 
     key: str
@@ -55,6 +54,10 @@ class OptionsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     def requirements(self) -> Iterable[Requirement]:
         """Return the conditions on other components of the recipe: those of the component, none by default."""
         return () if self.component is None else self.with_options_only().requirements()
+
+    def faults(self) -> Iterable[tuple[str, str]]:
+        """Return the options of the component that contradict others of its own, each with the error."""
+        return () if self.component is None else self.with_options_only().faults()
 
     def with_options_only(self) -> Any:
         """Return an object of the component that has its options and nothing else: no weights, no arguments."""

@@ -98,6 +98,8 @@ class Component:
             if isinstance(value, OptionsConfig) and not isinstance(value, tuple(_parts_in(entry.annotation))):
                 value = _build(value, arguments)
             setattr(self, entry.attribute, value)
+        for key, fault in self.faults():
+            raise ValueError(f"{cls.__name__}: {key}: {fault}")
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -105,6 +107,10 @@ class Component:
 
     def requirements(self) -> Iterable[Requirement]:
         """Return the conditions on other components of the recipe, none by default; only options may be read."""
+        return ()
+
+    def faults(self) -> Iterable[tuple[str, str]]:
+        """Return the keys of options that contradict others, each with the error; only options may be read."""
         return ()
 
 

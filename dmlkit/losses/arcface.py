@@ -50,7 +50,6 @@ class ArcFace(MarginSoftmax, name="arcface"):
 
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is an angle")
-        yield from super().requirements()
 
     def __post_init__(self) -> None:
         per_class = self.centers_per_class if self.centers_per_class > 1 else None  # else (C, d), as in other losses

@@ -39,7 +39,6 @@ class CosFace(MarginSoftmax, name="cosface"):
 
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is a difference of cosines")
-        yield from super().requirements()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -98,8 +98,10 @@ class Matryoshka(SeveralLosses, name="matryoshka"):
         if self.dims is not None:
             reason = "the first of loss.dims is the full width, since coordinates after it would not be trained"
             yield Requirement("embedding_dim", self.dims[:1], reason)
+
+    def faults(self) -> Iterable[tuple[str, str]]:
         if self.weights is not None and len(self.weights) != len(self.dims or ()):
-            yield Requirement("weights", (), f"expected one for each of dims {self.dims}, got {self.weights}")
+            yield "weights", f"expected one for each of dims {self.dims}, got {self.weights}"
 
     def __post_init__(self) -> None:
         width = self.manifold.dim
@@ -111,8 +113,6 @@ class Matryoshka(SeveralLosses, name="matryoshka"):
         dims = self.dims or tuple(_halved(width))
         if dims[0] != width:
             raise ValueError(f"Matryoshka: dims: expected the first to be the embeddings' width {width}, got {dims[0]}")
-        if self.weights is not None and len(self.weights) != len(self.dims or ()):
-            raise ValueError(f"Matryoshka: weights: expected one for each of dims {self.dims}, got {self.weights}")
         self.dims, self.weights = dims, self.weights or (1.0,) * len(dims)
         self.hold(build_with(self.loss, self.manifold.with_dim(dim), self.num_classes) for dim in dims)
         super().__post_init__()

@@ -45,18 +45,16 @@ class Sum(SeveralLosses, name="sum"):
     """Which points each of ``losses`` takes, if the head is a ``neck``: those of the features after the neck, or before
     it; null is ``after`` for all."""
 
-    def requirements(self) -> Iterable[Requirement]:
+    def faults(self) -> Iterable[tuple[str, str]]:
         for key, given in {"weights": self.weights, "on": self.on}.items():
             if given is not None and len(given) != len(self.losses):
-                reason = f"expected one for each of {len(self.losses)} losses, got {len(given)}"
-                yield Requirement(key, (), reason)
+                yield key, f"expected one for each of {len(self.losses)} losses, got {len(given)}"
+
+    def requirements(self) -> Iterable[Requirement]:
         if "before" in (self.on or ()):
             yield Requirement("head.has_neck", (True,), "loss.on has before, which is before the neck")
 
     def __post_init__(self) -> None:
-        for fault in self.requirements():
-            if not fault.allowed:
-                raise ValueError(f"Sum: {fault.key}: {fault.reason}")
         self.weights = self.weights or (1.0,) * len(self.losses)
         self.on = self.on or ("after",) * len(self.losses)
         names = [config.name for config in self.losses]

@@ -236,10 +236,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             # it was trained so: to ask timm takes 2 s of a processor, and a teacher may be gone
             if is_trained and (component is self.backbone or isinstance(component, RegularizerConfig)):
                 continue
+            yield from (((*key, name), fault) for name, fault in component.faults())
             for requirement in component.requirements():
-                if not requirement.allowed:
-                    yield (*key, requirement.key), requirement.reason
-                    continue
                 *place, fact = requirement.key.split(".")
                 owner = self._owner(tuple(place), fact, key)
                 needed, choices, value = requirement.key, requirement.allowed, getattr(owner, fact, None)

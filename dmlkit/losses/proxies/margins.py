@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from dmlkit.component import Component, Requirement, option
+from dmlkit.component import Component, option
 from dmlkit.losses.proxies.classes import Classes
 from dmlkit.losses.proxies.similarity import Pool
 from dmlkit.losses.proxies.softmax import RowLoss, RowLosses, SoftmaxLoss, mean_softmax_loss
@@ -91,10 +91,8 @@ class MarginSoftmax(WeightedSoftmax):
     def __post_init__(self, proxies_per_class: int | None = None, pool: Pool | None = None) -> None:
         super().__post_init__(proxies_per_class, pool)
         self.register_buffer("class_margins", None, persistent=False)
-        for fault in MarginSoftmax.requirements(self):
-            raise ValueError(f"{type(self).__name__}: {fault.reason}")
 
-    def requirements(self) -> Iterable[Requirement]:
+    def faults(self) -> Iterable[tuple[str, str]]:
         low, high = self.margin, self.margin
         if self.dynamic is not None:
             low, high = self.dynamic.least, self.dynamic.factor + self.dynamic.least
@@ -103,7 +101,7 @@ class MarginSoftmax(WeightedSoftmax):
             limit = "" if self.margin_limit == inf else f" and less than {self.margin_limit:.4g}"
             reason = f"margins from {low:.4g} to {high:.4g}, expected at least 0{limit}; choose a smaller deviation, "
             key = "margin" if self.dynamic is None else "dynamic"
-            yield Requirement(key, (), f"{reason}or another {'margin' if self.dynamic is None else 'dynamic margin'}")
+            yield key, f"{reason}or another {'margin' if self.dynamic is None else 'dynamic margin'}"
 
     def use_counts(self, counts: Tensor) -> None:
         super().use_counts(counts)

@@ -116,10 +116,11 @@ def test_margins_that_leave_0_to_pi_are_refused():
         ({"dynamic": DynamicMargin.Config(), "deviation": 0.02}, "-0.03", "0.58"),
     ):
         with pytest.raises(
-            ValueError, match=f"ArcFace: margins from {low} to {high}, expected at least 0 and less than {pi:.4g}; "
+            ValueError,
+            match=rf"ArcFace: \w+: margins from {low} to {high}, expected at least 0 and less than {pi:.4g}; ",
         ):
             ArcFace(Sphere(3), 2, **options)
-    with pytest.raises(ValueError, match=r"CosFace: margins from -0\.25 to 0\.95, expected at least 0; choose"):
+    with pytest.raises(ValueError, match=r"CosFace: margin: margins from -0\.25 to 0\.95, expected at least 0; choose"):
         CosFace(Sphere(3), 2, deviation=0.15)
     for options in ({"dynamic": DynamicMargin.Config()}, {"class_balance": 1.0}):
         with pytest.raises(ValueError, match="needs the sizes of the classes; call use_counts"):
