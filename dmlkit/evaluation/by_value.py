@@ -230,11 +230,10 @@ def own_values(column: str, table: Path | None, points: PointSet) -> list[str | 
     """Return the values of the labeled images of a gallery in a column of its own; None without such a column."""
     if table is not None or not isinstance(points, GalleryFolder):
         return None
-    columns = points.cells() | {name: points.table[name].to_pylist() for name in SIGHTING}
+    columns = points.cells()
     place = column_called([*columns], column, f"--by {column}: {points.source}")
-    if place is None or set(values := [*columns.values()][place]) == {None}:
-        return None
-    return [value for value, label in zip(values, points.labels, strict=True) if label is not None]
+    values = None if place is None else zip([*columns.values()][place], points.labels, strict=True)
+    return values and [value for value, label in values if label is not None]
 
 
 def points_table(column: str, table: Path | None, points: PointSet) -> Path | None:

@@ -9,7 +9,6 @@ from typing import Any
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.image_file import box_cell
-from dmlkit.files.image_table import SightingCells
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.files.regular import file_checksum
@@ -69,7 +68,7 @@ def schema() -> Any:
     """Return the columns of the rows of a version."""
     import pyarrow as pa
 
-    texts = ("id", "label", "path", *SightingCells._fields, "box", "cells", "part")
+    texts = ("id", "label", "path", "box", "cells", "part")
     fields = [*(pa.field(name, pa.string()) for name in texts), pa.field("row", pa.int64())]
     return pa.schema([*fields, pa.field("number", pa.int64()), pa.field("added", pa.timestamp("us", "UTC"))])
 
@@ -87,7 +86,6 @@ def new_rows(images: Mapping[str, LabelledImage], store: VectorStore, rows: Valu
         "id": list(images),
         "label": [image.label for image in found],
         "path": [image.path for image in found],
-        **{name: [getattr(image.sighting, name) for image in found] for name in SightingCells._fields},
         "box": [box_cell(image.box) for image in found],
         "cells": [image.cells for image in found],
         "part": [None] * len(images),

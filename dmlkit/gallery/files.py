@@ -1,8 +1,8 @@
 """Files of a gallery and what its manifest says without the model: read without torch.
 
     gallery.json            model, versions, parts; its rename is the commit of every change
-    versions/7.parquet      a row per image of version 7: id, label, path, box, place, time, other columns of
-                            its table as JSON, and where its point is
+    versions/7.parquet      a row per image of version 7: id, label, path, box, other columns of its table as JSON,
+                            and where its point is
     vectors/KEY/            points of a model by the ids of their images, and its local features, see `VectorStore`
     thumbnails/ID.jpg       small pictures, if the gallery keeps them
     index-NAME.faiss        approximate index, if there is one

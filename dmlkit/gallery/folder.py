@@ -14,7 +14,6 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.image_file import Box, box_of_cell
-from dmlkit.files.image_table import SightingCells
 from dmlkit.files.where import Where, cells_of, columns_of
 from dmlkit.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, thumbnail_file
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
@@ -43,7 +42,7 @@ class GalleryFolder(PointsOnDisk):
         newest = self.manifest.versions[-1]
         self.version, self.table = newest.number, read_rows(path, newest)
         if where is not None:
-            own = {name: self.table[name] for name in ("id", "label", "path", *SightingCells._fields)}
+            own = {name: self.table[name] for name in ("id", "label", "path")}
             self.table = self.table.take(where.rows(self.cells() | cells_of(own), str(path), len(self.table)))
         self.rows: Sequence[int] = range(len(self.table))  # of those among which `limited` looked
         self.manifold = self.manifest.build_manifold()
@@ -75,7 +74,7 @@ class GalleryFolder(PointsOnDisk):
         return found
 
     def cells(self) -> dict[str, list[str | None]]:
-        """Return the columns that the tables of its images had besides those of dmlkit."""
+        """Return the columns that the tables of its images had besides paths, labels and boxes."""
         return columns_of(self.table["cells"].to_pylist())
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box, decoding
-from dmlkit.files.image_table import BOX, LABEL, LIMITS, UNKNOWN_SIGHTING, SightingCells, sighting_cells
+from dmlkit.files.image_table import BOX, LABEL, SIGHTING, sighting_cells
 from dmlkit.files.labels import stated_label
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.files.regular import check_regular
@@ -18,8 +18,6 @@ from dmlkit.files.where import cells_of, row_texts
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.images import NONE, images_at, label_depth, listed_images
 
-OWN = ("path", LABEL, *BOX, *SightingCells._fields)
-"""Columns of a table that have a column of their own in a gallery."""
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
 
 
@@ -30,9 +28,8 @@ class LabelledImage:
     path: str
     label: str | None
     box: Box | None = None
-    sighting: SightingCells = UNKNOWN_SIGHTING
     cells: str | None = None
-    """Other columns of its row in a table, see `row_texts`."""
+    """Other columns of its row in a table, see `row_texts`; a time and a place are among them."""
 
     def id(self) -> str:
         """Return a hash of the contents of the file, and of the box."""
@@ -65,14 +62,15 @@ def images_of(
         names = [stated_label(label, "--label")] * len(images)
     if listed is not None and options.source is None and not any(names):
         raise UserError(f"{source}: no image has a label; fill the column label, or state one with --label")
-    sightings, others = [UNKNOWN_SIGHTING] * len(images), dict[str, Any]()
+    columns: Any = {}
     if listed is not None:
         table = listed.table.table
-        others = {name: table[name] for name in table.column_names if name not in OWN}
-        sightings = sighting_cells(listed.table) if LIMITS.keys() <= {*table.column_names} else sightings
-    cells = row_texts(cells_of(others), len(images))
+        columns = {name: table[name] for name in table.column_names if name not in ("path", LABEL, *BOX)}
+        if columns.keys() & {*SIGHTING}:
+            columns |= zip(SIGHTING, zip(*sighting_cells(listed.table), strict=True), strict=True)
+    cells = row_texts(cells_of(columns), len(images))
     found = [
-        LabelledImage(os.path.abspath(path), name, images.box(row), seen, text)  # noqa: PTH100 - links are not followed
-        for row, (path, name, seen, text) in enumerate(zip(images.paths, names, sightings, cells, strict=True))
+        LabelledImage(os.path.abspath(path), name, images.box(row), text)  # noqa: PTH100 - links are not followed
+        for row, (path, name, text) in enumerate(zip(images.paths, names, cells, strict=True))
     ]
     return found, images.left_out
