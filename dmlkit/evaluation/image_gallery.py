@@ -1,5 +1,6 @@
 """Gallery in a Python program: what ``dmlkit gallery``, ``search``, ``identify`` and ``calibrate`` do, as methods."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class ImageGallery:
 
     def labels(self) -> dict[str | None, int]:
         """Return the number of images of each label; the key None counts those without one."""
-        return dict(GalleryFolder(self.path).label_counts())
+        return dict(Counter(GalleryFolder(self.path).labels))
 
     def add(
         self,

@@ -30,12 +30,8 @@ from dmlkit.nearest.matches import match_scores
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.fusion import check_fusible, join, require_torch
-from dmlkit.vectors.in_memory import Embeddings
-from dmlkit.vectors.local_features import (
-    centered,
-    maps_of,
-    mean_of,
-)
+from dmlkit.vectors.in_memory import Embeddings, features_of
+from dmlkit.vectors.local_features import BLOCK, centered
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.store import hash_images
@@ -299,6 +295,6 @@ def local_features(
     trained: TrainedModel, ranks: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
 ) -> tuple[Tensor, Tensor]:
     """Return local features (N, P, C) of images, and the mean (C,) of all patches."""
-    maps = maps_of(trained, ranks, dataset, found.indices, bar)
-    mean = mean_of(maps)
+    maps = features_of(None, trained, ranks, dataset, found.indices, bar)
+    mean = torch.stack([part.float().mean((0, 1)) for part in maps.split(BLOCK)]).mean(0)
     return centered(maps, mean), mean

@@ -41,8 +41,7 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairProbability, Threshold, threshold_of
 from dmlkit.vectors.fusion import fuse, with_local
 from dmlkit.vectors.images import ImageList
-from dmlkit.vectors.in_memory import Embeddings
-from dmlkit.vectors.local_features import features_of
+from dmlkit.vectors.in_memory import Embeddings, features_of
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.store import hash_images, stored_model

@@ -21,11 +21,11 @@ from dmlkit.export.wanted import ModelPrecision
 from dmlkit.manifolds.base import check_points
 from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.computation import ComputedModel, compare, training_inputs
+from dmlkit.vectors.computation import ComputedModel, as_computed, compare, training_inputs
 from dmlkit.vectors.graphs import NotExportableError, import_runtime, onnx_program, onnx_session, quiet, traced
 from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.stored import split_embeddings
-from dmlkit.vectors.trained import TrainedModel, as_computed
+from dmlkit.vectors.trained import TrainedModel
 
 WEIGHTED = ("Conv", "Gemm", "MatMul")  # operators of ONNX that multiply by weights, in which their bytes are
 SMALL = 0.03  # share of the weights that stay in float32, in the smallest layers; the file is 0.02 of fp32's larger

@@ -21,7 +21,7 @@ from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
 from dmlkit.files.source import CREATING_MARK, place_of_run
-from dmlkit.gallery.commit import changing, check_vectors, commit, moved, new_rows, schema
+from dmlkit.gallery.commit import changing, commit, moved, new_rows, schema
 from dmlkit.gallery.files import (
     MANIFEST,
     THUMBNAILS,
@@ -103,7 +103,6 @@ def added(path: Path, manifest: GalleryManifest, incoming: Incoming, store: Vect
     if not all((store.path / name).exists() for name in store.parts):  # left by a command that was killed a week ago
         raise UserError(f"{path}: was compacted in the meantime; rerun the same command")
     places, count = store.find(keys_of([*map(bytes.fromhex, images)])), len(images)
-    check_vectors(store, places, manifest.build_manifold(), [image.path for image in images.values()])
     for name, image in images.items() if manifest.thumbnails else ():  # versions and models share them by these names
         if not (file := thumbnail_file(path, name)).exists():
             file.parent.mkdir(exist_ok=True)

@@ -15,10 +15,7 @@ from dmlkit.files.regular import file_checksum
 from dmlkit.gallery.files import MANIFEST, GalleryVersion, rows_file
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
-from dmlkit.manifolds.base import Manifold, check_points
-from dmlkit.manifolds.euclidean import Euclidean
-from dmlkit.vectors.in_memory import UNSOUND
-from dmlkit.vectors.store import PART_IMAGES, VectorStore
+from dmlkit.vectors.store import VectorStore
 
 PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery for one commit alone
 
@@ -40,28 +37,11 @@ def commit(path: Path, manifest: GalleryManifest, rows: Any, name: str = MANIFES
     with atomic_write(file) as partial:
         parquet.write_table(rows, partial, compression="zstd")
         checksum = file_checksum(partial)
-    version = GalleryVersion(
-        number=number,
-        time=datetime.now(UTC),
-        images=len(rows),
-        model=manifest.current,
-        rows=number,
-        checksum=checksum,
-    )
+    about: Any = {"time": datetime.now(UTC), "images": len(rows), "model": manifest.current, "checksum": checksum}
+    version = GalleryVersion(number=number, rows=number, **about)
     changed = manifest.model_copy(update={"versions": (*manifest.versions, version)})
     changed.write(path / name)
     return changed
-
-
-def check_vectors(store: VectorStore, rows: Values, manifold: Manifold, paths: list[str]) -> None:
-    """Raise a `UserError` for points that have no vector of an index.
-
-    Numbers near 1e38 may be points of flat space, while their squares are none.
-    """
-    for start in range(0, len(rows), PART_IMAGES):
-        points = store.points_at(rows[start : start + PART_IMAGES]).double()
-        vectors = manifold.index_vectors(points, "gallery").float()
-        check_points(Euclidean(vectors.shape[1]), vectors, lambda row, start=start: paths[start + row], UNSOUND)
 
 
 def schema() -> Any:
@@ -73,7 +53,7 @@ def schema() -> Any:
     return pa.schema([*fields, pa.field("number", pa.int64()), pa.field("added", pa.timestamp("us", "UTC"))])
 
 
-def new_rows(images: Mapping[str, LabelledImage], store: VectorStore, rows: Values, first: int) -> Any:
+def new_rows(images: Mapping[str, LabelledImage], store: VectorStore, places: Values, first: int) -> Any:
     """Return the rows of a version for images by their ids, whose points are in rows of a store.
 
     Args:
@@ -81,19 +61,12 @@ def new_rows(images: Mapping[str, LabelledImage], store: VectorStore, rows: Valu
     """
     import pyarrow as pa
 
-    found = images.values()
-    columns: dict[str, list[Any]] = {
-        "id": list(images),
-        "label": [image.label for image in found],
-        "path": [image.path for image in found],
-        "box": [box_cell(image.box) for image in found],
-        "cells": [image.cells for image in found],
-        "part": [None] * len(images),
-        "row": [None] * len(images),
-        "number": list(range(first, first + len(images))),
-        "added": [datetime.now(UTC)] * len(images),
-    }
-    return moved(pa.table(columns, schema=schema()), store, rows)
+    added = datetime.now(UTC)
+    rows = [
+        vars(image) | {"id": name, "box": box_cell(image.box), "number": number, "added": added}
+        for number, (name, image) in enumerate(images.items(), first)
+    ]
+    return moved(pa.Table.from_pylist(rows, schema=schema()), store, places)
 
 
 def moved(table: Any, store: VectorStore, rows: Values, paths: list[str] | None = None) -> Any:

@@ -1,6 +1,5 @@
 """A gallery as its readers see it: one version, even if others are written meanwhile."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import pairwise
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError
@@ -20,7 +18,7 @@ from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import find_invalid_point
 from dmlkit.run_folder.folder import find_run
 from dmlkit.vectors.points import PointItem, PointSet, PointsOnDisk, taken
-from dmlkit.vectors.store import DTYPES, open_part
+from dmlkit.vectors.store import DTYPES, gathered, open_part
 
 KEPT = 2**28  # bytes of points that are read when a gallery is opened, in 0.15 s, and that stay in memory if scattered
 RUN = 1024  # rows on average that are read where they are in their files; shorter runs would cost more than copies
@@ -113,12 +111,13 @@ class GalleryFolder(PointsOnDisk):
         return self._gather(rows.numpy(), "local")
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        found = taken(self.table.select(["id", "label", "path", "box"]), rows)
-        columns = (found.column(name).to_pylist() for name in found.column_names)
-        return [
-            PointItem(name, label, path, self._thumbnail(name), box_of_cell(box))
-            for name, label, path, box in zip(*columns, strict=True)
-        ]
+        columns = taken(self.table.select(["id", "label", "path", "box"]), rows).to_pydict().values()
+        items = list[PointItem]()
+        for name, label, path, box in zip(*columns, strict=True):
+            file = thumbnail_file(self.path, name)
+            picture = file.read_bytes() if self.manifest.thumbnails and file.is_file() else None
+            items.append(PointItem(name, label, path, picture, box_of_cell(box)))
+        return items
 
     @property
     def approximate(self) -> ApproximateIndex | None:
@@ -152,10 +151,6 @@ class GalleryFolder(PointsOnDisk):
         """Numbers (N,) of all images, which an index has."""
         return np.from_dlpack(self.table["number"].combine_chunks())
 
-    def label_counts(self) -> Counter[str | None]:
-        """Return the number of images of each label."""
-        return Counter(self.labels)
-
     def check(self) -> None:
         """Read all files of this version, and raise an error if they are not what was written."""
         for name in self.parts:
@@ -177,16 +172,8 @@ class GalleryFolder(PointsOnDisk):
         return self._read[part]
 
     def _gather(self, rows: Values, what: str) -> Tensor:
-        codes, places = self._part_codes[rows], self._part_rows[rows]
-        found = torch.empty(len(rows), *self._shapes[what], dtype=DTYPES[what])
-        for code in np.unique(codes):
-            own = codes == code
-            found[torch.from_numpy(own)] = self._open(self.parts[code])[what][torch.from_numpy(places[own])]
-        return found
-
-    def _thumbnail(self, name: str) -> bytes | None:
-        file = thumbnail_file(self.path, name)
-        return file.read_bytes() if self.manifest.thumbnails and file.is_file() else None
+        codes, places, shape = self._part_codes[rows], self._part_rows[rows], self._shapes[what]
+        return gathered(codes, places, lambda code: self._open(self.parts[code])[what], shape, DTYPES[what])
 
 
 def gallery_of(points: PointSet) -> GalleryFolder | None:

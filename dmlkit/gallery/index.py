@@ -20,14 +20,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
 from dmlkit.gallery.commit import changing
-from dmlkit.gallery.files import (
-    MANIFEST,
-    ApproximateIndex,
-    IndexKind,
-    index_file,
-    outside_of,
-    read_index,
-)
+from dmlkit.gallery.files import MANIFEST, ApproximateIndex, IndexKind, index_file, outside_of, read_index
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.nearest.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery, StoredPoints
 
@@ -36,7 +29,6 @@ QUERIES = 1000  # images that the recall is measured on
 NEAREST = 10  # of each
 MOST_CANDIDATES = 64  # a neighbor
 MORE = 1.25  # times as many candidates; each costs as much as finding it
-FIRST_PROBES = 1
 SURE = 1.645  # standard errors: one-sided 95 %
 TRAINING = 100_000  # images that the codes are learned from at most
 ROWS = 8192  # added at once
@@ -79,9 +71,7 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
         index = _build(gallery, kind)
         seconds = perf_counter() - started
         name = uuid4().hex[:12]
-        first = ApproximateIndex(
-            name=name, kind=kind, images=len(gallery), nprobes=FIRST_PROBES, candidates=1, recall=0
-        )
+        first = ApproximateIndex(name=name, kind=kind, images=len(gallery), nprobes=1, candidates=1, recall=0)
         measured = _measured(gallery, first, index, recall, seconds)
         size = _write(path, name, index)
         manifest.model_copy(update={"approximate": measured.index}).write(path / MANIFEST)
@@ -115,6 +105,11 @@ def partitions(images: int) -> int:
     return max(1, min(isqrt(images), images // FEWEST))
 
 
+def _drawn(gallery: GalleryFolder, most: int) -> Tensor:
+    """Return random rows of a gallery, always the same."""
+    return torch.randperm(len(gallery), generator=torch.Generator().manual_seed(0))[:most].sort().values
+
+
 def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
     """Build an index of all images by their numbers."""
     import faiss
@@ -131,10 +126,8 @@ def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
         case "binary":
             factory = f"{lists},RaBitQ"
     index = faiss.IndexIDMap(faiss.index_factory(width, factory, _metric(gallery)))
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randperm(len(gallery), generator=generator)[:TRAINING].sort().values
     faiss.omp_set_num_threads(torch.get_num_threads())
-    index.train(_vectors(gallery, rows))
+    index.train(_vectors(gallery, _drawn(gallery, TRAINING)))
     _add(index, gallery, torch.arange(len(gallery)))
     return index
 
@@ -154,15 +147,11 @@ def _vectors(gallery: GalleryFolder, rows: Tensor) -> Values:
 
 def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recall: float, seconds: float) -> Indexed:
     """Search further until the recall is reached, each time where that helps more."""
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randperm(len(gallery), generator=generator)[:QUERIES].sort().values
-    points = gallery.points_at(queries)
-    stored = StoredGallery(gallery.manifold, gallery)
-    nearest = min(NEAREST, len(gallery) - 1)
+    queries, nearest = _drawn(gallery, QUERIES), min(NEAREST, len(gallery) - 1)
+    points, searcher = gallery.points_at(queries), ApproximateGallery(gallery, index, built=built)
     started = perf_counter()
-    worst = stored.search(points, nearest + 1).without(queries).similarities[:, -1:]
+    worst = searcher.exact.search(points, nearest + 1).without(queries).similarities[:, -1:]
     exact = perf_counter() - started
-    searcher = ApproximateGallery(gallery, index, built=built)
 
     def tried(one: ApproximateIndex) -> tuple[float, float, ApproximateIndex]:
         """Search through an index; return the recall that holds with 95 % confidence, and -1 times the seconds."""
@@ -183,8 +172,8 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recal
                 "or a lower --recall"
             )
         sure, negative_seconds, best = max(further, key=lambda one: one[:2])
-    milliseconds = [1e3 * one / len(queries) for one in (exact, -negative_seconds)]
-    return Indexed(best, len(queries), *milliseconds, build_seconds=seconds)
+    times = [1e3 * seconds / len(queries) for seconds in (exact, -negative_seconds)]
+    return Indexed(best, len(queries), *times, build_seconds=seconds)
 
 
 def _further(index: ApproximateIndex, partitions: int) -> Iterator[ApproximateIndex]:
@@ -206,12 +195,7 @@ class ApproximateGallery:
     """
 
     def __init__(
-        self,
-        folder: GalleryFolder,
-        index: ApproximateIndex,
-        points: StoredPoints | None = None,
-        *,
-        built: Any = None,
+        self, folder: GalleryFolder, index: ApproximateIndex, points: StoredPoints | None = None, *, built: Any = None
     ) -> None:
         self.folder, self.index, self.points = folder, index, points or folder
         self.manifold = folder.manifold

@@ -12,7 +12,7 @@ from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.source import require_gallery
 from dmlkit.gallery.change import gallery_model
-from dmlkit.gallery.commit import changing, check_vectors, commit, moved
+from dmlkit.gallery.commit import changing, commit, moved
 from dmlkit.gallery.files import VECTORS
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
@@ -83,7 +83,6 @@ def migrate_gallery(
             filled = fill_gallery(path, located, trained, ranks, bar, needs_all=WAY_ON)  # those added meanwhile
             paths = [image.path for image in located.values()]
             described, name = gallery_model(trained, run), uuid4().hex[:12]
-            check_vectors(filled.store, filled.rows, described.build_manifold(), paths)
             announced = manifest.model_copy(update={"others": {**manifest.others, name: described}}).of_model(name)
             changed = commit(path, announced, moved(gallery.table, filled.store, filled.rows, paths))
     index, before_local = gallery.manifest.approximate, gallery.manifest.local

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
@@ -153,13 +152,7 @@ def embedded_points(
 
 
 def split_points(
-    run: RunFolder,
-    trained: TrainedModel,
-    ranks: Ranks,
-    split: Split,
-    bar: Bar = no_bar,
-    *,
-    with_gallery: bool = False,
+    run: RunFolder, trained: TrainedModel, ranks: Ranks, split: Split, bar: Bar = no_bar, *, with_gallery: bool = False
 ) -> PointsInMemory:
     """Return the points of the images of a run's split that can be read, see `split_embeddings` and `embed_split`."""
     config = trained.recipe.dataset
@@ -197,11 +190,14 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str, where: 
     """
     vectors = VectorFile(path)
     try:
-        features = as_embeddings(vectors.values, str(path))
+        points = as_embeddings(vectors.values, str(path))
+        manifold = ManifoldConfig.variants[space]().build(points.shape[1]) if isinstance(space, str) else space
+        if isinstance(manifold, Sphere) and points.shape[1] == manifold.dim:
+            points = as_directions(points, str(path))
+        else:
+            require_points(manifold, points, str(path))
     except ValueError as error:
         raise UserError(str(error)) from None
-    manifold = ManifoldConfig.variants[space]().build(features.shape[1]) if isinstance(space, str) else space
-    points = points_of_rows(features, manifold, path).float()
     texts = vectors.labels() if labels is None else read_label_file(labels)
     names: list[str | None] = [None] * len(points)
     if texts is not None:
@@ -213,20 +209,9 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str, where: 
             warn_once(note)
         meant = {text: label_of(text) for text in counts}
         names = [meant[text or ""] for text in texts.to_pylist()]
-    found = PointsInMemory(str(path), manifold, points, vectors.names, names)
+    found = PointsInMemory(str(path), manifold, points.float(), vectors.names, names)
     columns = vectors.columns
     return found if where is None else _limited(found, {name: columns[name] for name in columns.column_names}, where)
-
-
-def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
-    """Return rows of an array as points; on the sphere their directions."""
-    try:
-        if isinstance(manifold, Sphere) and features.shape[1] == manifold.dim:
-            return as_directions(features, str(path))
-        require_points(manifold, features, str(path))
-        return features
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def check_same_model(theirs: PointSet, ours: PointSet) -> None:

@@ -11,7 +11,7 @@ from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.nearest.matches import match_scores
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.vectors.fusion import ModelChoice, with_local
-from dmlkit.vectors.local_features import features_of
+from dmlkit.vectors.in_memory import features_of
 from dmlkit.vectors.manifest import LocalFusion
 from dmlkit.vectors.points import PointSet
 from dmlkit.vectors.progress_bar import Bar, no_bar

@@ -1,4 +1,4 @@
-"""What computes a network: torch in float32, or a faster runtime, compared with it before it is used.
+"""A model of a run, and what computes it: torch in float32, or a faster runtime, compared with it before it is used.
 
 A device names it: ``cpu`` is torch in float32, ``cpu+onnxruntime``, ``cpu+bf16`` and ``cpu+fastest`` are the others.
 The first use of a model compares the embeddings of 64 training images of the run with torch's. The answer is kept in
@@ -11,8 +11,8 @@ import json
 import platform
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,26 +26,21 @@ from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.regular import cache_folder, file_checksum
+from dmlkit.files.where import Where
 from dmlkit.loading.batches import collate
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.manifolds.base import Manifold
 from dmlkit.model import EmbeddingModel, Normalization
 from dmlkit.recipe.schema import Recipe
-from dmlkit.vectors.graphs import (
-    NotExportableError,
-    import_runtime,
-    onnx_program,
-    onnx_session,
-    traced,
-)
-from dmlkit.vectors.manifest import NEAREST, Computation
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.vectors.graphs import NotExportableError, import_runtime, onnx_program, onnx_session, traced
+from dmlkit.vectors.manifest import NEAREST, Computation, Fusion, LocalFusion
 from dmlkit.vectors.operators import read_operators, write_operators
 
 IMAGES = 64  # training images that are compared
 BATCH = 32  # of them at a time
 KEPT = 8  # graphs of each kind in the user's cache, each of the size of the weights
 OPERATORS = "operators"
-WAYS = "leave it out, or use bf16"
 PARTS = ("normalization", "backbone", "head")
 Session = Callable[[Path], Callable[[Tensor], Tensor]]
 """Opens an ONNX graph, and returns a function that maps inputs to points."""
@@ -65,8 +60,8 @@ class EngineComparison(Document, frozen=True, strict=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """Network of a recipe on a device, which is built when it is first used: stored embeddings need none.
+class TrainedModel:
+    """Model of a run, ready to embed; its network is built when it is first used: stored embeddings need none.
 
     Args:
         manifold: geometry of the embeddings, on the device.
@@ -80,11 +75,54 @@ class Network:
     device: torch.device
     build: Callable[[], EmbeddingModel]
     saved: str = ""
+    checkpoint: CheckpointName
+    epoch: int
+    recorded: str = ""  # its fingerprint, if it is known
+    run: RunFolder | None = None
+    fusion: Fusion | None = None  # second model that embeds too, see `dmlkit.vectors.fusion.fuse`
+    members: "tuple[TrainedModel, ...]" = ()  # the two models of a fusion
+    local: LocalFusion | None = None  # local features that are computed with the points, for a gallery
+    computation: Computation | None = None  # what computes it, if not torch in float32
+    few: Callable[[], EmbeddingModel] | None = None
+    """Returns what embeds a few images without building the network, if that is kept."""
+    aligned_to: str | None = None
+    """Fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer ``compatible``;
+    None if it has its own space."""
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, model: EmbeddingModel, checkpoint: CheckpointName = "last", epoch: int = 0
+    ) -> "TrainedModel":
+        """Return a network that is built already, in evaluation mode, with the recipe that describes it."""
+        parts: Any = {"samples": model.samples, "manifold": model.manifold, "device": model.device}
+        return cls(recipe=recipe, checkpoint=checkpoint, epoch=epoch, build=lambda: model, **parts)
+
+    def limited(self, where: Where | None) -> "TrainedModel":
+        """Return the model with the rows of its dataset that fulfill conditions, see `DatasetConfig.limited`."""
+        if where is None:
+            return self
+        dataset = self.recipe.dataset.limited(where)
+        return replace(self, recipe=self.recipe.model_copy(update={"dataset": dataset}))
 
     @property
     def model(self) -> EmbeddingModel:
         """Network in evaluation mode, on the device."""
         return self.build()
+
+    @property
+    def place(self) -> str:
+        """Kind of the device, and what computes on it if not torch in float32, e.g. ``cpu+bf16``."""
+        return self.device.type + (self.computation.option if self.computation else "")
+
+    @property
+    def model_of_few(self) -> EmbeddingModel:
+        """Model that embeds a few images; it need not have the parts of the network."""
+        return self.model if self.few is None or self.computation is not None else self.few()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all weights, see `EmbeddingModel.fingerprint`; another one where the computation does not agree."""
+        return self.recorded or self.model.fingerprint()
 
 
 class ComputedModel(EmbeddingModel):
@@ -96,52 +134,68 @@ class ComputedModel(EmbeddingModel):
         compute: maps inputs as of the network to points (B, D) float32.
     """
 
-    def __init__(self, network: Network, compute: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, trained: TrainedModel, compute: Callable[[Tensor], Tensor]) -> None:
         torch.nn.Module.__init__(self)
-        self.network, self.samples, self.compute = network, network.samples, compute
+        self.trained, self.samples, self.compute = trained, trained.samples, compute
         self.eval()
 
     @property
     def device(self) -> torch.device:
-        return self.network.device
+        return self.trained.device
 
     @property
     def manifold(self) -> Manifold:
-        return self.network.manifold
+        return self.trained.manifold
 
     def __getattr__(self, name: str) -> Any:
         """Return a part of the network, or what a module has."""
-        return getattr(self.network.model, name) if name in PARTS else super().__getattr__(name)
+        return getattr(self.trained.model, name) if name in PARTS else super().__getattr__(name)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map RGB images (B, 3, H, W) uint8, or vectors (B, F) float32, to points (B, D) float32."""
         return self.compute(inputs)
 
 
-def accelerate(network: Network, engine: str, option: str) -> tuple[EmbeddingModel, EngineComparison] | None:
-    """Return a network as an engine computes it, compared with torch; None if ``fastest`` found none that agrees.
+def accelerate(trained: TrainedModel, engine: str, option: str) -> TrainedModel:
+    """Return a model as an engine computes it, compared with torch; as it is if ``fastest`` finds none that agrees.
 
     Args:
         engine: ``bf16``, ``onnxruntime``, or ``fastest``: the first of ``onnxruntime``, on a CPU, and ``bf16``, unless
             it is emulated, whose embeddings agree: every cosine is at least 0.9999, and all 10 nearest images are the
             same.
     """
-    if engine != "fastest":
-        return _prepare(network, engine, option)
-    # on 2 CPU cores ONNX Runtime was 3.3 (Lite0), 1.9 (ResNet-50), 1.6 (ViT-S/16) and 1.5 (ConvNeXt-T) times as fast
-    candidates = ["onnxruntime"] if network.device.type == "cpu" else []
-    candidates += ["bf16"] if _computes_bf16(network.device) else []
+    candidates = [engine]
+    if engine == "fastest":  # on 2 CPU cores ONNX Runtime was 3.3 (Lite0) to 1.5 (ConvNeXt-T) times as fast as torch
+        candidates = ["onnxruntime"] if trained.device.type == "cpu" else []
+        candidates += ["bf16"] if _computes_bf16(trained.device) else []
     for candidate in candidates:
         try:
-            accelerated = _prepare(network, candidate, f"{option}: {candidate}")
+            way = option if candidate == engine else f"{option}: {candidate}"
+            model, comparison = _prepare(trained, candidate, way)
         except UserError as error:
+            if candidate == engine:
+                raise
             warn(f"{error}; not used")
             continue
-        computation = accelerated[1].computation
-        if computation.agrees:
-            return accelerated
-        warn(f"{option}: {candidate} is not used: {computation}")
-    return None
+        if candidate == engine or comparison.computation.agrees:
+            return as_computed(replace(trained, recorded=comparison.fingerprint), model, comparison.computation)
+        warn(f"{option}: {candidate} is not used: {comparison.computation}")
+    return trained
+
+
+def as_computed(trained: TrainedModel, model: EmbeddingModel, computation: Computation) -> TrainedModel:
+    """Return a model that another program computes.
+
+    Where its embeddings do not agree with those of torch in float32 it is another model, with a fingerprint of its own:
+    so neither are they compared with each other, nor is a threshold of the one used for the other.
+    """
+    weights = trained.fingerprint
+    if not computation.agrees:
+        way = f"{weights} {computation.engine} {computation.precision}"
+        weights = hashlib.sha256(way.encode()).hexdigest()
+    space = trained.aligned_to if computation.agrees else None
+    options: Any = {"saved": "", "recorded": weights, "computation": computation, "aligned_to": space}
+    return replace(trained, build=lambda: model, **options)
 
 
 def _computes_bf16(device: torch.device) -> bool:
@@ -151,26 +205,35 @@ def _computes_bf16(device: torch.device) -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _prepare(network: Network, engine: str, option: str) -> tuple[EmbeddingModel, EngineComparison]:
+def _prepare(trained: TrainedModel, engine: str, option: str) -> tuple[EmbeddingModel, EngineComparison]:
     """Return the network as an engine computes it, and the comparison, from the user's cache if it has them."""
-    session = _session_of(network.device, engine, option)
-    place = _place(network, engine)
+    session = None
+    if engine != "bf16":
+        if trained.device.type != "cpu":
+            raise UserError(f"{option}: {engine} computes on the CPU here; use the device cpu, or bf16")
+        session = partial(onnx_session, import_runtime(option))
+    place = _place(trained, engine)
     graph = place.with_suffix(".onnx")
-    stored = _stored(place, graph if session else None)
-    if stored is None:
-        stored = _compared(network, engine, session, place, option)
-    compute = session(graph) if session else partial(_bf16, network.model)
-    return ComputedModel(network, compute), stored
+    stored = _stored(place, graph if session else None) or _compared(trained, engine, session, place, option)
+    return ComputedModel(trained, session(graph) if session else partial(_bf16, trained.model)), stored
 
 
-def _compared(network: Network, engine: str, session: Session | None, place: Path, option: str) -> EngineComparison:
+def _compared(
+    trained: TrainedModel, engine: str, session: Session | None, place: Path, option: str
+) -> EngineComparison:
     """Compare an engine with torch on training images, and keep the answer, and the ONNX graph, in the user's cache."""
-    model, graph = network.model, place.with_suffix(".onnx")
-    inputs = training_inputs(network.recipe, option).to(network.device)
+    model, graph = trained.model, place.with_suffix(".onnx")
+    inputs = training_inputs(trained.recipe, option).to(trained.device)
     warn(f"{option}: compared with torch on {len(inputs)} training images, once for this model and machine")
     place.parent.mkdir(parents=True, exist_ok=True)
     if session:
-        _write_graph(model, inputs, graph, option)
+        try:
+            program = onnx_program(traced(model, inputs[:2]), "inputs")
+        except NotExportableError as error:
+            raise UserError(f"{option}: {error}; leave it out, or use bf16") from error
+        with atomic_write(graph) as partial_graph:
+            program.save(partial_graph)
+        _remove_oldest(graph)
     computed = session(graph) if session else partial(_bf16, model)
     of_engine = {"precision": "bf16"} if engine == "bf16" else {"engine": engine}
     comparison = EngineComparison(
@@ -190,15 +253,15 @@ def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
         return None
 
 
-def _place(network: Network, engine: str) -> Path:
+def _place(trained: TrainedModel, engine: str) -> Path:
     """Return the file of a comparison in the user's cache."""
     packages = ("torch", engine, "onnxscript") if engine == "onnxruntime" else ("torch",)
-    described = network.recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
-    device = network.device
+    described = trained.recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
+    device = trained.device
     processor = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     machine = [platform.machine(), processor, str(torch.get_num_threads())]
-    weights = network.saved or network.model.fingerprint()
+    weights = trained.saved or trained.model.fingerprint()
     depends = json.dumps([weights, described, *machine, *map(version, packages)])
     return cache_folder() / f"engine-{hashlib.sha256(depends.encode()).hexdigest()[:16]}-{engine}.json"
 
@@ -244,26 +307,6 @@ def _bf16(model: EmbeddingModel, inputs: Tensor) -> Tensor:
         return model(inputs).float()
 
 
-def _session_of(device: torch.device, engine: str, option: str) -> Session | None:
-    """Return what opens an ONNX graph; None for ``bf16``, which takes none."""
-    if engine == "bf16":
-        return None
-    if device.type != "cpu":
-        raise UserError(f"{option}: {engine} computes on the CPU here; use the device cpu, or bf16")
-    return partial(onnx_session, import_runtime(option))
-
-
-def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str) -> None:
-    """Write the ONNX graph of a model, and remove the oldest ones of others."""
-    try:
-        program = onnx_program(traced(model, inputs[:2]), "inputs")
-    except NotExportableError as error:
-        raise UserError(f"{option}: {error}; {WAYS}") from error
-    with atomic_write(graph) as partial:
-        program.save(partial)
-    _remove_oldest(graph)
-
-
 def _remove_oldest(graph: Path) -> None:
     """Remove the oldest graphs of the kind of one that was written."""
     graphs = sorted(graph.parent.glob(f"engine-*{graph.suffix}"), key=lambda path: path.stat().st_mtime)
@@ -271,25 +314,25 @@ def _remove_oldest(graph: Path) -> None:
         old.unlink(missing_ok=True)
 
 
-def keep_operators(network: Network) -> None:
+def keep_operators(trained: TrainedModel) -> None:
     """Keep the operators of a network in the user's cache, so that a later command need not import its library.
 
     They are kept where they compute the same as the network to the bit, for batches of 1, 2 and 3 images of noise.
     """
-    transform = network.recipe.transform
-    if transform is None or not has_operators(network):
+    transform = trained.recipe.transform
+    if transform is None or not has_operators(trained):
         return
-    place = _place(network, OPERATORS)
+    place = _place(trained, OPERATORS)
     graph = place.with_suffix(".safetensors")
     if _stored(place, graph) is not None:
         return
-    shape, model = (3, 3, transform.size, transform.size), network.model
+    shape, model = (3, 3, transform.size, transform.size), trained.model
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with suppress(UserError, OSError), torch.inference_mode(False), torch.no_grad():  # no operators, or no room
         place.parent.mkdir(parents=True, exist_ok=True)
         write_operators(torch.nn.Sequential(model.backbone, model.head), model.normalization(images), graph)
         _remove_oldest(graph)
-        compute = _with_operators(network, graph)
+        compute = _with_operators(trained, graph)
         if not all(torch.equal(compute(images[:count]), model(images[:count])) for count in (1, 2, 3)):
             graph.unlink()
             return
@@ -298,28 +341,28 @@ def keep_operators(network: Network) -> None:
         found.write(place)
 
 
-def has_operators(network: Network) -> bool:
+def has_operators(trained: TrainedModel) -> bool:
     """Return whether the operators of a network are worth keeping: a library builds it, for a CPU."""
-    return bool(network.saved) and network.device.type == "cpu" and network.recipe.backbone.is_of_library
+    return bool(trained.saved) and trained.device.type == "cpu" and trained.recipe.backbone.is_of_library
 
 
-def kept_operators(network: Network) -> ComputedModel | None:
+def kept_operators(trained: TrainedModel) -> ComputedModel | None:
     """Return a network by the operators that `keep_operators` has kept; None if there are none."""
-    place = _place(network, OPERATORS)
+    place = _place(trained, OPERATORS)
     graph = place.with_suffix(".safetensors")
-    return None if _stored(place, graph) is None else ComputedModel(network, _with_operators(network, graph))
+    return None if _stored(place, graph) is None else ComputedModel(trained, _with_operators(trained, graph))
 
 
-def kept_fingerprint(network: Network) -> str:
+def kept_fingerprint(trained: TrainedModel) -> str:
     """Return the hash of the weights of a network whose operators are kept; empty if they are not."""
     with suppress(UserError, OSError):
-        return EngineComparison.read(_place(network, OPERATORS)).fingerprint
+        return EngineComparison.read(_place(trained, OPERATORS)).fingerprint
     return ""
 
 
-def _with_operators(network: Network, graph: Path) -> Callable[[Tensor], Tensor]:
+def _with_operators(trained: TrainedModel, graph: Path) -> Callable[[Tensor], Tensor]:
     """Return the function of a network by its operators, which follow the normalization of pixels."""
-    transform = network.recipe.transform
+    transform = trained.recipe.transform
     assert transform is not None
     normalization = Normalization(transform.mean, transform.std, transform.channels, transform.pixel_max)
     points = read_operators(graph)

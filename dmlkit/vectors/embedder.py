@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +54,8 @@ class Embedder:
         """
         if isinstance(images, str | Path | Image.Image):
             raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
-        if not _is_series(images):
+        given: Any = images
+        if not (given.ndim if isinstance(given, np.ndarray) else isinstance(given, Sequence)):
             raise UserError(f"embed: got {type(images).__name__}, expected a list of images or an array")
         samples = self.trained.samples
         dataset = GivenImages(images) if samples.has_pixels else GivenArrays(images, samples)
@@ -72,10 +73,11 @@ class Embedder:
         Raises:
             UserError: a or b are not embeddings of this model.
         """
-        manifold = self.trained.manifold
-        for name, points in (("a", a), ("b", b)):
-            if not _is_table(points, manifold.point_dim):
-                expected = f"{name} of shape (N, {manifold.point_dim}) and floats"
+        manifold, width = self.trained.manifold, self.trained.manifold.point_dim
+        given: dict[str, Any] = {"a": a, "b": b}
+        for name, points in given.items():
+            if not isinstance(points, np.ndarray) or points.shape[1:] != (width,) or points.dtype.kind != "f":
+                expected = f"{name} of shape (N, {width}) and floats"
                 raise UserError(f"similarity: expected {expected}, got {_described(points)}")
         x, y = (torch.from_numpy(points.astype(np.float32)).to(self._ranks.device) for points in (a, b))
         return manifold.similarity(x, y).cpu().numpy()
@@ -197,16 +199,6 @@ class GivenArrays(Dataset):
 
     def sample(self, index: int) -> Tensor:
         return self.arrays[index]
-
-
-def _is_series(given: object) -> bool:
-    """Return whether a value has elements: a list or similar, or an array of at least one dimension."""
-    return given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
-
-
-def _is_table(given: object, width: int) -> TypeGuard[NDArray[np.floating]]:
-    """Return whether a value is an array (N, ``width``) of floats."""
-    return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind == "f"
 
 
 def _described(given: object) -> str:

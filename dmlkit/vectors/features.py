@@ -82,7 +82,6 @@ class DrawnViews(Inputs):
         return Item(self.features.view(index, seed % self.features.views), int(self.features.labels[index]), index)
 
 
-ENGINE = "backbone.tuning.engine"
 MAPS = torch.float16  # of augmented views
 
 
@@ -124,9 +123,7 @@ def feature_job(dataset: Dataset, trained: TrainedModel, *, split: Split) -> Fea
     stored = tuning.stored()
     views = stored.views if stored and split == "train" else 0
     if isinstance(tuning, NoTuningConfig) and split == "train" and tuning.engine != "torch":
-        accelerated = accelerate(trained, tuning.engine, f"{ENGINE}: {tuning.engine}")
-        if accelerated is not None:
-            trained = replace(trained, build=lambda: accelerated[0], computation=accelerated[1].computation)
+        trained = accelerate(trained, tuning.engine, f"backbone.tuning.engine: {tuning.engine}")
     images, keys = dataset, image_keys(dataset, recipe.dataset)
     if views:  # the number of a view in the list augments it
         rows = torch.arange(len(dataset)).repeat_interleave(views)
@@ -139,8 +136,7 @@ def feature_job(dataset: Dataset, trained: TrainedModel, *, split: Split) -> Fea
         dtype = MAPS
         described = described.model_copy(update={"description": {**described.description, "numbers": str(dtype)}})
     options: dict[str, Any] = {"skip_bad_images": False, "again": again, "way_on": f"repair or remove it, and {again}"}
-    options |= {"dtype": dtype, "image_bytes": dtype.itemsize * trained.manifold.point_dim}
-    job = FillJob(images, keys, Path(), described, **options, augments=views > 0)
+    job = FillJob(images, keys, Path(), described, **options, dtype=dtype, augments=views > 0)
     times = f", {counted(views, 'view', 'views')} each" if views else ""
     return FeatureJob(dataset, job, trained, f"features of {split} images{times}")
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
@@ -20,19 +19,18 @@ from dmlkit.errors import UserError, killed_reader
 from dmlkit.files.arrays import Values
 from dmlkit.files.lock import sole_writer
 from dmlkit.loading.batches import make_loader
-from dmlkit.loading.inputs import Draw, Inputs, inputs_of
-from dmlkit.manifolds.base import check_points
+from dmlkit.loading.inputs import Batch, Draw, Inputs, inputs_of
 from dmlkit.model import EmbeddingModel
 from dmlkit.vectors.computation import keep_operators
-from dmlkit.vectors.in_memory import UNSOUND, Embeddings, fused
-from dmlkit.vectors.local_features import batch_features
+from dmlkit.vectors.in_memory import Embeddings, embed_batches, fused
+from dmlkit.vectors.local_features import features_by
 from dmlkit.vectors.manifest import StoredModel
 from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar
 from dmlkit.vectors.store import BATCH_IMAGES, HASH, PART_IMAGES, PARTS, VectorStore, names_of, write_part
 from dmlkit.vectors.trained import TrainedModel
 
 MODEL = "model.json"
-PART_BYTES = 2**26  # of a part of maps, which are larger than points
+PART_BYTES = 2**26  # of a part of features, which may be larger than points
 LIVE = "train without backbone.tuning.feature_views"
 
 
@@ -58,7 +56,6 @@ class FillJob:
     """Places (M,) in the list of the images to embed, ascending."""
     augments: bool = False  # augment each image by its place, so that it is the same in every process
     dtype: torch.dtype = torch.float32  # of the stored points
-    image_bytes: int = 0  # of the points of an image, where a part of the most images would be too large
     again: str = "rerun the same command"
     way_on: str = (
         "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
@@ -75,12 +72,16 @@ class FillJob:
         return inputs_of(self.dataset, trained.recipe.transform, training=self.augments)
 
     @property
+    def image_bytes(self) -> int:
+        """Size of the point of an image."""
+        return self.dtype.itemsize * self.model.description["dim"]
+
+    @property
     def part_images(self) -> int:
         """Number of images of a part, of which some may be in the store already."""
         batches = -(-len(self.dataset) // (PARTS * BATCH_IMAGES))
-        if self.image_bytes:
-            batches = min(batches, PART_BYTES // (BATCH_IMAGES * self.image_bytes))
-        return min(PART_IMAGES, BATCH_IMAGES * max(1, batches))
+        most = min(PART_IMAGES, PART_BYTES // self.image_bytes) // BATCH_IMAGES
+        return BATCH_IMAGES * max(1, min(batches, most))
 
     def numbers(self) -> list[int]:
         """Return the parts that lack images."""
@@ -120,16 +121,15 @@ class PartEmbedder:
         is_few = len(job.missing) <= BATCH_IMAGES
         if workers == -1:
             workers = 0 if is_few else trained.recipe.training.workers
-        self.job, self.trained, self.device = job, trained, ranks.device
-        self.kept: list[Tensor] = []  # local features of the batches of a part
+        self.job, self.trained, self.ranks = job, trained, replace(ranks, world_size=1)
         self.batches = PartBatches(job)
-        self.loaders: list[tuple[TrainedModel, EmbeddingModel, Any]] = []
+        self.loaders: list[tuple[EmbeddingModel, Any]] = []
         for member in trained.members or (trained,):
             model = member.model_of_few if is_few and trained.local is None else member.model
             model.check_takes(job.dataset)
-            on_gpu = self.device.type == "cuda"
+            on_gpu = ranks.device.type == "cuda"
             loader = make_loader(job.inputs(member), self.batches, workers=workers, pin_memory=on_gpu)
-            self.loaders.append((member, model, loader))
+            self.loaders.append((model, loader))
 
     def __call__(self, numbers: list[int], advance: Advance) -> None:
         """Compute parts, given by their numbers, and report how many more images are done."""
@@ -142,50 +142,30 @@ class PartEmbedder:
 
     def _compute(self, numbers: list[int], advance: Advance) -> None:
         job, self.batches.numbers = self.job, numbers
-        batches = [(model, iter(loader)) for _, model, loader in self.loaders]
-        local = self.trained.local
-        with batch_features(local, self.trained) if local else nullcontext() as features:
-            for number in numbers:
-                rows, count = job.rows(number), len(job.batches(number))
-                self.kept = [torch.empty(0, *local.shape, dtype=torch.float16)] if local else []
-                found = [self._part(model, islice(given, count), advance, features) for model, given in batches]
-                part = found[0] if len(found) == 1 else fused(self.trained, found)
-                lost = np.setdiff1d(rows, part.indices.numpy())
-                faults = dict(zip(names_of(job.keys[lost]), part.faults, strict=False))
-                kept = torch.cat(self.kept) if local else None
-                write_part(job.path, job.keys[part.indices.numpy()], part.points, kept, faults)
+        local, batches = self.trained.local, [(model, iter(loader)) for model, loader in self.loaders]
+        for number in numbers:
+            rows, count, parts = job.rows(number), len(job.batches(number)), list[Embeddings]()
+            for model, given in batches:
+                watched = self._watched(islice(given, count))
+                report: Advance = (lambda _: None) if parts else advance
+                keep = features_by(local)
+                parts.append(embed_batches(model, job.dataset, watched, len(rows), self.ranks, report, keep))
+            part = parts[0] if len(parts) == 1 else fused(self.trained, parts)
+            points, lost = part.points.to(job.dtype), np.setdiff1d(rows, part.indices.numpy())
+            if not points.isfinite().all():
+                name = job.dataset.paths[int(part.indices[(~points.isfinite()).any(1)][0])]
+                raise UserError(f"{name}: its features exceed {torch.finfo(job.dtype).max:,.0f}; {LIVE}")
+            faults = dict(zip(names_of(job.keys[lost]), part.faults, strict=False))
+            none = torch.empty(0, *local.shape, dtype=torch.float16) if local else None
+            kept = none if part.local is None else part.local
+            write_part(job.path, job.keys[part.indices.numpy()], points, kept, faults)
 
-    @torch.inference_mode()
-    def _part(
-        self,
-        model: EmbeddingModel,
-        batches: Iterator[Any],
-        advance: Advance,
-        features: Callable[[], Tensor] | None,
-    ) -> Embeddings:
-        """Embed the images of a part with one model, and keep their local features."""
-        points = [torch.empty(0, model.manifold.point_dim, dtype=self.job.dtype)]
-        labels = [torch.empty(0, dtype=torch.int64)]
-        indices = [torch.empty(0, dtype=torch.int64)]
-        faults: list[str] = []
+    def _watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches, and stop at an image that cannot be read."""
         for batch in batches:
             if batch.faults and not self.job.skip_bad_images:
                 raise UserError(f"{batch.faults[0]}; {self.job.way_on}")
-            faults += batch.faults
-            if len(batch.labels):
-                found = model(batch.inputs.to(self.device)).float().cpu()
-                labels.append(batch.labels)
-                indices.append(batch.indices)
-                names = [str(self.job.dataset.paths[index]) for index in batch.indices.tolist()]
-                check_points(model.manifold, found, names.__getitem__, UNSOUND)
-                points.append(found.to(self.job.dtype))
-                if not points[-1].isfinite().all():
-                    raise UserError(f"{names[0]}: its features exceed {torch.finfo(self.job.dtype).max:,.0f}; {LIVE}")
-                if features is not None:
-                    self.kept.append(features())
-            if model is self.loaders[0][1]:
-                advance(len(batch.labels) + len(batch.faults))
-        return Embeddings(torch.cat(points), torch.cat(labels), torch.cat(indices), faults)
+            yield batch
 
 
 class PartBatches:
@@ -303,7 +283,8 @@ def _wait(job: FillJob, store: VectorStore, ranks: Ranks) -> tuple[Values, list[
     """
     while True:
         store.open_new()
-        rows, faults = store.find(job.keys, exact=job.exact), store.faults_of(job.keys, exact=job.exact)
+        rows = store.find(job.keys, exact=job.exact)
+        faults = [store.faults[name] for name in names_of(job.keys[rows < 0]) if name in store.faults]
         lacking = np.count_nonzero(rows < 0) - len(faults)
         if not lacking:
             return rows, faults

@@ -46,10 +46,9 @@ class EmbeddingFolder(PointsOnDisk):
     def run(self) -> Path | None:
         """Run that made the embeddings, around this folder or as recorded, if it is there or moved with the folder."""
         above, recorded = self.path.resolve().parent, self.manifest.run
-        places = [above.parent] if above.name == "embeddings" else []
-        if recorded is not None and (place := find_run(Path(recorded), self.path)):
-            places.append(place)
-        return next((place_of_run(place) for place in places if RunFolder(place).holds_run()), None)
+        moved = None if recorded is None else find_run(Path(recorded), self.path)
+        places = [above.parent if above.name == "embeddings" else None, moved]
+        return next((place_of_run(place) for place in places if place and RunFolder(place).holds_run()), None)
 
     @property
     def paths(self) -> list[str]:
@@ -91,9 +90,9 @@ class EmbeddingFolder(PointsOnDisk):
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def items_at(self, rows: torch.Tensor) -> list[PointItem]:
-        found = taken(self.items, rows)
-        named = zip(*(found[name].to_pylist() for name in ("id", "label", "path")), _boxes(found), strict=True)
-        return [PointItem(*one, box=box) for *one, box in named]
+        items = taken(self.items, rows)
+        columns = (items[name].to_pylist() for name in ("id", "label", "path"))
+        return [PointItem(*cells, box=box) for *cells, box in zip(*columns, _boxes(items), strict=True)]
 
     def check_points(self) -> None:
         """Check all rows when the first ones are read: 0.1 s for 200 MB.
@@ -132,10 +131,10 @@ def _boxes(items: Any) -> list[Box | None]:
 
 
 def _check_geometry(path: Path, manifest: Manifest, space: Manifold) -> None:
-    found, expected = (manifest.dim, manifest.similarity), (space.point_dim, space.similarity_name)
-    if found != expected:
+    given, expected = (manifest.dim, manifest.similarity), (space.point_dim, space.similarity_name)
+    if given != expected:
         raise UserError(
-            f"{path}: got dim and similarity {found}, expected {expected} for manifold {manifest.manifold.name} and "
+            f"{path}: got dim and similarity {given}, expected {expected} for manifold {manifest.manifold.name} and "
             f"{manifest.features} features; the file was edited: restore it, or embed the images again"
         )
 

@@ -65,9 +65,7 @@ def fuse(first: TrainedModel, fusion: Fusion, ranks: Ranks) -> TrainedModel:
             f"--with {path}: its weights have the fingerprint {second.fingerprint[:12]}, expected "
             f"{fusion.fingerprint[:12]}; name the run of this fusion, or create the gallery again"
         )
-    least = min(
-        (one.computation for one in (first, second) if one.computation), key=lambda one: one.cosine, default=None
-    )
+    computations = (model.computation for model in (first, second) if model.computation)
     both = f"{first.fingerprint} {second.fingerprint} {fusion.share!r}"
     return replace(
         first,
@@ -77,7 +75,7 @@ def fuse(first: TrainedModel, fusion: Fusion, ranks: Ranks) -> TrainedModel:
         run=None,
         fusion=fusion,
         members=(first, second),
-        computation=least,
+        computation=min(computations, key=lambda computation: computation.cosine, default=None),
         aligned_to=None,
     )
 

@@ -70,28 +70,21 @@ def download(address: str) -> Path:
             f"{address}: huggingface_hub is not installed; install it with: pip install 'dmlkit[timm]'"
         ) from None
     repository, revision = found["repository"], found["revision"]
+    terms, login = f"accept its terms on https://huggingface.co/{repository}", "log in with hf auth login"
+    known: dict[Any, str] = {
+        errors.GatedRepoError: f"access is restricted; {terms}, and {login}",
+        errors.RepositoryNotFoundError: f"no such repository, or it is private; check the name, or {login}",
+        errors.RevisionNotFoundError: f"the repository has no branch, tag or commit {revision or 'main'}",
+        Exception: f"download {CONFIG}, {WEIGHTS} and {RECIPE} on a machine with network access, and load their folder",
+    }
     try:
         with without_hub_warnings():
             folder = snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, WEIGHTS, RECIPE])
-    except errors.GatedRepoError:
-        raise UserError(
-            f"{address}: access is restricted; accept its terms on https://huggingface.co/{repository}, and log in "
-            "with hf auth login"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise UserError(
-            f"{address}: no such repository, or it is private; check the name, or log in with hf auth login"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise UserError(f"{address}: the repository has no branch, tag or commit {revision or 'main'}") from None
     except Exception as error:  # many kinds: no network, offline mode, a full disk
-        reason = first_line(error)
-        raise UserError(
-            f"{address}: cannot download it ({reason}); download {CONFIG}, {WEIGHTS} and {RECIPE} on a machine with "
-            "network access, and load their folder"
-        ) from error
-    if not is_hub_folder(Path(folder)):
-        missing = [name for name in (CONFIG, WEIGHTS, RECIPE) if not Path(folder, name).is_file()]
+        kind = next(kind for kind in known if isinstance(error, kind))
+        reason = f"cannot download it ({first_line(error)}); " if kind is Exception else ""
+        raise UserError(f"{address}: {reason}{known[kind]}") from error
+    if missing := [name for name in (CONFIG, WEIGHTS, RECIPE) if not Path(folder, name).is_file()]:
         raise UserError(
             f"{address}: has no {' and no '.join(missing)}; expected a model that dmlkit export --format hub wrote "
             f"(models of timm are timm:hf-hub:{repository})"

@@ -41,15 +41,12 @@ class ImageList(Dataset):
     """
 
     def __init__(
-        self,
-        paths: list[str],
-        labels: Sequence[str | None] | None = None,
-        boxes: Sequence[Box | None] = (),
+        self, paths: list[str], labels: Sequence[str | None] | None = None, boxes: Sequence[Box | None] = ()
     ) -> None:
         names = sorted({label for label in labels or () if label is not None})
-        code: dict[str | None, int] = {None: -1} | {name: number for number, name in enumerate(names)}
-        codes = torch.tensor([code[label] for label in labels or [None] * len(paths)], dtype=torch.int64)
-        super().__init__(codes, names, paths)
+        numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+        codes = [numbers.get(label, -1) for label in labels or [None] * len(paths)]
+        super().__init__(torch.tensor(codes, dtype=torch.int64), names, paths)
         self.crops = boxes
 
     def box(self, index: int) -> Box | None:
@@ -74,10 +71,9 @@ def dataset_of(
         return recipe.dataset.build(split)
     if samples_named(recipe.dataset.sample).has_pixels:
         return images_at(images, labels, boxes, depth=label_depth(recipe))
-    for option, given in (("--labels", labels), ("--boxes", boxes)):
-        if given is not None:
-            taken = f"{recipe.dataset.sample}s"
-            raise UserError(f"{option}: applies to images, but the model takes {taken}; remove this option")
+    if option := "--labels" if labels is not None else "--boxes" if boxes is not None else "":
+        kind = recipe.dataset.sample
+        raise UserError(f"{option}: applies to images, but the model takes {kind}s; remove this option")
     return recipe.dataset.unlabeled(images)
 
 
@@ -207,14 +203,13 @@ def _with_folder_labels(found: ImageTable, source: Path, labels: str | None, dep
 
     table = found.table
     paths = text_column(table, str(found.file), "path").to_pylist()
-    own = text_column(table, str(found.file), LABEL).to_pylist() if LABEL in table.column_names else [None] * len(paths)
-    if labels == NONE:
-        own = [None] * len(paths)
-    elif source.is_dir():
+    own: list[str | None] = [None] * len(paths)
+    if LABEL in table.column_names:
+        own = own if labels == NONE else text_column(table, str(found.file), LABEL).to_pylist()
+        table = table.drop_columns([LABEL])
+    if labels != NONE and source.is_dir():
         folders = _folder_labels(source, [str(source / (path or "")) for path in paths], depth)
         own = [folder if label is None else label for label, folder in zip(own, folders, strict=True)]
-    if LABEL in table.column_names:
-        table = table.drop_columns([LABEL])
     return replace(found, table=table.append_column(LABEL, pa.array(own, pa.string())))
 
 

@@ -1,7 +1,8 @@
 """Embedding of images in memory; `dmlkit.vectors.run` writes files."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,12 +10,16 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.exchange import gather_lists, gather_rows
 from dmlkit.distributed.launch import Ranks
+from dmlkit.errors import UserError
+from dmlkit.files.source import LOCAL
 from dmlkit.loading.batches import evaluation_loader
-from dmlkit.loading.inputs import refuse_nothing_read
+from dmlkit.loading.inputs import Batch, refuse_nothing_read
 from dmlkit.manifolds.base import check_points
 from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.vectors.fusion import join
+from dmlkit.vectors.local_features import BLOCK, features_by, kept_maps
+from dmlkit.vectors.manifest import LocalFusion
 from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.vectors.store import BATCH_IMAGES
 from dmlkit.vectors.trained import TrainedModel
@@ -33,7 +38,6 @@ class Embeddings(NamedTuple):
     local: Tensor | None = None  # (N, P, C) float16, local features, if they were computed with the points
 
 
-@torch.inference_mode()
 def embed_dataset(
     ranks: Ranks,
     model: EmbeddingModel,
@@ -43,6 +47,7 @@ def embed_dataset(
     indices: Sequence[int] | None = None,
     workers: int | None = None,
     advance: Advance = lambda _: None,
+    keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Embeddings:
     """Embed all images in float32, a share on each rank; every rank gets all points in the order of the dataset.
 
@@ -53,6 +58,7 @@ def embed_dataset(
         model: model on the device; its mode is restored afterwards.
         transform: transform, applied as in evaluation; None for vectors.
         advance: called with the number of images of every batch.
+        keep: makes local features (n, P, C) of the maps of a batch, see `kept_maps`. Default: there are none.
     """
     model.check_takes(dataset)
     was_training = model.training
@@ -69,27 +75,44 @@ def embed_dataset(
         workers=workers,
         pin_memory=ranks.device.type == "cuda",
     )
-    points = torch.zeros(share, model.manifold.point_dim)
-    rows = torch.full((share,), -1)
-    faults: list[str] = []
-    filled = 0
-    for batch in loader:
-        faults += batch.faults
-        if len(batch.labels):
-            into = slice(filled, filled + len(batch.labels))
-            points[into] = model(batch.inputs.to(ranks.device)).float().cpu()
-            rows[into] = batch.indices
-            filled = into.stop
-        advance((len(batch.labels) + len(batch.faults)) * ranks.world_size)
+    found = embed_batches(model, dataset, loader, share, ranks, advance, keep)
     if was_training:
         model.train()
+    return found
+
+
+@torch.inference_mode()
+def embed_batches(
+    model: EmbeddingModel,
+    dataset: Dataset,
+    batches: Iterable[Batch],
+    most: int,
+    ranks: Ranks,
+    advance: Advance,
+    keep: Callable[[Tensor], Tensor] | None = None,
+) -> Embeddings:
+    """Embed batches of a dataset, ``most`` images or fewer, and check the points; ranks embed different ones."""
+    if keep and ranks.world_size > 1:
+        raise UserError(f"--with {LOCAL}: runs in one process, got {ranks.world_size}; start it without ranks")
+    points, rows = torch.zeros(most, model.manifold.point_dim), torch.full((most,), -1)
+    faults, local, filled = list[str](), list[Tensor](), 0
+    with kept_maps(model) if keep else nullcontext(list[Tensor]()) as maps:
+        for batch in batches:
+            faults += batch.faults
+            if len(batch.labels):
+                into = slice(filled, filled + len(batch.labels))
+                points[into] = model(batch.inputs.to(ranks.device)).float().cpu()
+                rows[into] = batch.indices
+                filled = into.stop
+                local += [keep(maps.pop())] if keep else []
+            advance((len(batch.labels) + len(batch.faults)) * ranks.world_size)
     if ranks.world_size > 1:
         points, rows = (gather_rows(ranks, own.to(ranks.device)).cpu() for own in (points, rows))
         faults = gather_lists(ranks, faults)
     kept = rows >= 0
     points, rows = points[kept], rows[kept]
     check_points(model.manifold, points, lambda row: str(dataset.paths[int(rows[row])]), UNSOUND)
-    return Embeddings(points, dataset.labels[rows], rows, faults)
+    return Embeddings(points, dataset.labels[rows], rows, faults, torch.cat(local) if local else None)
 
 
 def embed_images(
@@ -110,14 +133,16 @@ def embed_images(
         if not missing:
             return known
     with bar(EMBEDDING, len(missing)) as advance:
+        is_few = len(missing) <= BATCH_IMAGES
         found = embed_dataset(
             ranks,
-            trained.model_of_few if len(missing) <= BATCH_IMAGES else trained.model,
+            trained.model_of_few if is_few and trained.local is None else trained.model,
             dataset,
             trained.recipe.transform,
             indices=missing,
-            workers=0 if len(missing) <= BATCH_IMAGES else trained.recipe.training.workers,
+            workers=0 if is_few else trained.recipe.training.workers,
             advance=advance,
+            keep=features_by(trained.local),
         )
     if known is not None:
         rows = torch.cat([known.indices, found.indices])
@@ -136,3 +161,21 @@ def fused(trained: TrainedModel, found: Sequence[Embeddings]) -> Embeddings:
     joined = join([one.manifold for one in trained.members], points, trained.fusion.share).cpu()
     faults = list(dict.fromkeys(first.faults + second.faults))
     return Embeddings(joined, first.labels[rows[0]], first.indices[rows[0]], faults)
+
+
+def features_of(
+    local: LocalFusion | None, trained: TrainedModel, ranks: Ranks, dataset: Dataset, rows: Tensor, bar: Bar = no_bar
+) -> Tensor:
+    """Return the local features (N, P, C) float16 of images that can be read, given by their indices (N,).
+
+    Those of one fusion can be compared; without one they are the cells of the maps, see `kept_maps`.
+    """
+    if not trained.samples.has_pixels:
+        raise UserError(f"--with {LOCAL}: matches patches of images, got {trained.samples.name}s; leave it out")
+    options: Any = {"indices": rows.tolist(), "workers": trained.recipe.training.workers if len(rows) > BLOCK else 0}
+    keep: Callable[[Tensor], Tensor] = features_by(local) or (lambda maps: maps)
+    with bar("features of patches", len(rows)) as advance:
+        options |= {"advance": advance, "keep": keep}
+        features = embed_dataset(ranks, trained.model, dataset, trained.recipe.transform, **options).local
+    assert features is not None
+    return features

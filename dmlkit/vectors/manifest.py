@@ -256,7 +256,8 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
     if is_aligned:
         return
     if theirs.model.fingerprint != ours.model.fingerprint and theirs.computation != ours.computation:
-        ways = [_way(one.computation) for one in (theirs, ours)]
+        computations = (theirs.computation, ours.computation)
+        ways = [f"{way.engine} in {way.precision}" if way else "torch in fp32" for way in computations]
         change = f"add {ours.computation.option} to --device" if ours.computation else "use --device without a runtime"
         raise UserError(
             f"{whose}: embeddings by {ways[0]}, but those of {where} are by {ways[1]}, and the two do not agree; "
@@ -267,10 +268,3 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
             f"{whose}: embeddings of another model (fingerprint {theirs.model.fingerprint[:12]}, "
             f"{where} has {ours.model.fingerprint[:12]}); {advice}"
         )
-
-
-def _way(computation: Computation | None) -> str:
-    """Return in words what computed embeddings."""
-    if computation is None:
-        return "torch in fp32"
-    return f"{computation.engine} in {computation.precision}"

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -48,57 +48,41 @@ class EmbeddedImages(NamedTuple):
 
 
 class PointSet(StoredPoints, Protocol):
-    """Points of one manifold and their images: in memory, a folder of embeddings, or a gallery."""
+    """Points of one manifold and their images: in memory, a folder of embeddings, or a gallery.
+
+    Attributes:
+        source: name for people: a path, or a split of a run.
+        manifest: description of the model that made the points; None for an array.
+        run: run whose model embeds images for these points, if known.
+        manifold: geometry of the points.
+        paths: names of all images, (N,).
+        labels: labels of all images, (N,); None for an image without one.
+        boxes: boxes of all images, (N,); None for a full image.
+        skipped: one message per image that could not be read.
+        images: the images themselves, of points that were embedded now.
+        stored: points on a disk that these were read from, or these.
+    """
 
     @property
-    def source(self) -> str:
-        """Name for people: a path, or a split of a run."""
-        ...
-
+    def source(self) -> str: ...
     @property
-    def manifest(self) -> Description | None:
-        """Description of the model that made the points; None for an array."""
-        ...
-
+    def manifest(self) -> Description | None: ...
     @property
-    def run(self) -> Path | None:
-        """Run whose model embeds images for these points, if known."""
-        ...
-
+    def run(self) -> Path | None: ...
     @property
-    def manifold(self) -> Manifold:
-        """Geometry of the points."""
-        ...
-
+    def manifold(self) -> Manifold: ...
     @property
-    def paths(self) -> Sequence[str]:
-        """Names of all images, (N,)."""
-        ...
-
+    def paths(self) -> Sequence[str]: ...
     @property
-    def labels(self) -> Sequence[str | None]:
-        """Labels of all images, (N,); None for an image without one."""
-        ...
-
+    def labels(self) -> Sequence[str | None]: ...
     @property
-    def boxes(self) -> Sequence[Box | None]:
-        """Boxes of all images, (N,); None for a full image."""
-        ...
-
+    def boxes(self) -> Sequence[Box | None]: ...
     @property
-    def skipped(self) -> Sequence[str]:
-        """One message per image that could not be read."""
-        ...
-
+    def skipped(self) -> Sequence[str]: ...
     @property
-    def images(self) -> EmbeddedImages | None:
-        """Images themselves, of points that were embedded now."""
-        ...
-
+    def images(self) -> EmbeddedImages | None: ...
     @property
-    def stored(self) -> "PointSet":
-        """Points on a disk that these were read from, or these."""
-        ...
+    def stored(self) -> "PointSet": ...
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
         """Return what is known of the images of rows (M,)."""
@@ -176,10 +160,10 @@ class PointsInMemory:
 
     def part(self, rows: Tensor) -> "PointsInMemory":
         """Return some rows (M,), without the pixels of their images."""
-        places, known = [int(row) for row in rows], (self.manifest, self.run, self.skipped)
-        paths, labels = [self.paths[row] for row in places], [self.labels[row] for row in places]
-        boxes = [self.boxes[row] for row in places]
-        return PointsInMemory(self.source, self.manifold, self.points[rows], paths, labels, *known, boxes)
+        lists: dict[str, Any] = {
+            name: [getattr(self, name)[row] for row in rows.tolist()] for name in ("paths", "labels", "boxes")
+        }
+        return replace(self, points=self.points[rows], images=None, origin=None, **lists)
 
     @cached_property
     def short_paths(self) -> list[str]:

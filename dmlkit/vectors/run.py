@@ -43,7 +43,6 @@ from dmlkit.vectors.progress_bar import Advance, Bar, no_bar
 from dmlkit.vectors.store import PART_IMAGES, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel, describe, load_model, shortened
 
-KNOWN = "these images are embedded already"
 MAX_READERS = 8  # processes per GPU of a Ray worker that read images
 
 
@@ -147,8 +146,8 @@ def embed(
     if not ranks.is_global_zero:
         return None
     if filled.known:
-        is_all = filled.known == len(dataset)
-        say(KNOWN if is_all else f"{filled.known} of {len(dataset)} images were embedded already")
+        some = f"{filled.known} of {len(dataset)} images were"
+        say(f"{'these images are' if filled.known == len(dataset) else some} embedded already")
     refuse_nothing_read(len(dataset) - len(filled.faults), filled.faults, source)
     with sole_writer(place, what="dmlkit embed", patience=inf), writing(place / "manifest.json"):
         manifest = write_embeddings(folder, trained, dataset, source, place, filled)
@@ -170,12 +169,7 @@ def _home(run: RunFolder, output: Path) -> Path:
 
 
 def write_embeddings(
-    run: RunFolder,
-    trained: TrainedModel,
-    dataset: Dataset,
-    source: str,
-    output: Path,
-    filled: Filled,
+    run: RunFolder, trained: TrainedModel, dataset: Dataset, source: str, output: Path, filled: Filled
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time."""
     path, description, home = output / "manifest.json", describe(trained), str(place_of_run(run.path))

@@ -11,9 +11,9 @@ dies. The folder of a run may be removed at any time: its points are computed ag
 import hashlib
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.regular import check_regular, file_checksum
 from dmlkit.loading.image_changes import stamp
 from dmlkit.recipe.plugin import plugins_of
-from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.manifest import StoredModel
 from dmlkit.vectors.trained import TrainedModel, describe
 
@@ -48,15 +47,6 @@ PACKAGES = ("torchvision", "pillow", "torchcodec", "onnxruntime")
 HASH = 16  # hexadecimal digits of the hash of the code of a plug-in
 
 
-def software_of(recipe: Recipe) -> dict[str, str]:
-    """Return the versions of the packages that decode and embed images, and hashes of the recipe's plug-ins."""
-    found = {"dmlkit": __version__, "torch": torch.__version__}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found | {record.name: record.sha256[:HASH] for record in plugins_of(recipe)}
-
-
 def stored_model(trained: TrainedModel, device: str = "") -> StoredModel:
     """Return what the points of a model depend on; by default on its own device."""
     description = describe(trained).plain()
@@ -64,13 +54,17 @@ def stored_model(trained: TrainedModel, device: str = "") -> StoredModel:
         del description["model"][name]
     description["model"]["backbone"].pop("tuning", None)
     del description["computation"]  # figures of its agreement; the device names it
+    software = {"dmlkit": __version__, "torch": torch.__version__}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            software[package] = version(package)
     if trained.local:
         description["local"] = trained.local.model_dump(mode="json")
     return StoredModel(
         saved=trained.saved,
         fingerprint=trained.fingerprint,
         description=description,
-        software=software_of(trained.recipe),
+        software=software | {record.name: record.sha256[:HASH] for record in plugins_of(trained.recipe)},
         device=device or trained.place,
     )
 
@@ -158,8 +152,7 @@ class VectorStore:
     ) -> None:
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {"points": (dim,)} | ({"local": local} if local else {})
-        self.faults: dict[str, str] = {}
-        self.parts: dict[str, Values] = {}
+        self.faults, self.parts = dict[str, str](), dict[str, Values]()
         self._mapped: dict[str, dict[str, Tensor]] = {}
         self._used, self._keeps_damaged = used, keeps_damaged
         self.open_new()
@@ -183,17 +176,8 @@ class VectorStore:
                     continue
                 self.parts[file.name] = tensors["keys"].numpy().copy()
                 self.faults.update(faults)
-                for cached in ("_starts", "_keys"):
-                    self.__dict__.pop(cached, None)
-
-    @cached_property
-    def _starts(self) -> Values:
-        """First row of each part, and the number of all rows."""
-        return np.cumsum([0, *map(len, self.parts.values())])
-
-    @cached_property
-    def _keys(self) -> Values:
-        return np.concatenate([np.empty((0, KEY), np.uint8), *self.parts.values()])
+        self._starts: Values = np.cumsum([0, *map(len, self.parts.values())])  # first row of each part, and the end
+        self._keys: Values = np.concatenate([np.empty((0, KEY), np.uint8), *self.parts.values()])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -218,19 +202,14 @@ class VectorStore:
 
     def points_at(self, rows: Values, what: str = "points") -> Tensor:
         """Return the points (M, D) float32 of rows (M,), or their ``local`` features (M, P, C) float16."""
-        (numbers, own_rows), names = self.places(rows), [*self.parts]
-        found = torch.empty(len(rows), *self.shapes[what], dtype=DTYPES[what])
-        for number in np.unique(numbers):
-            own, name = numbers == number, names[number]
-            if name not in self._mapped:
-                self._mapped[name] = tensors_of(self.path / name)[0]
-            found[torch.from_numpy(own)] = self._mapped[name][what][torch.from_numpy(own_rows[own])]
-        return found
+        (numbers, places), names = self.places(rows), [*self.parts]
 
-    def faults_of(self, keys: Values, *, exact: bool = False) -> list[str]:
-        """Return the messages on those images of a list that are missing because they could not be read."""
-        missing = keys[self.find(keys, exact=exact) < 0]
-        return [self.faults[name] for name in names_of(missing) if name in self.faults]
+        def tensor_of(number: int) -> Tensor:
+            if (name := names[number]) not in self._mapped:
+                self._mapped[name] = tensors_of(self.path / name)[0]
+            return self._mapped[name][what]
+
+        return gathered(numbers, places, tensor_of, self.shapes[what], DTYPES[what])
 
     def release(self) -> None:
         """Release the pages that were read, so that they do not count as memory of the process."""
@@ -288,6 +267,17 @@ def open_part(
     return found, faults
 
 
+def gathered(
+    numbers: Values, places: Values, tensor_of: Callable[[int], Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """Return rows (M, ...) of parts, given the number of the part of each and the place in it."""
+    found = torch.empty(len(places), *shape, dtype=dtype)
+    for number in np.unique(numbers):
+        own = numbers == number
+        found[torch.from_numpy(own)] = tensor_of(number)[torch.from_numpy(places[own])]
+    return found
+
+
 def tensors_of(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Map the tensors of a part into memory, without any check; return them and its faults."""
     with safe_open(file, "pt") as opened:
@@ -296,20 +286,10 @@ def tensors_of(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _find(keys: Values, among: Values) -> Values:
-    """Return the first place (N,) of each key among others, compared byte by byte; -1 where there is none.
-
-    By NumPy: pyarrow would import pandas for it, which takes a quarter of a second.
-    """
-    wanted, words = (np.ascontiguousarray(rows[:, 8:ID]).view(np.uint64)[:, 0] for rows in (keys, among))
-    order = words.argsort(kind="stable")
-    words, found = words[order], np.full(len(keys), -1)
-    places, open_rows = np.searchsorted(words, wanted), np.arange(len(keys))
-    while len(open_rows):  # a second time for what has the same 8 bytes in the middle, such as a repeated image
-        open_rows = open_rows[places[open_rows] < len(words)]
-        open_rows = open_rows[words[places[open_rows]] == wanted[open_rows]]
-        rows = order[places[open_rows]]
-        is_same = (among[rows] == keys[open_rows]).all(1)
-        found[open_rows[is_same]] = rows[is_same]
-        open_rows = open_rows[~is_same]
-        places[open_rows] += 1
-    return found
+    """Return the first place (N,) of each key among others; -1 where there is none."""
+    wanted, known = (np.ascontiguousarray(rows).view(f"S{rows.shape[1]}")[:, 0] for rows in (keys, among))
+    if not len(known):
+        return np.full(len(wanted), -1)
+    order = known.argsort(kind="stable")
+    places = order[np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)]
+    return np.where(known[places] == wanted, places, -1)

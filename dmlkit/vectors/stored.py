@@ -15,7 +15,6 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.features import stored_features, trained_part
 from dmlkit.vectors.fill import FillJob, PartEmbedder, UnwritableError, fill
 from dmlkit.vectors.in_memory import Embeddings, embed_images, fused
-from dmlkit.vectors.local_features import centered, kept_maps, require_one_process
 from dmlkit.vectors.progress_bar import Advance, Bar, no_bar
 from dmlkit.vectors.store import VectorStore, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel
@@ -70,14 +69,9 @@ def embed_files(trained: TrainedModel, ranks: Ranks, dataset: Dataset, source: s
     They are equal to the bit to those computed in the same batches; in others they differ by rounding. Patches of a
     model that computes them are computed with the points, so that no image passes the network twice.
     """
-    if trained.local is not None:
-        require_one_process(ranks)
-        with kept_maps(trained.model) as maps:
-            found = embed_images(trained, ranks, dataset, source, bar)
-        return found._replace(local=centered(torch.cat(maps), torch.tensor(trained.local.mean)))
     if trained.fusion is not None:
         return fused(trained, [embed_files(one, ranks, dataset, source, bar) for one in trained.members])
-    known = known_points(trained, dataset) if ranks.is_global_zero else None
+    known = known_points(trained, dataset) if ranks.is_global_zero and trained.local is None else None
     return embed_images(trained, ranks, dataset, source, bar, ranks.broadcast(known))
 
 

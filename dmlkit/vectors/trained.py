@@ -4,8 +4,8 @@ import hashlib
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,25 +16,14 @@ from dmlkit.backbones.tuning import FullTuningConfig
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import OptionError, UserError, warn
-from dmlkit.files.where import Where
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, FirstFeatures, backbone_alone, build_model, fingerprint
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.vectors.computation import Network, accelerate, has_operators, kept_fingerprint, kept_operators
-from dmlkit.vectors.manifest import (
-    Computation,
-    Description,
-    Fusion,
-    LocalFusion,
-    ModelSource,
-    Preprocessing,
-    StoredModel,
-    VectorInput,
-    index_of,
-)
+from dmlkit.vectors.computation import TrainedModel, accelerate, has_operators, kept_fingerprint, kept_operators
+from dmlkit.vectors.manifest import Description, ModelSource, Preprocessing, StoredModel, VectorInput, index_of
 
 MANIFOLD = "head.manifold."  # before the names of its learned options in a state dict
 FROZEN = "frozen"
@@ -45,65 +34,13 @@ ALIGNED = "aligned_to"
 """Key of a checkpoint of a model in the space of an older one: the fingerprint of that one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedModel(Network):
-    """Model of a run, ready to embed."""
-
-    checkpoint: CheckpointName
-    epoch: int
-    recorded: str = ""  # its fingerprint, if it is known
-    run: RunFolder | None = None
-    fusion: Fusion | None = None  # second model that embeds too, see `dmlkit.vectors.fusion.fuse`
-    members: "tuple[TrainedModel, ...]" = ()  # the two models of a fusion
-    local: LocalFusion | None = None  # local features that are computed with the points, for a gallery
-    computation: Computation | None = None  # what computes it, if not torch in float32
-    few: Callable[[], EmbeddingModel] | None = None
-    """Returns what embeds a few images without building the network, if that is kept."""
-    aligned_to: str | None = None
-    """Fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer ``compatible``;
-    None if it has its own space."""
-
-    @classmethod
-    def of(
-        cls, recipe: Recipe, model: EmbeddingModel, checkpoint: CheckpointName = "last", epoch: int = 0
-    ) -> "TrainedModel":
-        """Return a network that is built already, in evaluation mode, with the recipe that describes it."""
-        parts: Any = {"samples": model.samples, "manifold": model.manifold, "device": model.device}
-        return cls(recipe=recipe, checkpoint=checkpoint, epoch=epoch, build=lambda: model, **parts)
-
-    def limited(self, where: Where | None) -> "TrainedModel":
-        """Return the model with the rows of its dataset that fulfill conditions, see `DatasetConfig.limited`."""
-        if where is None:
-            return self
-        dataset = self.recipe.dataset.limited(where)
-        return replace(self, recipe=self.recipe.model_copy(update={"dataset": dataset}))
-
-    @property
-    def place(self) -> str:
-        """Kind of the device, and what computes on it if not torch in float32, e.g. ``cpu+bf16``."""
-        return self.device.type + (self.computation.option if self.computation else "")
-
-    @property
-    def model_of_few(self) -> EmbeddingModel:
-        """Model that embeds a few images; it need not have the parts of the network."""
-        return self.model if self.few is None or self.computation is not None else self.few()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of all weights, see `EmbeddingModel.fingerprint`; another one where the computation does not agree."""
-        return self.recorded or self.model.fingerprint()
-
-
 def _once(make: Callable[[], EmbeddingModel]) -> Callable[[], EmbeddingModel]:
     """Return a function that makes a model when it is first called, and waits while another thread makes it."""
-    lock, made = Lock(), list[EmbeddingModel]()
+    lock, made = Lock(), cache(make)
 
-    @wraps(make)
     def get() -> EmbeddingModel:
         with lock:
-            if not made:
-                made.append(make())
-        return made[0]
+            return made()
 
     return get
 
@@ -205,32 +142,14 @@ def without_head(recipe: Recipe, model: EmbeddingModel) -> TrainedModel:
 
 
 def computed_by(trained: TrainedModel, ranks: Ranks) -> TrainedModel:
-    """Return a model as the engine of a device computes it, see `dmlkit.vectors.computation`.
-
-    Where its embeddings do not agree with those of torch in float32 it is another model, with a fingerprint of its own:
-    so neither are they compared with each other, nor is a threshold of the one used for the other.
-    """
+    """Return a model as the engine of a device computes it, see `accelerate`."""
     if not ranks.engine:
         return trained
     option = f"--device {trained.device.type}+{ranks.engine}"
-    accelerated = accelerate(trained, ranks.engine, option)
-    if accelerated is None:
-        return trained
-    model, comparison = accelerated
-    if not comparison.computation.agrees:
-        warn(f"{option}: {comparison.computation}; such embeddings are not compared with those of torch in float32")
-    return as_computed(replace(trained, recorded=comparison.fingerprint), model, comparison.computation)
-
-
-def as_computed(trained: TrainedModel, model: EmbeddingModel, computation: Computation) -> TrainedModel:
-    """Return a model that another program computes; where it does not agree, with a fingerprint of its own."""
-    weights = trained.fingerprint
-    if not computation.agrees:
-        way = f"{weights} {computation.engine} {computation.precision}"
-        weights = hashlib.sha256(way.encode()).hexdigest()
-    space = trained.aligned_to if computation.agrees else None
-    options: Any = {"saved": "", "recorded": weights, "computation": computation, "aligned_to": space}
-    return replace(trained, build=lambda: model, **options)
+    computed = accelerate(trained, ranks.engine, option)
+    if computed.computation is not None and not computed.computation.agrees:
+        warn(f"{option}: {computed.computation}; such embeddings are not compared with those of torch in float32")
+    return computed
 
 
 def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:

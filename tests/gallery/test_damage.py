@@ -111,7 +111,7 @@ def answers(gallery: Path, asked: Path) -> dict[str, Callable[[], Any]]:
         opened = GalleryFolder(gallery)
         opened.check()
         return (
-            opened.label_counts(),
+            opened.labels,
             len(opened),
             [item.thumbnail for item in opened.items_at(torch.arange(len(opened)))],
         )

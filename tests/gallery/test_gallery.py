@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,10 @@ def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli
     assert "1 image added" in result.out and f"twin.jpg: the same picture as {more}/new.jpg" in result.out
     assert "2 images skipped: could not be read" in result.out and "broken.jpg: cannot read" in result.out
     assert "note: 1 without a label, which identify leaves out" in " ".join(result.out.split())
-    assert GalleryFolder(gallery).label_counts() == {"crow": 3, None: 1}
+    assert Counter(GalleryFolder(gallery).labels) == {"crow": 3, None: 1}
     result = dmlkit("gallery", "add", gallery, more / "new.jpg", "--device", "cpu", "--label", " dove")
     assert "1 image added" in result.out and "1 of them were there without a label" in result.out
-    assert GalleryFolder(gallery).label_counts() == {"crow": 3, "dove": 1}
+    assert Counter(GalleryFolder(gallery).labels) == {"crow": 3, "dove": 1}
 
 
 def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: Path):
@@ -119,16 +120,16 @@ def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: P
     table.write_text("\n".join(["path,label,x1,y1,x2,y2", *(line.replace(f"{photos}", "photos") for line in lines)]))
     create_gallery(place / "run", table, gallery, settings=GallerySettings(thumbnails=True), model=ON_CPU)
     table.unlink()
-    assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1}
+    assert Counter(GalleryFolder(gallery).labels) == {"raven": 1, "rook": 1, "dove": 1}
     assert all(row[3].startswith(b"\xff\xd8") for row in rows_of(gallery).values())
     add_images(gallery, photos / "gull" / "1.jpg", model=ON_CPU)
     add_images(gallery, photos / "gull" / "2.jpg", label="gull's", model=ON_CPU)
-    assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1, None: 1, "gull's": 1}
+    assert Counter(GalleryFolder(gallery).labels) == {"raven": 1, "rook": 1, "dove": 1, None: 1, "gull's": 1}
     assert remove_images(gallery, labels=["gull's"]) == 1
     for split in ("train", "test"):
         shutil.copytree(photos, tmp_path / "halves" / split)
     create_gallery(place / "run", tmp_path / "halves", tmp_path / "split", model=ON_CPU)
-    assert GalleryFolder(tmp_path / "split").label_counts() == dict.fromkeys(BIRDS, 3)
+    assert Counter(GalleryFolder(tmp_path / "split").labels) == dict.fromkeys(BIRDS, 3)
 
 
 def test_an_id_is_of_what_a_file_holds_and_the_box(tmp_path: Path):
@@ -161,7 +162,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     opened = GalleryFolder(gallery)
     assert rows_of(gallery) == whole and files == 3 and len(opened.parts) == 1
     restore_version(gallery, versions[1]["version"])
-    assert GalleryFolder(gallery).label_counts() == {"crow": 3}
+    assert Counter(GalleryFolder(gallery).labels) == {"crow": 3}
     info = dmlkit("gallery", "info", gallery, "--json").json()
     assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
     shown = dmlkit("gallery", "info", gallery).out
@@ -177,7 +178,7 @@ def test_two_labels_become_one_and_come_back(place: Path, tmp_path: Path, dmlkit
     assert result.code == 0 and f"3 images of {gallery} renamed from crow to raven\n" in result.out
     merged = dmlkit("gallery", "rename", gallery, "raven", "dove")
     assert "renamed from raven to dove, which 3 images had before: 6 now" in " ".join(merged.out.split())
-    assert GalleryFolder(gallery).label_counts() == {"dove": 6, "finch": 3, "gull": 3}
+    assert Counter(GalleryFolder(gallery).labels) == {"dove": 6, "finch": 3, "gull": 3}
     after = {name: (row[1], row[2]) for name, row in rows_of(gallery).items()}
     assert after == {name: (row[1], row[2]) for name, row in before.items()}
     dmlkit("gallery", "rename", gallery, "crow", "x").refused("no image has the label 'crow'; nothing was renamed")

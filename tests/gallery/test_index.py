@@ -174,7 +174,6 @@ def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit:
     index_gallery(path, "ivf_hnsw_sq", 0.5)
     kept = GalleryManifest.read(path / "gallery.json")
     monkeypatch.setattr(building, "_further", lambda *_: iter(()))
-    monkeypatch.setattr(building, "FIRST_PROBES", 1)
     dmlkit("gallery", "index", path, "--recall", "1").refused(
         "ivf_pq finds 0.", "no index was kept: try another --method"
     )

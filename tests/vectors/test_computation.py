@@ -54,12 +54,12 @@ def pictures(home: Path) -> list[Path]:
 def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, int]) -> None:
     """Let a comparison find the cosine and the number of same neighbors of an engine."""
 
-    def prepared(network: computation.Network, engine: str, _: str) -> Any:
+    def prepared(trained: computation.TrainedModel, engine: str, _: str) -> Any:
         cosine, same = of[engine]
         way = {"precision": "bf16", "engine": "torch"} if engine == "bf16" else {"precision": "fp32", "engine": engine}
         agreement = Computation(**way, images=64, cosine=cosine, same_nearest=same)  # pyright: ignore[reportArgumentType]
-        fingerprint = network.model.fingerprint()
-        return network.model, computation.EngineComparison(computation=agreement, fingerprint=fingerprint)
+        fingerprint = trained.model.fingerprint()
+        return trained.model, computation.EngineComparison(computation=agreement, fingerprint=fingerprint)
 
     monkeypatch.setattr(computation, "_prepare", prepared)
     monkeypatch.setattr(computation, "_computes_bf16", lambda _: "bf16" in of)

@@ -25,6 +25,7 @@ from dmlkit.transforms.presets import ImageNetConfig
 from dmlkit.vectors import features, fill, store
 from dmlkit.vectors.fill import FillJob
 from dmlkit.vectors.in_memory import embed_images
+from dmlkit.vectors.manifest import StoredModel
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import load_model
 from tests.conftest import END, Cli
@@ -176,7 +177,8 @@ def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path,
     dataset = FolderConfig(root="photos", validation_fraction=0).build("train")
     rows = torch.arange(len(dataset)).repeat_interleave(3)
     every = PickedSamples(dataset, rows, dataset.labels[rows])
-    job: Any = FillJob(every, np.zeros((len(every), 24)), Path(), Any, missing=np.arange(len(every)), augments=True)
+    model = StoredModel(saved="", fingerprint="", description={"dim": 4}, software={}, device="cpu")
+    job = FillJob(every, np.zeros((len(every), 24)), Path(), model, missing=np.arange(len(every)), augments=True)
     draws = [draw for number in job.numbers() for batch in job.batches(number) for draw in batch]
     views = TransformedImages(every, transform, training=True)
     plain = TransformedImages(dataset, transform, training=True)
@@ -335,7 +337,7 @@ def test_stored_features_give_the_embeddings_of_their_images(
     shutil.rmtree("run/vectors")
     assert computed("validation") == {2}
     with monkeypatch.context() as patch:
-        patch.setattr(store, "software_of", lambda _: {"torch": "1.0"})
+        patch.setattr(store, "version", lambda package: f"1.0 of {package}")
         assert computed("validation") == {4}
     shutil.copy(photos / "class11" / "1.png", photos / "class11" / "0.png")
     assert computed("test") == {4}

@@ -5,6 +5,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def job_of(home: Path, trained: TrainedModel, images: int = 6) -> FillJob:
 def listed(images: int, missing: np.ndarray | None = None) -> FillJob:
     """A job of images that are not there."""
     dataset: Any = range(images)
-    model: Any = None
+    model: Any = SimpleNamespace(description={"dim": 8})
     missing = np.arange(images) if missing is None else missing
     return FillJob(dataset, np.empty((images, 24)), Path(), model, missing=missing)
 

@@ -198,8 +198,7 @@ def test_local_features_and_faults_are_kept_with_the_points(tmp_path: Path):
     write_part(tmp_path, own[:PART], points(own[:PART]), local, faults)
     store = VectorStore(tmp_path, 2, (3, 5))
     assert torch.equal(store.points_at(store.find(own[:PART])[::2], "local"), local[::2])
-    assert store.faults_of(own) == [*faults.values()] and store.faults_of(own[: PART + 1]) == [*faults.values()]
-    assert store.faults_of(own[:PART]) == []
+    assert store.faults == faults
 
 
 def changed_keys(images: list[Path], change: Callable[[], object]) -> list[int]:
