@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dmlkit.cli.console import Output, bars, print_table, say, say_json, say_prose
+from dmlkit.cli.console import bars, print_table, ranks_of, say, say_json, say_prose
 from dmlkit.cli.evaluate import print_values
 from dmlkit.cli.option_groups import MovedModelOptions
 from dmlkit.cli.options import (
@@ -225,13 +225,11 @@ def _calibrate_run(
     json: bool,
 ) -> None:
     """Choose the threshold for pairs of a run, store it, and print its rates."""
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.by_value import column_table, pair_rates_by_value
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run, plot_reliability
     from dmlkit.run_folder.folder import RunFolder
 
-    ranks = start_ranks(device)
-    Output.console.quiet = not ranks.is_global_zero
+    ranks = ranks_of(device)
     if column is not None:
         column_table(*column, run)
     asked: dict[str, Any] = {"far": far, "checkpoint": checkpoint, "overrides": overrides, "where": where}

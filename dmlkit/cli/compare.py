@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dmlkit.cli.console import Output, counted, print_table, say, say_json
+from dmlkit.cli.console import Output, counted, print_table, ranks_of, say, say_json
 from dmlkit.cli.options import Checkpoint, Device, Json, Writes, command, each
 from dmlkit.files.escape import as_latex, as_markdown
 from dmlkit.files.outputs import check_file, write_output
@@ -37,10 +37,9 @@ def compare(
     device: Device = "auto",
 ) -> None:
     """Compare runs on the test classes, with intervals and paired tests against the first run."""
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of, narrow_rows, short_names
 
-    ranks = start_ranks(device)
+    ranks = ranks_of(device)
     results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, ranks=ranks)
     if not ranks.is_global_zero:
         return

@@ -16,6 +16,7 @@ from dmlkit.errors import counted, merged
 from dmlkit.files.escape import near_path, printable, printable_json
 
 if TYPE_CHECKING:
+    from dmlkit.distributed.launch import Ranks
     from dmlkit.files.image_file import Box
     from dmlkit.vectors.progress_bar import Bar
 
@@ -152,6 +153,15 @@ def bars() -> "Bar":
     from dmlkit.vectors.progress_bar import image_progress
 
     return partial(image_progress, Output.console)
+
+
+def ranks_of(device: str, *precision: str) -> "Ranks":
+    """Return the ranks of a command, of which only the first one prints; see `start_ranks`."""
+    from dmlkit.distributed.launch import start_ranks
+
+    ranks = start_ranks(device, *precision)
+    Output.console.quiet = not ranks.is_global_zero
+    return ranks
 
 
 def image_cell(path: str, box: "Box | None") -> str | list[str]:

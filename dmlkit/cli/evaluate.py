@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dmlkit.cli.compare import gain_of
 from dmlkit.cli.console import (
-    Output,
     bars,
     counted,
     fusion_line,
     percent,
     print_table,
+    ranks_of,
     say,
     say_json,
     say_prose,
@@ -167,10 +167,7 @@ def evaluate(
         tell_points(source, other, shown, labels_of, manifold)
         return
 
-    from dmlkit.distributed.launch import start_ranks
-
-    ranks = start_ranks(device or "auto")
-    Output.console.quiet = not ranks.is_global_zero
+    ranks = ranks_of(device or "auto")
     if kind == "run":
         tell_run(source, ranks, shown, checkpoint, second)
         return
@@ -367,8 +364,7 @@ def tell_points(source: Path, other: Path | None, shown: Shown, labels: dict[Pat
         values = own_values(*scope.column, points)
         table = points_table(*scope.column, points) if values is None else None
         shown = replace(shown, values=values, scope=replace(scope, column=(scope.column[0], table)))
-    bar = bars()
-    scored = evaluate_points(points, gallery, metrics=scope.metrics, rerank=scope.rerank, bar=bar)
+    scored = evaluate_points(points, gallery, metrics=scope.metrics, rerank=scope.rerank, bar=bars())
     shown.tell(*scored, title=str(source), run=points.run)
 
 

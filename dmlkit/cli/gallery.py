@@ -210,9 +210,8 @@ def info(
     model = summary.model
     say(f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
     say_prose(f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
-    for added in (summary.fusion, summary.local):
-        if added is not None:
-            say(fusion_line(added))
+    for added in filter(None, (summary.fusion, summary.local)):
+        say(fusion_line(added))
     floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"
     probabilities = "calibrated" if is_calibrated(gallery, summary.current) else "not calibrated"
     say(f"thumbnails: {'yes' if summary.thumbnails else 'no'}")

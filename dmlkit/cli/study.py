@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from dmlkit.cli.console import Output, cells, counted, print_table, say, say_json, show_table
+from dmlkit.cli.console import Output, cells, counted, print_table, ranks_of, say, say_json, show_table
 from dmlkit.cli.options import Device, DryRun, Json, Set, Writes, command, each, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import near_path
@@ -51,7 +51,6 @@ def study(
     check_folder(output, "a study", STUDY_MARK, "runs")  # runs that train wrote
 
     from dmlkit.cli.study_progress import RunsProgress
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.recipe.plugin import plugin_files
     from dmlkit.study.definition.file import read_study
@@ -63,11 +62,10 @@ def study(
     if dry_run:
         describe(read, output)
         return
-    ranks = start_ranks(device, read.variants[0].candidates[0].recipe.training.precision)
+    ranks = ranks_of(device, read.variants[0].candidates[0].recipe.training.precision)
     if workers > 1 and ranks.world_size > 1:
         why = "does not work under torchrun, whose ranks train one run together"
         raise UserError(f"--workers {workers} {why}; start dmlkit without torchrun")
-    Output.console.quiet = not ranks.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
     files = [word for file in plugin_files() for word in ("--plugin", near_path(str(file)))]  # as they were typed
     command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets, *files])

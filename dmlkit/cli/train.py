@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmlkit.cli.console import Output, bars, counted, say, say_metrics, say_prose
+from dmlkit.cli.console import bars, counted, ranks_of, say, say_metrics, say_prose
 from dmlkit.cli.options import Device, DryRun, RecipePath, RunPath, Set, SetDataset, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
@@ -150,12 +150,10 @@ def has_held_out(review: Path, recipe: "Recipe") -> bool:
 
 def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool) -> None:
     """Compare a run with the model of the review's gallery, if answers are held out, and print whether it pays."""
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.review.retraining import compare_on_answers
     from dmlkit.run_folder.folder import RunFolder
 
-    ranks = start_ranks(device)
-    Output.console.quiet = not ranks.is_global_zero
+    ranks = ranks_of(device)
     if is_compared:
         compared = compare_on_answers(review, RunFolder(run), ranks, bar=bars())
         say_prose(compared.line(str(run)))
@@ -175,12 +173,10 @@ def train_and_print(
 ) -> None:
     """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from dmlkit.cli.progress import training_progress
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.training.train import train as train_recipe
 
-    ranks = start_ranks(device, recipe.training.precision)
-    Output.console.quiet = not ranks.is_global_zero
+    ranks = ranks_of(device, recipe.training.precision)
     try:
         with training_progress(recipe, output if resume else None) as progress:
             summary = train_recipe(
@@ -244,12 +240,11 @@ def costs_of(summary: "Summary", recipe: "Recipe") -> tuple[str, str]:
 def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, *, resume: bool) -> None:
     """Print the resolved recipe, and the sizes of data, model, loss and stored features (``--dry-run``)."""
     from dmlkit.backbones.weights import license_words
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.recipe.file import dump_recipe
     from dmlkit.training.data import check_disk, feature_jobs, keeps_features
     from dmlkit.training.experiment import assemble
 
-    ranks, experiment = start_ranks(device, recipe.training.precision), assemble(recipe)
+    ranks, experiment = ranks_of(device, recipe.training.precision), assemble(recipe)
     validation = experiment.validation
     together = f"each of {recipe.training.accumulate} " if recipe.training.accumulate > 1 else ""
     sizes = {

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dmlkit.cli.console import Output, bars, counted, fusion_line, percent, print_table, say, say_json
+from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, ranks_of, say, say_json
 from dmlkit.cli.options import AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, existing, second_run
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -59,15 +59,12 @@ def verify(
     device: ModelDevice = "auto",
 ) -> None:
     """Print whether two images show the same class, using the threshold found by calibrate."""
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.verification import read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
 
     wanted = read_pairs(compared, root)
-    ranks = start_ranks(device)
-    Output.console.quiet = not ranks.is_global_zero
-    bar = bars()
-    result = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, second=second, ranks=ranks, bar=bar)
+    ranks = ranks_of(device)
+    result = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, second=second, ranks=ranks, bar=bars())
     if not ranks.is_global_zero:
         return
     if output is not None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from dmlkit.cli.console import percent, print_table, say, say_json
+from dmlkit.cli.console import percent, print_table, ranks_of, say, say_json
 from dmlkit.cli.options import Checkpoint, Device, Json, RunPath, Writes, command
 from dmlkit.files.outputs import check_file
 from dmlkit.files.pictures import PICTURES
@@ -23,11 +23,10 @@ def why(
     device: Device = "auto",
 ) -> None:
     """Print which patches of two images match, and what each pair contributes to their similarity."""
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.identify.why import explain
     from dmlkit.plots.why import plot_explanation
 
-    ranks = start_ranks(device)
+    ranks = ranks_of(device)
     explanation, images = explain(run, a, b, checkpoint=checkpoint, ranks=ranks)
     if not ranks.is_global_zero:
         return

@@ -215,7 +215,7 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, pretrained: Metrics | N
                 right.axhline(pretrained[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
         right.set(xlabel="epoch", title="Validation" if names else "No validation", ylim=(0, 1.02))
         if names:
-            right.legend(loc="lower right")
+            right.legend()
         for axes in (left, right):
             axes.grid(alpha=0.3)
             axes.xaxis.get_major_locator().set_params(integer=True)

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from dmlkit.cli import evaluate
 from dmlkit.cli.app import app
+from dmlkit.cli.console import say
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, paired_comparison
 from tests.conftest import TINY_RECIPE, csv_rows
@@ -34,9 +35,7 @@ def arrays(tmp_path):
 def test_only_the_first_rank_prints(dmlkit, tmp_path, monkeypatch):
     for name in ("recipe.yaml", "environment.json"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(
-        evaluate, "tell_run", lambda source, ranks, shown, *_: shown.console.print("embedding: 9 of 99")
-    )
+    monkeypatch.setattr(evaluate, "tell_run", lambda *_: say("embedding: 9 of 99"))
     for is_first, printed in ((True, "embedding: 9 of 99\n"), (False, "")):
         rank = SimpleNamespace(is_global_zero=is_first)
         monkeypatch.setattr("dmlkit.distributed.launch.start_ranks", lambda _, rank=rank: rank)
