@@ -21,7 +21,7 @@ import torch
 from report import write_report
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.evaluation.second import weigh_scores
+from dmlkit.evaluation.second import local_features, weigh_scores
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.statistics import paired_differences
@@ -31,7 +31,7 @@ from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.in_memory import embed_images
-from dmlkit.vectors.local_features import centered, maps_of, mean_of
+from dmlkit.vectors.progress_bar import no_bar
 from dmlkit.vectors.trained import TrainedModel
 
 RECIPE = Path(__file__).parent.parent / "recipes/start/frozen_lite0.yaml"
@@ -55,8 +55,8 @@ def main(photos: str) -> None:
     for split in ("validation", "test"):
         images = recipe.dataset.build(split)
         found = embed_images(trained, ranks, images, split)
-        maps = maps_of(trained, ranks, images, found.indices)
-        rescorer = Rescorer(match_scores(centered(maps, mean_of(maps)).__getitem__), share, CANDIDATES)
+        features, _ = local_features(trained, ranks, images, found, no_bar)
+        rescorer = Rescorer(match_scores(features.__getitem__), share, CANDIDATES)
         if split == "validation":
             weights, share, alone, together = weigh_scores(found, space, rescorer)
             known = [f"{share:.3f} ({weights})", f"{alone or 0:.4f} -> {together or 0:.4f}"]

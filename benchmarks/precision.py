@@ -33,11 +33,11 @@ from dmlkit.distributed.launch import start_ranks
 from dmlkit.export.precision import WEIGHTED, to_fp16, to_int8
 from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.computation import ComputedModel, compare, training_inputs
+from dmlkit.vectors.computation import ComputedModel, as_computed, compare, training_inputs
 from dmlkit.vectors.graphs import onnx_program, onnx_session, traced
 from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.stored import split_embeddings
-from dmlkit.vectors.trained import TrainedModel, as_computed, load_model
+from dmlkit.vectors.trained import TrainedModel, load_model
 
 FEW = 16  # images for the methods that keep all activations of all images in memory
 SPLITS: tuple[Split, ...] = ("validation", "test")
