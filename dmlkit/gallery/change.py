@@ -116,10 +116,10 @@ def added(path: Path, manifest: GalleryManifest, incoming: Incoming, store: Vect
 def without(rows: Any, column: str, values: Iterable[str]) -> Any:
     """Return the rows that have none of some values in a column."""
     import pyarrow as pa
-    from pyarrow import compute
 
-    own = compute.is_in(rows[column], pa.array(list(values), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
-    return rows.filter(compute.invert(own))  # pyright: ignore[reportAttributeAccessIssue]
+    left_out = {*values}
+    kept = [row for row, value in enumerate(rows[column].to_pylist()) if value not in left_out]
+    return rows.take(pa.array(kept, pa.int64()))
 
 
 def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[str] = ()) -> int:
@@ -226,7 +226,6 @@ class GallerySettings(NamedTuple):
     """What the manifest of a new gallery keeps besides its model."""
 
     thumbnails: bool = False
-    """Store small pictures."""
     threshold: float | None = None
     """Similarity below which an image is unknown. Default: that of the run, if it was calibrated."""
 
@@ -270,9 +269,7 @@ def create_gallery(
             if incoming.new:
                 manifest, rows = added(output, manifest, incoming, store)
             commit(output, manifest, rows, CREATING_MARK)
-            (output / CREATING_MARK).replace(
-                output / MANIFEST
-            )  # at once: a mark in a gallery would let create replace it
+            (output / CREATING_MARK).replace(output / MANIFEST)  # a mark in a gallery would let create replace it
     return incoming
 
 

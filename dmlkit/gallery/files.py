@@ -83,17 +83,11 @@ class GallerySummary(RecordedGallery, frozen=True, strict=True, extra="allow"):
     """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
 
     dim: PositiveInt
-    """Number of coordinates of an embedding."""
     similarity: str
-    """Name of the similarity of two embeddings."""
     manifold: dict[str, Any]
-    """Name and options of the manifold."""
     model: dict[str, Any]
-    """Source of the embeddings."""
     fusion: dict[str, Any] | None = None
-    """Second source, see `Fusion`."""
     run: str
-    """See `GalleryManifest`, as for all that follow."""
     threshold: FiniteFloat | None
     approximate: ApproximateIndex | None = None
     local: dict[str, Any] | None = None
@@ -118,12 +112,9 @@ class GalleryContents(NamedTuple):
 
     version: int
     images: int
-    labels: dict[str, int]
-    """Number of images by label, in the order of the labels."""
-    without_label: int
-    """Number of images without a label."""
-    not_indexed: int
-    """Number of images outside of the approximate index; all of them if there is none."""
+    labels: dict[str, int]  # number of images by label, in the order of the labels
+    without_label: int  # number of images
+    not_indexed: int  # number of images outside of the approximate index; all of them if there is none
 
 
 def is_calibrated(path: Path, model: str) -> bool:

@@ -29,14 +29,10 @@ class Incoming:
     """Images that the gallery does not have, by their ids."""
     repeated: list[str] = field(default_factory=list[str])
     """One message per image that the gallery already has, or that comes twice."""
-    skipped: list[str] = field(default_factory=list[str])
-    """One message per image that could not be read."""
-    added: int = 0
-    """Number of rows written."""
-    labeled: set[str] = field(default_factory=set[str])
-    """Ids of those of ``new`` that the gallery has without a label."""
-    resumed: int = 0
-    """Number of images that an interrupted command had embedded."""
+    skipped: list[str] = field(default_factory=list[str])  # one message per image that could not be read
+    labeled: set[str] = field(default_factory=set[str])  # ids of those of ``new`` that the gallery has without a label
+    added: int = 0  # number of rows written
+    resumed: int = 0  # number of images that an interrupted command had embedded
 
     @property
     def unlabeled(self) -> int:
@@ -54,22 +50,16 @@ class Incoming:
                 found.skipped.append(str(error))
                 continue
             if id in found.new:
-                first = found.new[id]
-                found.repeated.append(
-                    f"{image.path}: the same picture as {first.path}{_other_label(image, first.label)}"
-                )
+                path, label = found.new[id].path, found.new[id].label
+                found.repeated.append(f"{image.path}: the same picture as {path}{_other_label(image, label)}")
             else:
                 found.new[id] = image
         return found
 
     def drop(self, rows: Any) -> None:
         """Drop the images in the rows of a gallery, except those without a label there that get one now."""
-        import pyarrow as pa
-        from pyarrow import compute
-
-        own = compute.is_in(rows["id"], pa.array([*self.new], pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
-        found = rows.select(["id", "label"]).filter(own)
-        known = dict(zip(*(found[name].to_pylist() for name in ("id", "label")), strict=True))
+        rows = zip(*(rows[name].to_pylist() for name in ("id", "label")), strict=True)
+        known = {name: label for name, label in rows if name in self.new}
         self.labeled = {name for name, label in known.items() if label is None and self.new[name].label is not None}
         for id, label in known.items():  # noqa: A001
             if id not in self.labeled:

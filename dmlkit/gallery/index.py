@@ -40,14 +40,12 @@ class Indexed:
     """Measurements of an index."""
 
     index: ApproximateIndex
-    queries: int  # number of images used as queries
-    exact_milliseconds: float  # time of one query without the index
-    milliseconds: float  # time of one query with it
-    build_seconds: float  # time of building it
-    bytes_per_image: float = 0.0
-    """Size of the index on the disk."""
-    full_bytes: int = 0
-    """Size of a whole vector, in float32."""
+    queries: int  # images that are searched with
+    exact_milliseconds: float  # of a query without the index
+    milliseconds: float  # of a query with it
+    build_seconds: float
+    bytes_per_image: float = 0.0  # on the disk
+    full_bytes: int = 0  # of a whole vector, in float32
 
 
 def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:

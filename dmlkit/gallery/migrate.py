@@ -30,17 +30,11 @@ class Migrated:
     """Outcome of a migration."""
 
     images: int
-    """Number of images."""
-    before: int
-    """Version with the embeddings of the old model."""
-    version: int
-    """Newest version."""
-    resumed: int
-    """Number of images that an interrupted command had embedded."""
-    is_new: bool
-    """Whether the gallery had another model before."""
-    threshold: float | None = None
-    """Threshold for pairs of the calibrated new run."""
+    before: int  # version with the embeddings of the old model
+    version: int  # the newest one
+    resumed: int  # images that an interrupted command had embedded
+    is_new: bool  # the gallery had another model before
+    threshold: float | None = None  # for pairs, of the calibrated new run
     index: str | None = None
     """Options that built the approximate index of the old embeddings, which the new ones do not have."""
     lost: str | None = None
@@ -58,9 +52,8 @@ def migrate_gallery(
 ) -> Migrated:
     """Embed all images of a gallery with another run, and replace the old embeddings in one commit.
 
-    Readers see the old embeddings until then, and other processes may add and remove images; those added meanwhile are
-    embedded before the commit. If the process is stopped, no version changes, and the same call resumes. The old
-    embeddings remain a version of the gallery, see `restore_version`, with their threshold, calibration and index.
+    Other processes may add and remove images meanwhile. If the process is stopped, no version changes, and the same
+    call resumes. The old embeddings remain a version, see `restore_version`, with their threshold and index.
 
     Args:
         images: folder that has the images now, if they have moved: an image is looked for by the end of its path.

@@ -52,11 +52,8 @@ class EngineComparison(Document, frozen=True, strict=True):
     kind: ClassVar[str] = "comparison of an engine with torch"
 
     computation: Computation
-    """Agreement of the embeddings."""
-    checksum: NonNegativeInt = 0
-    """CRC-32 of the ONNX graph."""
-    fingerprint: str = ""
-    """Hash of the weights that torch computes with."""
+    checksum: NonNegativeInt = 0  # CRC-32 of the graph
+    fingerprint: str = ""  # of the weights that torch computes with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +80,8 @@ class TrainedModel:
     members: "tuple[TrainedModel, ...]" = ()  # the two models of a fusion
     local: LocalFusion | None = None  # local features that are computed with the points, for a gallery
     computation: Computation | None = None  # what computes it, if not torch in float32
-    few: Callable[[], EmbeddingModel] | None = None
-    """Returns what embeds a few images without building the network, if that is kept."""
-    aligned_to: str | None = None
-    """Fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer ``compatible``;
-    None if it has its own space."""
+    few: Callable[[], EmbeddingModel] | None = None  # what embeds a few images without the network, if that is kept
+    aligned_to: str | None = None  # fingerprint of the older model in whose space it is; None if it has its own
 
     @classmethod
     def of(

@@ -52,8 +52,7 @@ class FillJob:
     model: StoredModel
     exact: bool = True  # take only points that were computed in the same batches, see `VectorStore.find`
     skip_bad_images: bool = True  # leave out images that cannot be read, instead of stopping
-    missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Places (M,) in the list of the images to embed, ascending."""
+    missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))  # (M,) places to embed, ascending
     augments: bool = False  # augment each image by its place, so that it is the same in every process
     dtype: torch.dtype = torch.float32  # of the stored points
     again: str = "rerun the same command"
@@ -184,12 +183,9 @@ class Filled(NamedTuple):
     """A store that has the points of a list of images."""
 
     store: VectorStore
-    rows: Values
-    """Row (N,) of each image in the store; -1 for one that cannot be read."""
-    faults: list[str]
-    """One message for each of these."""
-    known: int
-    """Number of images that the store had before."""
+    rows: Values  # (N,) of the images in the store; -1 for one that cannot be read
+    faults: list[str]  # one message for each of these
+    known: int  # number of images that the store had before
 
 
 def fill(

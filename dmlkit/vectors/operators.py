@@ -31,16 +31,6 @@ class ResultName(NamedTuple):
     name: str
 
 
-class Step(NamedTuple):
-    """An operator, its arguments, and the results that no later operator needs."""
-
-    name: str
-    operator: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    unused: list[str]
-
-
 def write_operators(network: nn.Module, inputs: Tensor, path: Path) -> None:
     """Write a network in evaluation mode, as it computes a batch of inputs (B, ...); B may differ later.
 
@@ -54,19 +44,19 @@ def write_operators(network: nn.Module, inputs: Tensor, path: Path) -> None:
     known: Mapping[str, Any] = {**program.constants, **program.state_dict}
     nodes = list(program.graph.nodes)
     last = {used: node.name for node in nodes for used in (one.name for one in node.all_input_nodes)}
-    given, found = "", ""
+    given, result = "", ""
     for node in nodes:
         if node.op == "placeholder" and node.name in named:
             tensors[node.name] = known[named[node.name]].detach().clone(memory_format=torch.contiguous_format)
         elif node.op == "placeholder":
             given = node.name
         elif node.op == "output":
-            found = node.args[0][0].name
+            result = node.args[0][0].name
         else:
             unused = [name for name, by in last.items() if by == node.name and name not in tensors]
             steps.append([node.name, _name_of(node), _plain(node.args), _plain(node.kwargs), unused])
     strides = {name: known[named[name]].stride() for name in tensors}
-    content = json.dumps({"input": given, "output": found, "strides": strides, "steps": steps})
+    content = json.dumps({"input": given, "output": result, "strides": strides, "steps": steps})
     with atomic_write(path) as partial:
         save_file(tensors, partial, {HEADER: content})
 
@@ -77,16 +67,16 @@ def read_operators(path: Path) -> Callable[[Tensor], Tensor]:
         content: Any = json.loads(file.metadata()[HEADER])
         tensors = {name: _laid_out(file.get_tensor(name), strides) for name, strides in content["strides"].items()}
     steps = [
-        Step(name, _operator(function), _meant(args), _meant(kwargs), unused)
+        (name, _operator(function), _meant(args), _meant(kwargs), unused)
         for name, function, args, kwargs, unused in content["steps"]
     ]
 
     def compute(inputs: Tensor) -> Tensor:
         results = {**tensors, content["input"]: inputs}
-        for step in steps:
-            results[step.name] = step.operator(*_bound(step.args, results), **_bound(step.kwargs, results))
-            for name in step.unused:
-                del results[name]
+        for name, function, args, kwargs, unused in steps:
+            results[name] = function(*_bound(args, results), **_bound(kwargs, results))
+            for no_longer_needed in unused:
+                del results[no_longer_needed]
         return results[content["output"]]
 
     return compute

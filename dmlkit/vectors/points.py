@@ -41,10 +41,8 @@ class EmbeddedImages(NamedTuple):
 
     trained: TrainedModel
     dataset: Dataset
-    rows: Tensor
-    """(N,) int64, the index of each image in the dataset."""
-    local: Tensor | None = None
-    """(N, P, C) float16, local features, if they were computed with the points."""
+    rows: Tensor  # (N,) int64, the index of each image in the dataset
+    local: Tensor | None = None  # (N, P, C) float16, local features, if they were computed with the points
 
 
 class PointSet(StoredPoints, Protocol):
@@ -133,8 +131,7 @@ class PointsInMemory:
     run: Path | None = None
     skipped: Sequence[str] = ()  # one message per image that could not be read
     boxes: Sequence[Box | None] = ()  # N boxes, None for a full image. Default: all are full images
-    images: EmbeddedImages | None = None
-    """How the images were embedded, if they were; otherwise ``paths`` are image files."""
+    images: EmbeddedImages | None = None  # if they were embedded now; otherwise ``paths`` are image files
     origin: PointSet | None = None  # points on a disk that these were read from; a gallery may have pictures
 
     def __post_init__(self) -> None:

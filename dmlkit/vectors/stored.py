@@ -35,7 +35,7 @@ def split_embeddings(
     if trained.fusion is not None:
         homes = [(one.run or run, one) for one in trained.members]
         return fused(trained, [split_embeddings(home, one, ranks, dataset, split, bar=bar) for home, one in homes])
-    source, keys = f"the {split} split of {run.path}", image_keys(dataset, trained.recipe.dataset)
+    source = f"the {split} split of {run.path}"
 
     def compute(job: FillJob, numbers: list[int], advance: Advance) -> None:
         """Compute parts from the images, or from the features of frozen layers that training has stored."""
@@ -46,7 +46,7 @@ def split_embeddings(
             job, model = replace(job, dataset=features), TrainedModel.of(recipe, part)
         PartEmbedder(job, model, ranks)(numbers, advance)
 
-    job = FillJob(dataset, keys, run.vectors, stored_model(trained))
+    job = FillJob(dataset, image_keys(dataset, trained.recipe.dataset), run.vectors, stored_model(trained))
     try:
         filled = fill(job, trained, ranks, bar=bar, compute=compute)
     except UnwritableError as error:

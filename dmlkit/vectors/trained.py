@@ -65,8 +65,7 @@ def load_model(
             changed, or a key does not belong to the dataset; some of these when the network is first used.
     """
     recipe = recipe_of(run, overrides)
-    if checkpoint is None:
-        checkpoint = run.best_or_last()
+    checkpoint = checkpoint or run.best_or_last()
     if checkpoint == "pretrained":
         has_pixels = samples_named(recipe.dataset.sample).has_pixels
         num_features = None if has_pixels else run.load_checkpoint(run.best_or_last())["num_features"]
@@ -155,8 +154,7 @@ def computed_by(trained: TrainedModel, ranks: Ranks) -> TrainedModel:
 def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:
     """Return a hash of all that the weights of a run's network depend on."""
     network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
-    digest = hashlib.sha256(f"{fingerprint(state['model'])} {state.get(FROZEN)} {network}".encode())
-    return digest.hexdigest()
+    return hashlib.sha256(f"{fingerprint(state['model'])} {state.get(FROZEN)} {network}".encode()).hexdigest()
 
 
 def _recorded(run: RunFolder, saved: str) -> str:
