@@ -143,9 +143,9 @@ def dated(values: Sequence[str | None]) -> Sequence[str | None]:
     except UserError:  # morning, evening
         return values
     for length in (10, 7, 4):
-        found = [None if time is None else time.isoformat()[:length] for time in times]
-        if len({*found}) <= MOST_DATES:
-            return found
+        dates = [None if time is None else time.isoformat()[:length] for time in times]
+        if len({*dates}) <= MOST_DATES:
+            return dates
     return values
 
 
@@ -178,7 +178,7 @@ def read_column(images: Sequence[str], source: TableConfig | None, column: str) 
         for path, value, box in zip(paths, values, boxes, strict=False)
         if None not in box
     }
-    found: list[str | None] = []
+    cells: list[str | None] = []
     known = 0
     for image in images:
         key = next((key for key in (image, absolute(image)) if key in parts or key in whole), None)
@@ -189,11 +189,11 @@ def read_column(images: Sequence[str], source: TableConfig | None, column: str) 
                 f"{file}: the boxes of {image} have different values of {column}; evaluate the run, which knows the "
                 "box of each image"
             )
-        found.append(next(iter(options)))
+        cells.append(next(iter(options)))
     if not known:
         some = f"{len(images)} evaluated images, e.g. {images[0]}"
         raise UserError(f"{file}: has none of the {some}; expected a table that lists them")
-    return found
+    return cells
 
 
 def absolute(path: str | Path) -> str:
@@ -217,13 +217,13 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | P
         has_column = own is not None and column in own.table(("path",)).table.column_names
         if not has_column:
             return None
-    found = own if table is None else other_table(table, own)
-    if found is None:
+    config = own if table is None else other_table(table, own)
+    if config is None:
         what = f"the dataset of the run is {kind}, which has no columns" if kind else "no run is known"
         advice = f"name a table with the columns path and {column}: --by FILE:{column}"
         raise UserError(f"--by {column}: {what}; {advice}")
-    found.table(**{LABEL: found.columns.get(column) or column})
-    return found
+    config.table(**{LABEL: config.columns.get(column) or column})
+    return config
 
 
 def own_values(column: str, table: Path | None, points: PointSet) -> list[str | None] | None:
@@ -301,7 +301,7 @@ def rates_of_images(points: PointsInMemory, codes: Tensor, threshold: float) -> 
     return {"far": false / (len(every) - sizes).clamp(min=1), "frr": rejected / (sizes - 1).clamp(min=1)}
 
 
-def identification_rates_by_value(path: Path, found: Identification, column: str, table: Path | None) -> ByColumn:
+def identification_rates_by_value(path: Path, calibration: Identification, column: str, table: Path | None) -> ByColumn:
     """Measure FPIR and FNIR of a calibrated gallery per value of a column, over images of the gallery.
 
     Each image whose label has others is identified twice, without itself and without its whole label. The probability
@@ -310,8 +310,10 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     """
     gallery = open_points(path)
     own_table = column_table(column, table, gallery.run)
-    names, decider = labeled_decider(gallery, near=found.near, second=LocalMatches.of(gallery))
-    allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
+    names, decider = labeled_decider(gallery, near=calibration.near, second=LocalMatches.of(gallery))
+    allowed = (
+        np.ones(len(names), bool) if calibration.is_optimistic else ~np.isin(names, calibration.trained_labels or ())
+    )
     rows = np.flatnonzero(are_repeated(decider) & allowed[decider.codes])
     rows = drawn_rows(rows, decider.codes, most_tried(decider))
     points, classes = decider.points_of(rows[:, None]), decider.codes[rows]
@@ -319,7 +321,7 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     own, without = (
         Trials.of(decider, points, classes, rows, absent=absent, numbers=numbers) for absent in (False, True)
     )
-    fit = found.fits[0]
+    fit = calibration.fits[0]
     said = [fit.sigmoid.of(trials.margins, trials.scores) for trials in (own, without)]
     rates = {
         "fpir": torch.from_numpy(said[1] >= fit.threshold).double(),

@@ -179,13 +179,13 @@ def read_index(path: Path, index: ApproximateIndex) -> Any:
     file, word = index_file(path, index.name), command_word(path)
     advice = f"build it again with dmlkit gallery index {word}, or search with --exact"
     try:
-        found = faiss.read_index(str(file))
+        read = faiss.read_index(str(file))
     except (RuntimeError, MemoryError) as error:
         reason = "is missing" if not file.exists() else f"cannot be read as an index: {first_line(error)[-100:]}"
         raise UserError(f"{file}: {reason}; {advice}") from error
-    if not isinstance(found, faiss.IndexIDMap) or found.ntotal != index.images:
+    if not isinstance(read, faiss.IndexIDMap) or read.ntotal != index.images:
         raise UserError(f"{file}: is not the index of {index.images} images that was written; {advice}")
-    return found
+    return read
 
 
 def outside_of(index: Any, numbers: "Values") -> "Values":

@@ -66,10 +66,10 @@ class GalleryFolder(PointsOnDisk):
 
     def limited(self, where: Where, rows: Sequence[int]) -> Self:
         """Return the rows of the same version that fulfill conditions."""
-        found = copy(self)
-        found.where, found.rows, found.table = where, rows, self.table.take(rows)
-        found._place()
-        return found
+        part = copy(self)
+        part.where, part.rows, part.table = where, rows, self.table.take(rows)
+        part._place()
+        return part
 
     def cells(self) -> dict[str, list[str | None]]:
         """Return the columns that the tables of its images had besides paths, labels and boxes."""

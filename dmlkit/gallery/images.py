@@ -69,8 +69,8 @@ def images_of(
         if columns.keys() & {*SIGHTING}:
             columns |= zip(SIGHTING, zip(*sighting_cells(listed.table), strict=True), strict=True)
     cells = row_texts(cells_of(columns), len(images))
-    found = [
+    labeled = [
         LabelledImage(os.path.abspath(path), name, images.box(row), text)  # noqa: PTH100 - links are not followed
         for row, (path, name, text) in enumerate(zip(images.paths, names, cells, strict=True))
     ]
-    return found, images.left_out
+    return labeled, images.left_out

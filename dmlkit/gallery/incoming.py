@@ -42,19 +42,19 @@ class Incoming:
     @classmethod
     def of(cls, images: Sequence[LabelledImage], left_out: Sequence[str] = ()) -> "Incoming":
         """Return images with their ids by content, and messages on those that were left out before."""
-        found = cls(skipped=list(left_out))
+        incoming = cls(skipped=list(left_out))
         for image in images:
             try:
                 id = image.id()  # noqa: A001
             except BadImageError as error:
-                found.skipped.append(str(error))
+                incoming.skipped.append(str(error))
                 continue
-            if id in found.new:
-                path, label = found.new[id].path, found.new[id].label
-                found.repeated.append(f"{image.path}: the same picture as {path}{_other_label(image, label)}")
+            if id in incoming.new:
+                path, label = incoming.new[id].path, incoming.new[id].label
+                incoming.repeated.append(f"{image.path}: the same picture as {path}{_other_label(image, label)}")
             else:
-                found.new[id] = image
-        return found
+                incoming.new[id] = image
+        return incoming
 
     def drop(self, rows: Any) -> None:
         """Drop the images in the rows of a gallery, except those without a label there that get one now."""

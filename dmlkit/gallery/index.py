@@ -155,8 +155,8 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recal
         """Search through an index; return the recall that holds with 95 % confidence, and -1 times the seconds."""
         searcher.index = one
         started = perf_counter()
-        found = searcher.search(points, nearest + 1).without(queries)
-        shares = (found.similarities >= worst).double().mean(1)  # of equally near ones any will do
+        near = searcher.search(points, nearest + 1).without(queries)
+        shares = (near.similarities >= worst).double().mean(1)  # of equally near ones any will do
         sure = shares.mean() - SURE * shares.std() / len(shares) ** 0.5
         return sure.item(), started - perf_counter(), one.model_copy(update={"recall": shares.mean().item()})
 
@@ -222,12 +222,12 @@ class ApproximateGallery:
             similarity[own] = self.manifold.paired_similarity(queries[own, None].double(), points[places[own]].double())
         similarity[candidates < 0] = -torch.inf
         order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-        found = Neighbors(similarity.gather(1, order).to(queries.dtype), candidates.gather(1, order))
-        few = (found.indices < 0).any(dim=1)  # the parts of the index that were looked at hold fewer than k
+        neighbors = Neighbors(similarity.gather(1, order).to(queries.dtype), candidates.gather(1, order))
+        few = (neighbors.indices < 0).any(dim=1)  # the parts of the index that were looked at hold fewer than k
         if few.any():
             exact = self.exact.search(queries[few], k)
-            found.similarities[few], found.indices[few] = exact.similarities, exact.indices
-        return found
+            neighbors.similarities[few], neighbors.indices[few] = exact.similarities, exact.indices
+        return neighbors
 
     def _candidates(self, queries: Tensor, length: int) -> Tensor:
         """Return rows (Q, C) in ascending order, padded with -1 in front: those of the index, and all outside of it."""

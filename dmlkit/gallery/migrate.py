@@ -113,14 +113,14 @@ def _located(
     Args:
         images: folder that has the images now, if they have moved.
     """
-    found, lost = dict[str, LabelledImage](), list[str]()
+    located, lost = dict[str, LabelledImage](), list[str]()
     with bar("comparing files", len(gallery)) as advance:
         for name, path, box in zip(gallery.ids, gallery.paths, gallery.boxes, strict=True):
             image = known.get(name) or _file(name, path, box, images)
             if image is None:
                 lost.append(path)
             else:
-                found[name] = image
+                located[name] = image
             advance(1)
     if lost:
         raise UserError(
@@ -128,7 +128,7 @@ def _located(
             f"{some_of(lost)}; nothing was changed: restore these files, name the folder that "
             "has them now as IMAGES, or remove them with dmlkit gallery remove"
         )
-    return found
+    return located
 
 
 def _file(name: str, path: str, box: Box | None, images: Path | None) -> LabelledImage | None:

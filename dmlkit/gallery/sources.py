@@ -60,24 +60,24 @@ def open_points(
     check_options(
         source, kind, {**options, "--labels": labels, "--manifold": manifold, "--where": where and where.text}
     )
-    found: PointSet
+    points: PointSet
     match kind:
         case "run":
             ranks, folder = model.start(), RunFolder(source)
             trained = model.load(folder, ranks, overrides=overrides).limited(where)
             return split_points(folder, trained, ranks, split or trained.recipe.dataset.default_split, bar)
         case "embeddings":
-            found = EmbeddingFolder(source)
-            found = found if where is None else _limited(found, {"id": found.items["id"]}, where)
+            points = EmbeddingFolder(source)
+            points = points if where is None else _limited(points, {"id": points.items["id"]}, where)
         case "gallery":
-            found = GalleryFolder(source, where)
+            points = GalleryFolder(source, where)
         case _:
-            found = array_points(source, labels, manifold or "sphere", where)
-    if len(found) == 0:
+            points = array_points(source, labels, manifold or "sphere", where)
+    if len(points) == 0:
         is_gallery = kind == "gallery"
         advice = "add images to it with dmlkit gallery add" if is_gallery else "expected at least one embedding"
         raise UserError(f"{source}: {'this gallery' if is_gallery else 'this source'} is empty; {advice}")
-    return found
+    return points
 
 
 def _limited(points: PointSet, columns: Mapping[str, Any], where: Where) -> PointsInMemory:
@@ -113,13 +113,13 @@ def open_queries(
         if kind == "array" or (searched.manifest is None and holds_vectors(queries, with_paths=True)):
             return array_points(queries, None, searched.manifold)
         if kind != "images":
-            found: PointSet
+            asked: PointSet
             if kind == "run":
-                found = open_points(queries, model=ModelChoice(device=model.device), bar=bar)
+                asked = open_points(queries, model=ModelChoice(device=model.device), bar=bar)
             else:
-                found = EmbeddingFolder(queries) if kind == "embeddings" else GalleryFolder(queries)
-            check_same_model(found, searched)
-            return found
+                asked = EmbeddingFolder(queries) if kind == "embeddings" else GalleryFolder(queries)
+            check_same_model(asked, searched)
+            return asked
     elif not queries:
         raise UserError("got an empty list of images; expected at least one")
     elif boxes is not None and boxes.are_given:
@@ -157,26 +157,26 @@ def split_points(
     """Return the points of the images of a run's split that can be read, see `split_embeddings` and `embed_split`."""
     config = trained.recipe.dataset
     dataset = config.searched(split) if with_gallery else config.build(split)
-    found = split_embeddings(run, trained, ranks, dataset, split, bar=bar)
-    return _with_images(found, trained, dataset, f"{split} split of {run.path}", run.path)
+    embeddings = split_embeddings(run, trained, ranks, dataset, split, bar=bar)
+    return _with_images(embeddings, trained, dataset, f"{split} split of {run.path}", run.path)
 
 
 def _with_images(
-    found: Embeddings, trained: TrainedModel, dataset: Dataset, source: str, run: Path | None = None
+    embeddings: Embeddings, trained: TrainedModel, dataset: Dataset, source: str, run: Path | None = None
 ) -> PointsInMemory:
     """Return embeddings with what is known of their images."""
     description = describe(trained)
     return PointsInMemory(
         source,
         description.build_manifold(),
-        found.points,
-        [str(dataset.paths[row]) for row in found.indices.tolist()],
-        dataset.label_names(found.labels),
+        embeddings.points,
+        [str(dataset.paths[row]) for row in embeddings.indices.tolist()],
+        dataset.label_names(embeddings.labels),
         description,
         run,
-        (*dataset.left_out, *found.faults),
-        [dataset.box(row) for row in found.indices.tolist()],
-        EmbeddedImages(trained, dataset, found.indices, found.local),
+        (*dataset.left_out, *embeddings.faults),
+        [dataset.box(row) for row in embeddings.indices.tolist()],
+        EmbeddedImages(trained, dataset, embeddings.indices, embeddings.local),
     )
 
 
@@ -209,9 +209,9 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str, where: 
             warn_once(note)
         meant = {text: label_of(text) for text in counts}
         names = [meant[text or ""] for text in texts.to_pylist()]
-    found = PointsInMemory(str(path), manifold, points.float(), vectors.names, names)
+    array = PointsInMemory(str(path), manifold, points.float(), vectors.names, names)
     columns = vectors.columns
-    return found if where is None else _limited(found, {name: columns[name] for name in columns.column_names}, where)
+    return array if where is None else _limited(array, {name: columns[name] for name in columns.column_names}, where)
 
 
 def check_same_model(theirs: PointSet, ours: PointSet) -> None:
@@ -219,7 +219,7 @@ def check_same_model(theirs: PointSet, ours: PointSet) -> None:
     if theirs.manifest is not None and ours.manifest is not None:
         check_same_description(theirs.manifest, theirs.source, ours.manifest, ours.source)
     elif type(theirs.manifold) is not type(ours.manifold) or theirs.manifold.point_dim != ours.manifold.point_dim:
-        found = [f"{one.manifold.point_dim} dimensions on {type(one.manifold).__name__}" for one in (theirs, ours)]
+        both = [f"{one.manifold.point_dim} dimensions on {type(one.manifold).__name__}" for one in (theirs, ours)]
         raise UserError(
-            f"{theirs.source}: has {found[0]}, but {ours.source} has {found[1]}; expected embeddings of the same model"
+            f"{theirs.source}: has {both[0]}, but {ours.source} has {both[1]}; expected embeddings of the same model"
         )

@@ -241,8 +241,8 @@ def _compared(
 
 def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
     try:
-        found = EngineComparison.read(place)
-        return found if graph is None or file_checksum(graph) == found.checksum else None
+        stored = EngineComparison.read(place)
+        return stored if graph is None or file_checksum(graph) == stored.checksum else None
     except (UserError, OSError):  # there is none, or it is damaged
         return None
 

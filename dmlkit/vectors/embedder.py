@@ -62,9 +62,9 @@ class Embedder:
         if not len(dataset):
             return np.empty((0, self.trained.manifold.point_dim), dtype=np.float32)
         bar = no_bar if len(dataset) <= BATCH_IMAGES else partial(image_progress, Console(stderr=True))
-        found = embed_images(self.trained, self._ranks, dataset, "embed", bar)
-        raise_faults(found.faults)
-        return found.points.numpy()
+        embeddings = embed_images(self.trained, self._ranks, dataset, "embed", bar)
+        raise_faults(embeddings.faults)
+        return embeddings.points.numpy()
 
     @torch.inference_mode()
     def similarity(self, a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -127,8 +127,8 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
 
 def _is_backbone_name(text: str) -> bool:
     """Return whether a text names a backbone, e.g. ``resnet50`` or ``timm:MODEL``, and no existing file or folder."""
-    found = BACKBONE_NAME.fullmatch(text)
-    is_name = found is not None and (found[2] is not None or found[1] in BackboneConfig.variants)
+    parts = BACKBONE_NAME.fullmatch(text)
+    is_name = parts is not None and (parts[2] is not None or parts[1] in BackboneConfig.variants)
     return is_name and not Path(text).exists()
 
 

@@ -60,8 +60,8 @@ def download(address: str) -> Path:
         ...
         dmlkit.errors.UserError: hf://birds: expected hf://OWNER/NAME or hf://OWNER/NAME@REVISION
     """
-    found = ADDRESS.fullmatch(address)
-    if found is None:
+    parts = ADDRESS.fullmatch(address)
+    if parts is None:
         raise UserError(f"{excerpt(address)}: expected {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION")
     try:
         from huggingface_hub import errors, snapshot_download
@@ -69,7 +69,7 @@ def download(address: str) -> Path:
         raise UserError(
             f"{address}: huggingface_hub is not installed; install it with: pip install 'dmlkit[timm]'"
         ) from None
-    repository, revision = found["repository"], found["revision"]
+    repository, revision = parts["repository"], parts["revision"]
     terms, login = f"accept its terms on https://huggingface.co/{repository}", "log in with hf auth login"
     known: dict[Any, str] = {
         errors.GatedRepoError: f"access is restricted; {terms}, and {login}",
@@ -107,10 +107,10 @@ def load_hub(folder: Path, ranks: Ranks) -> TrainedModel:
         raise UserError(f"{path}: cannot read these weights: {error}; copy the file again") from error
     load_weights(model, weights, path)
     model = model.to(ranks.device).eval()
-    found = model.fingerprint()
-    if found != config.model.fingerprint:
+    fingerprint = model.fingerprint()
+    if fingerprint != config.model.fingerprint:
         raise UserError(
-            f"{path}: has weights with the fingerprint {found[:12]}, but {folder / CONFIG} names "
+            f"{path}: has weights with the fingerprint {fingerprint[:12]}, but {folder / CONFIG} names "
             f"{config.model.fingerprint[:12]}; all files must be of one export: copy the folder again"
         )
     trained = TrainedModel.of(recipe, model, config.model.checkpoint, config.model.epoch)

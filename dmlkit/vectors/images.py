@@ -129,34 +129,34 @@ def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: in
         if labels != OPTIONAL:
             columns[LABEL] = "" if labels == NONE else labels or options.columns.get(LABEL, LABEL)
             needs = ("path",) if labels == NONE else ("path", LABEL)
-        found = read_images(source, options.root, columns, needs, options.confidence)
-        _warn_of_similar(source, found.table.column_names if labels == OPTIONAL else ())
+        rows = read_images(source, options.root, columns, needs, options.confidence)
+        _warn_of_similar(source, rows.table.column_names if labels == OPTIONAL else ())
     elif is_table:
         raise UserError(
             f"--boxes {options.source}: {source} is a table; give its folder of images, or put boxes into it"
         )
     else:
-        found = read_images(options.source, None, options.columns, ("path",), options.confidence, source)
-        found = _with_folder_labels(found, source, labels, depth)
+        rows = read_images(options.source, None, options.columns, ("path",), options.confidence, source)
+        rows = _with_folder_labels(rows, source, labels, depth)
     if options.where is not None:
-        found = limited(found, options.where)
-    if not len(found) and not found.faults:
+        rows = limited(rows, options.where)
+    if not len(rows) and not rows.faults:
         what = "lists no images" if options.source is None else f"no boxes of {source}"
-        raise UserError(f"{found.file}: {what}; expected at least one")
-    dataset, kept, faults = _checked(found)
+        raise UserError(f"{rows.file}: {what}; expected at least one")
+    dataset, kept, faults = _checked(rows)
     if not options.skips or not kept:
         way = "remove them" if options.skips else "skip them with --skip-bad-images"
-        refuse_entries(str(found.file), faults, way)
-    if len(kept) < len(found):
-        found = replace(found.kept(kept), faults=[])
-        dataset, _, _ = _checked(found)
+        refuse_entries(str(rows.file), faults, way)
+    if len(kept) < len(rows):
+        rows = replace(rows.kept(kept), faults=[])
+        dataset, _, _ = _checked(rows)
     if options.margin and dataset.boxes is None:
         raise UserError(
-            f"--box-margin {options.margin:g}: {found.file} has no boxes; name them with --boxes, or give a table with "
+            f"--box-margin {options.margin:g}: {rows.file} has no boxes; name them with --boxes, or give a table with "
             "the columns x1, y1, x2, y2"
         )
     dataset.left_out, dataset.margin = faults, options.margin
-    return ListedTable(found, dataset)
+    return ListedTable(rows, dataset)
 
 
 def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
@@ -167,21 +167,21 @@ def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
         warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?")
 
 
-def limited(found: ImageTable, where: Where) -> ImageTable:
+def limited(rows: ImageTable, where: Where) -> ImageTable:
     """Return the rows of a table that fulfill conditions; all if it has none of their columns."""
-    columns = cells_of({name: found.table[name] for name in found.table.column_names})
-    if not any(column_called([*columns], one.column, str(found.file)) is not None for one in where.conditions):
-        return found
-    return found.kept(where.rows(columns, str(found.file), len(found)))
+    columns = cells_of({name: rows.table[name] for name in rows.table.column_names})
+    if not any(column_called([*columns], one.column, str(rows.file)) is not None for one in where.conditions):
+        return rows
+    return rows.kept(where.rows(columns, str(rows.file), len(rows)))
 
 
-def _checked(found: ImageTable) -> tuple[Dataset, list[int], list[str]]:
+def _checked(listed: ImageTable) -> tuple[Dataset, list[int], list[str]]:
     """Return the images of a table, the rows that are right, and what is wrong with others.
 
     Only paths, labels and boxes count where nothing is trained or evaluated.
     """
-    own = [name for name in ("path", LABEL, *BOX) if name in found.table.column_names]
-    rows = TableRows(replace(found, table=found.table.select(own)), are_boxes_measured=True)
+    own = [name for name in ("path", LABEL, *BOX) if name in listed.table.column_names]
+    rows = TableRows(replace(listed, table=listed.table.select(own)), are_boxes_measured=True)
     listing = rows.listing()
     listing.warn_of_notes()
     dataset = listing.everything()
@@ -197,20 +197,20 @@ def query_table(source: Path, boxes: Boxes | None, labels: str | None = NONE) ->
     return None if listed is None else listed.table
 
 
-def _with_folder_labels(found: ImageTable, source: Path, labels: str | None, depth: int) -> ImageTable:
+def _with_folder_labels(rows: ImageTable, source: Path, labels: str | None, depth: int) -> ImageTable:
     """Return the rows of boxes with the names of the folders as labels where a box has none of its own."""
     import pyarrow as pa
 
-    table = found.table
-    paths = text_column(table, str(found.file), "path").to_pylist()
+    table = rows.table
+    paths = text_column(table, str(rows.file), "path").to_pylist()
     own: list[str | None] = [None] * len(paths)
     if LABEL in table.column_names:
-        own = own if labels == NONE else text_column(table, str(found.file), LABEL).to_pylist()
+        own = own if labels == NONE else text_column(table, str(rows.file), LABEL).to_pylist()
         table = table.drop_columns([LABEL])
     if labels != NONE and source.is_dir():
         folders = _folder_labels(source, [str(source / (path or "")) for path in paths], depth)
         own = [folder if label is None else label for label, folder in zip(own, folders, strict=True)]
-    return replace(found, table=table.append_column(LABEL, pa.array(own, pa.string())))
+    return replace(rows, table=table.append_column(LABEL, pa.array(own, pa.string())))
 
 
 def folder_table(folder: Path) -> ImageTable:

@@ -75,10 +75,10 @@ def embed_dataset(
         workers=workers,
         pin_memory=ranks.device.type == "cuda",
     )
-    found = embed_batches(model, dataset, loader, share, ranks, advance, keep)
+    embeddings = embed_batches(model, dataset, loader, share, ranks, advance, keep)
     if was_training:
         model.train()
-    return found
+    return embeddings
 
 
 @torch.inference_mode()
@@ -134,7 +134,7 @@ def embed_images(
             return known
     with bar(EMBEDDING, len(missing)) as advance:
         is_few = len(missing) <= BATCH_IMAGES
-        found = embed_dataset(
+        embeddings = embed_dataset(
             ranks,
             trained.model_of_few if is_few and trained.local is None else trained.model,
             dataset,
@@ -145,19 +145,19 @@ def embed_images(
             keep=features_by(trained.local),
         )
     if known is not None:
-        rows = torch.cat([known.indices, found.indices])
-        order, points = rows.argsort(), torch.cat([known.points, found.points])
-        found = Embeddings(points[order], dataset.labels[rows[order]], rows[order], found.faults)
-    refuse_nothing_read(len(found.points), found.faults, source)
-    return found
+        rows = torch.cat([known.indices, embeddings.indices])
+        order, points = rows.argsort(), torch.cat([known.points, embeddings.points])
+        embeddings = Embeddings(points[order], dataset.labels[rows[order]], rows[order], embeddings.faults)
+    refuse_nothing_read(len(embeddings.points), embeddings.faults, source)
+    return embeddings
 
 
-def fused(trained: TrainedModel, found: Sequence[Embeddings]) -> Embeddings:
+def fused(trained: TrainedModel, parts: Sequence[Embeddings]) -> Embeddings:
     """Join the embeddings of the two models of a fusion; images that only one of them could read are left out."""
     assert trained.fusion is not None
-    first, second = found
+    first, second = parts
     rows = [torch.isin(one.indices, other.indices) for one, other in ((first, second), (second, first))]
-    points = [one.points[kept].to(trained.device) for one, kept in zip(found, rows, strict=True)]
+    points = [one.points[kept].to(trained.device) for one, kept in zip(parts, rows, strict=True)]
     joined = join([one.manifold for one in trained.members], points, trained.fusion.share).cpu()
     faults = list(dict.fromkeys(first.faults + second.faults))
     return Embeddings(joined, first.labels[rows[0]], first.indices[rows[0]], faults)

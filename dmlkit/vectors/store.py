@@ -255,27 +255,27 @@ def open_part(
         check_regular(file)
         if is_read and f"{file_checksum(file):08x}" != file.stem.rpartition("-")[2]:
             raise ValueError("is not what was written: its checksum differs from its name")
-        found, faults = tensors_of(file)
-        if {name: (len(found["keys"]), *shape) for name, shape in {"keys": (KEY,), **shapes}.items()} != {
-            name: tuple(tensor.shape) for name, tensor in found.items()
+        tensors, faults = tensors_of(file)
+        if {name: (len(tensors["keys"]), *shape) for name, shape in {"keys": (KEY,), **shapes}.items()} != {
+            name: tuple(tensor.shape) for name, tensor in tensors.items()
         }:
             raise ValueError("has points of another model")
     except FileNotFoundError:
         raise UserError(f"{file}: is missing") from None
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file}: {error}") from error
-    return found, faults
+    return tensors, faults
 
 
 def gathered(
     numbers: Values, places: Values, tensor_of: Callable[[int], Tensor], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
     """Return rows (M, ...) of parts, given the number of the part of each and the place in it."""
-    found = torch.empty(len(places), *shape, dtype=dtype)
+    values = torch.empty(len(places), *shape, dtype=dtype)
     for number in np.unique(numbers):
         own = numbers == number
-        found[torch.from_numpy(own)] = tensor_of(number)[torch.from_numpy(places[own])]
-    return found
+        values[torch.from_numpy(own)] = tensor_of(number)[torch.from_numpy(places[own])]
+    return values
 
 
 def tensors_of(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -81,5 +81,5 @@ def known_points(trained: TrainedModel, dataset: Dataset) -> Embeddings | None:
         return None
     alone = replace(trained, local=None)
     store = VectorStore.at(trained.run.vectors / stored_model(alone).key, alone)
-    found = _read(store, store.find(image_keys(dataset)), dataset, [])
-    return found if len(found.points) else None
+    known = _read(store, store.find(image_keys(dataset)), dataset, [])
+    return known if len(known.points) else None
