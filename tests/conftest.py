@@ -258,6 +258,18 @@ def one_line(pattern: str = "") -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache folder with the names of all components, as ``dmlkit list`` leaves it."""
+    from tests.processes import start
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        assert start("list").wait(END) == 0
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Write ``recipe.yaml`` and ``run`` into a folder; a recipe is trained once for all tests, which get copies."""
     from dmlkit.training.train import train

@@ -1,6 +1,7 @@
 """``dmlkit list``, ``copy``, ``check`` and ``schema``: recipes and their components."""
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import shorten
@@ -19,8 +20,8 @@ from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file, write_output
 
 if TYPE_CHECKING:
+    from dmlkit.recipe.catalogue import MemberReference, Reference
     from dmlkit.recipe.overrides import RecipeHeader
-    from dmlkit.recipe.reference import MemberReference, Reference
 
 LEAST_ROOM = 20  # characters of a description, also where the terminal is narrower
 
@@ -62,11 +63,16 @@ def list_members(
 
 
 def find_reference() -> "Reference":
-    """Return the reference of recipes, made from the classes: importing them takes seconds."""
-    with Console(stderr=True).status("Reading the components"):
-        from dmlkit.recipe.reference import describe
+    """Return the reference of recipes, stored or, with a spinner, made from the classes."""
+    from dmlkit.recipe.catalogue import stored_reference
 
-        return describe()
+    plugins = sys.modules.get("dmlkit.recipe.plugin")  # loaded for --plugin, or because a recipe was read
+    if not (plugins and plugins.plugin_files()) and (stored := stored_reference()):
+        return stored
+    from dmlkit.recipe.reference import new_reference
+
+    with Console(stderr=True).status("Reading the components; without plug-ins the result is kept for the next time"):
+        return new_reference()
 
 
 def members_of(family: str, name: str | None) -> "tuple[MemberReference, ...]":

@@ -14,7 +14,10 @@ from dmlkit.files.yaml_tree import Key, Tree
 
 OPTION = "--set "
 """Start of the origin of a value that an option of the command line sets."""
-WORDS = {"a valid array": "a list", "an object": "a mapping"}  # pydantic's terms are those of JSON
+WORDS = {
+    "a valid array": "a list",
+    "an object": "a mapping",
+}  # pydantic's messages use terms of JSON, but recipes are YAML
 
 
 def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:

@@ -4,45 +4,22 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from inspect import cleandoc, getsource
 from itertools import pairwise
 from textwrap import dedent
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
 from dmlkit.component import Component, ComponentConfig, from_weights
+from dmlkit.files.atomic import write_text
+from dmlkit.recipe import catalogue
+from dmlkit.recipe.catalogue import KeyReference, MemberReference, Reference
 from dmlkit.recipe.plugin import plugin_of
-
-
-class KeyReference(NamedTuple):
-    """Key of a recipe, its default in YAML, and its meaning."""
-
-    key: str
-    default: str
-    meaning: str
-
-
-class MemberReference(NamedTuple):
-    """Member of a family: its meaning, its keys, its plug-in (None: it is of dmlkit itself), and its heading."""
-
-    name: str
-    meaning: str
-    keys: tuple[KeyReference, ...]
-    plugin: str | None
-    heading: str
-
-
-class Reference(NamedTuple):
-    """Reference of recipes."""
-
-    recipe: tuple[KeyReference, ...]  # top-level keys
-    below: dict[str, tuple[KeyReference, ...]]  # keys below ``training`` and ``evaluation``
-    families: dict[str, tuple[MemberReference, ...]]  # members of each family, by name
-    schema: dict[str, Any]  # a JSON schema
 
 
 def as_markdown(reference: Reference) -> str:
@@ -153,7 +130,7 @@ def schema() -> dict[str, Any]:
 
     A file that extends another need not repeat its required keys and names of members, nor keys that a member requires.
     """
-    from dmlkit.recipe.overrides import EXTENDS
+    from dmlkit.recipe.overrides import EXTENDS  # with YAML: 30 ms, which a catalogue that is stored does not need
     from dmlkit.recipe.schema import Recipe
 
     described = Recipe.model_json_schema(schema_generator=_WithMeanings)
@@ -213,3 +190,17 @@ def _own_meanings(owner: type) -> tuple[tuple[str, str], ...]:
             case _:
                 pass
     return tuple(meanings)
+
+
+def new_reference() -> Reference:
+    """Return the reference made from the classes, and store it, unless other packages or files have members in it."""
+    sources = catalogue.fingerprint()  # before the import: a file that changes during it has another one
+    from dmlkit.recipe.schema import FAMILIES
+
+    reference = describe()
+    members = (member for family in FAMILIES.values() for member in family.variants.values())
+    if all(member.__module__.startswith("dmlkit.") for member in members):
+        with suppress(OSError, RuntimeError):  # a full disk, a read-only home, or none
+            catalogue.catalogue_file().parent.mkdir(parents=True, exist_ok=True)
+            write_text(catalogue.catalogue_file(), json.dumps({"fingerprint": sources, "reference": reference}))
+    return reference

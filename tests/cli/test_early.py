@@ -266,10 +266,12 @@ MISTAKES = [
 
 
 @pytest.fixture(scope="module")
-def results(place: Path) -> dict[str, Result]:
+def results(place: Path, catalogue: str) -> dict[str, Result]:
     """What each command line of `MISTAKES` said."""
-    commands = [words for words, _ in MISTAKES]
-    return dict(zip(commands, without_torch(place, commands), strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", catalogue)
+        commands = [words for words, _ in MISTAKES]
+        return dict(zip(commands, without_torch(place, commands), strict=True))
 
 
 @pytest.mark.slow

@@ -76,8 +76,9 @@ def test_every_command_shows_its_help(run: Callable[..., subprocess.CompletedPro
     assert sum(line == "== 0" for line in lines) == len(every) == sum("--help" in line for line in lines)
 
 
-def test_components_are_listed_from_the_classes(run):
-    assert "proxy_anchor" in run("dmlkit", "list", "losses").stdout
+def test_components_are_listed_from_the_classes_and_then_from_the_catalogue(run):
+    first, second = (run("dmlkit", "list", "losses").stdout for _ in range(2))
+    assert "proxy_anchor" in first and first == second
 
 
 def test_a_study_runs_and_is_reported(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path):
