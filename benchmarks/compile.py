@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from report import write_report
 
-from dmlkit.cli.app import keep_freed_memory
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.experiment import Experiment, assemble
@@ -38,7 +37,6 @@ def step(experiment: Experiment, ranks: Ranks, images: torch.Tensor, labels: tor
 
 def main() -> None:
     steps = int(sys.argv[1]) if sys.argv[1:] else 6
-    keep_freed_memory()
     ways = dict[str, tuple[Experiment, Ranks]]()
     for way, (compiled, precision) in WAYS.items():
         experiment = assemble(read_recipe(Path("start/full_lite0"), OVERRIDES))

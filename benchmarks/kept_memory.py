@@ -16,7 +16,7 @@ import timm
 import torch
 from report import write_report
 
-from dmlkit.cli.app import keep_freed_memory
+from dmlkit.distributed.launch import keep_freed_memory
 
 TURNS, STEPS = 3, 4
 

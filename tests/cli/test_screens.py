@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -316,16 +315,3 @@ def test_the_screens_of_the_first_hour_fit_80_columns(tmp_path: Path, monkeypatc
         assert [line for line in lines if len(line.rstrip()) > 80] == [], words
         broken = [line for line in lines if "_a-kind" in line and not any(name in line for name in names)]
         assert broken == [], words
-
-
-def test_memory_that_is_freed_is_kept_for_the_next_tensor():
-    """A page of 4 KB that the system clears once more is a fault; each of 20 tensors of 64 MB has 16 384 pages."""
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("other allocators have no such setting")
-    text = (
-        "import resource, torch; from dmlkit.cli.app import keep_freed_memory; keep_freed_memory(); torch.zeros(2**24);"
-        "count = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt; before = count();"
-        "any(torch.zeros(2**24) is None for _ in range(20)); print(count() - before)"
-    )
-    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert int(process.stdout) < 10 * 16_384  # one to four tensors of pages were seen; without it, all twenty
