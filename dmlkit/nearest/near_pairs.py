@@ -251,15 +251,15 @@ def connected_graph(manifold: Manifold, points: Tensor, neighbors: Neighbors) ->
     origin = (
         0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else float(neighbors.similarities.max())
     )
-    rows = torch.arange(count).repeat_interleave(neighbors.indices.shape[1])
-    columns, values = neighbors.indices.flatten(), origin - neighbors.similarities.flatten().double()
+    rows = torch.arange(count, dtype=torch.int32).repeat_interleave(neighbors.indices.shape[1])  # scipy < 1.17: 32 bits
+    columns, values = neighbors.indices.flatten().int(), origin - neighbors.similarities.flatten().double()
     graph = coo_array((values.clamp(min=LEAST).numpy(), (rows.numpy(), columns.numpy())), shape=(count, count)).tocsr()
     parts, part_of = connected_components(graph, directed=False)
     if parts > 1:
         first, second = _links(manifold, points, torch.from_numpy(part_of).long(), parts)
         similarities = manifold.paired_similarity(points[first].double(), points[second].double())
         values = (origin - similarities).clamp(min=LEAST).detach().numpy()
-        graph = graph + coo_array((values, (first.numpy(), second.numpy())), shape=(count, count)).tocsr()
+        graph = graph + coo_array((values, (first.int().numpy(), second.int().numpy())), shape=(count, count)).tocsr()
     return graph.maximum(graph.T), origin
 
 
