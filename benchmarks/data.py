@@ -131,12 +131,7 @@ def torchvision_loader(train: Path, transform: Callable[[Any], Tensor], workers:
     return lambda: sum(len(batch) for batch, _ in loader)
 
 
-def ours(
-    root: Path,
-    *,
-    augment: list[dict[str, Any]] | None = None,
-    workers: int = WORKERS,
-) -> Callable[[], int]:
+def ours(root: Path, *, augment: list[dict[str, Any]] | None = None, workers: int = WORKERS) -> Callable[[], int]:
     settings = recipe(root, augment)
     dataset, transform = settings.dataset.build("train"), settings.transform
     assert transform is not None  # a recipe of images has one
@@ -170,10 +165,7 @@ def photo_speeds(photos: Path) -> list[list[str]]:
 
 
 def speeds(root: Path) -> list[list[str]]:
-    loaders = {
-        "torchvision ImageFolder + DataLoader": image_folder(root / "train"),
-        "dmlkit": ours(root),
-    }
+    loaders = {"torchvision ImageFolder + DataLoader": image_folder(root / "train"), "dmlkit": ours(root)}
     speed_of = medians(loaders)
     paths = [str(path) for path in sorted((root / "train").rglob("*.jpg"))[:500]]
     with ProcessPoolExecutor(WORKERS) as pool:
@@ -220,11 +212,7 @@ def starts(folder: Path) -> list[list[str]]:
     csv.write_csv(table, folder / "table.csv")
     parquet.write_table(table, folder / "table.parquet")
     rows: list[list[str]] = []
-    for file, sampler in (
-        ("table.csv", "random"),
-        ("table.csv", "class_balanced"),
-        ("table.parquet", "random"),
-    ):
+    for file, sampler in (("table.csv", "random"), ("table.csv", "class_balanced"), ("table.parquet", "random")):
         command = [sys.executable, "-c", START, str(folder / file), sampler]
         runs = [
             json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)

@@ -171,10 +171,7 @@ def approximate_rows(path: Path, count: int, runs: int = 3) -> Rows:
     gallery = GalleryFolder(path)
     (queries,) = blocks(QUERIES, 128, seed=1)
     exact, through = StoredGallery(gallery.manifold, gallery), ApproximateGallery(gallery, found.index)
-    seconds = timed(
-        {"exact": lambda: exact.search(queries, K), "index": lambda: through.search(queries, K)},
-        runs,
-    )
+    seconds = timed({"exact": lambda: exact.search(queries, K), "index": lambda: through.search(queries, K)}, runs)
     right = through.search(queries, K).similarities >= exact.search(queries, K).similarities[:, -1:]
     what = f"{QUERIES} queries in {count:,} x 128, k={K}"
     built = (
@@ -223,10 +220,7 @@ def pair_rows(images: int, classes: int) -> Rows:
     asked = ["eer", "tar@far=1e-3"]
     grown = peak_memory(lambda: retrieval_metrics(points, labels, metrics=asked))
     seconds = timed(
-        {
-            "product": lambda: product(points, points),
-            "pairs": lambda: retrieval_metrics(points, labels, metrics=asked),
-        },
+        {"product": lambda: product(points, points), "pairs": lambda: retrieval_metrics(points, labels, metrics=asked)},
         1,
     )
     what = f"all pairs of {images:,} x 512"

@@ -48,10 +48,7 @@ from dmlkit.training.train import train
 
 OVER_PROXIES = ("proxy_anchor", "proxy_nca", "norm_softmax", "cosface", "arcface", "proxy_isa", "proxy_gml", "mpa")
 FEW_PROXIES = ("proxy_anchor", "norm_softmax", "cosface")  # those whose proxies of a million classes fit any GPU
-BACKBONES = {
-    "resnet50": "{name: resnet50}",
-    "vit_small": "{name: timm, model: vit_small_patch16_224, image_size: 128}",
-}
+BACKBONES = {"resnet50": "{name: resnet50}", "vit_small": "{name: timm, model: vit_small_patch16_224, image_size: 128}"}
 Row = list[str]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

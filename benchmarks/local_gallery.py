@@ -93,9 +93,7 @@ def main(run: Path) -> None:
 
 
 def write_means(
-    found: dict[tuple[str, bool], list[np.ndarray]],
-    classes: dict[str, list[np.ndarray]],
-    share: float,
+    found: dict[tuple[str, bool], list[np.ndarray]], classes: dict[str, list[np.ndarray]], share: float
 ) -> None:
     """Write the means over the divisions so far, and their differences."""
     rows: list[list[str]] = []

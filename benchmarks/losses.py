@@ -238,7 +238,7 @@ def million_on_cpu() -> list[str]:
     floor *= count / 5
     return [
         f"Normalized softmax, C=1 000 000, B=512, float32: {mine / 1e3:.1f} s per step, {mine / floor:.2f} times "
-        f"its three products ({floor / 1e3:.1f} s, in blocks of {size:,} classes).",
+        f"its three products ({floor / 1e3:.1f} s, in blocks of {size:,} classes)."
     ]
 
 

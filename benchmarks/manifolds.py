@@ -132,15 +132,9 @@ def search_rows(name: str, manifold: Manifold, scale: float) -> Rows:
     exact = exact_neighbors(manifold, queries, gallery, 100)
     rows: Rows = []
     for k in (10, 100):
-        runs = {
-            "FAISS": lambda k=k: plain.search(asked, k),
-            "dmlkit": lambda k=k: ours.search(queries, k),
-        }
+        runs = {"FAISS": lambda k=k: plain.search(asked, k), "dmlkit": lambda k=k: ours.search(queries, k)}
         times = interleaved(runs, 5)
-        found = {
-            "FAISS": torch.from_numpy(plain.search(asked, k)[1]),
-            "dmlkit": ours.search(queries, k).indices,
-        }
+        found = {"FAISS": torch.from_numpy(plain.search(asked, k)[1]), "dmlkit": ours.search(queries, k).indices}
         for tool, run in runs.items():
             share = (found[tool] == exact[:, :k]).all(1).float().mean().item()
             ratio = times[tool] / times["FAISS"]

@@ -109,12 +109,7 @@ def model_rows() -> Rows:
     return [
         [what, "bare loop, no loss", f"{speed:.1f} images/s", "1.00"],
         [what, "dmlkit train, Proxy-Anchor", f"{own:.1f} images/s", f"{own / speed:.3f}"],
-        [
-            what,
-            "Proxy-Anchor alone, C=11 318",
-            f"{milliseconds:.0f} ms",
-            f"{share:.1f} % of a step",
-        ],
+        [what, "Proxy-Anchor alone, C=11 318", f"{milliseconds:.0f} ms", f"{share:.1f} % of a step"],
     ]
 
 

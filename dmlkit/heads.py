@@ -15,15 +15,7 @@ from dmlkit.manifolds.poincare import Poincare
 from dmlkit.manifolds.products import without_autocast
 from dmlkit.manifolds.sphere import Sphere
 
-__all__ = [
-    "Head",
-    "HeadConfig",
-    "Linear",
-    "LorentzLinear",
-    "MobiusLinear",
-    "Neck",
-    "NoHead",
-]
+__all__ = ["Head", "HeadConfig", "Linear", "LorentzLinear", "MobiusLinear", "Neck", "NoHead"]
 
 
 class HeadConfig(ComponentConfig, frozen=True):

@@ -13,15 +13,7 @@ from dmlkit.component import Component, ComponentConfig, Requirement, option, su
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 
-__all__ = [
-    "All",
-    "DistanceWeighted",
-    "Hard",
-    "Miner",
-    "MinerConfig",
-    "SemiHard",
-    "Triplets",
-]
+__all__ = ["All", "DistanceWeighted", "Hard", "Miner", "MinerConfig", "SemiHard", "Triplets"]
 
 
 class MinerConfig(ComponentConfig, frozen=True):

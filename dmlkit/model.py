@@ -41,11 +41,7 @@ class Normalization(nn.Module):
     scale: Tensor
 
     def __init__(
-        self,
-        mean: Channels,
-        std: Channels,
-        channels: Literal["rgb", "bgr"] = "rgb",
-        pixel_max: Literal[1, 255] = 1,
+        self, mean: Channels, std: Channels, channels: Literal["rgb", "bgr"] = "rgb", pixel_max: Literal[1, 255] = 1
     ) -> None:
         super().__init__()
         self.channels = channels

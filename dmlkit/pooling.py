@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
 
-__all__ = [
-    "Avg",
-    "AvgMax",
-    "Cls",
-    "GeM",
-    "Max",
-    "Pooling",
-    "PoolingConfig",
-]
+__all__ = ["Avg", "AvgMax", "Cls", "GeM", "Max", "Pooling", "PoolingConfig"]
 
 
 class PoolingConfig(ComponentConfig, frozen=True):

@@ -8,12 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from dmlkit.component import ComponentConfig, suggest_members
 
-__all__ = [
-    "ConstantConfig",
-    "CosineConfig",
-    "ScheduleConfig",
-    "StepConfig",
-]
+__all__ = ["ConstantConfig", "CosineConfig", "ScheduleConfig", "StepConfig"]
 
 
 class ScheduleConfig(ComponentConfig, frozen=True):

@@ -27,9 +27,7 @@ class Cub200Config(DatasetConfig, frozen=True):
         title="CUB-200-2011",
         archives=(
             Archive(
-                "CUB_200_2011.tgz",
-                "https://data.caltech.edu/records/65de6-vp158",
-                "97eceeb196236b17998738112f37df78",
+                "CUB_200_2011.tgz", "https://data.caltech.edu/records/65de6-vp158", "97eceeb196236b17998738112f37df78"
             ),
         ),
         signs=("CUB_200_2011", "images.txt"),

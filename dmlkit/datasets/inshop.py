@@ -29,17 +29,9 @@ class InShopConfig(DatasetConfig, frozen=True):
     own_levels: ClassVar[tuple[str, ...]] = ("super_class", "class")
     published: ClassVar[Published] = Published(
         title="In-Shop Clothes Retrieval",
-        archives=(
-            Archive("list_eval_partition.txt", SITE, None),
-            Archive("img.zip", SITE, None),
-        ),
+        archives=(Archive("list_eval_partition.txt", SITE, None), Archive("img.zip", SITE, None)),
         signs=(LIST, f"Eval/{LIST}", f"Anno/{LIST}", "Inshop_Clothes"),
-        counts={
-            "train": (25882, 3997),
-            "test": (26830, 3985),
-            "query": (14218, 3985),
-            "gallery": (12612, 3985),
-        },
+        counts={"train": (25882, 3997), "test": (26830, 3985), "query": (14218, 3985), "gallery": (12612, 3985)},
     )
 
     name: Literal["inshop"] = "inshop"

@@ -14,15 +14,7 @@ from dmlkit.datasets.files.image import ROUNDING
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.errors import UserError, option_errors
 from dmlkit.files.csv_table import key_of
-from dmlkit.files.image_table import (
-    BOX,
-    ArrowNames,
-    arrow_compute,
-    group_numbers,
-    read_images,
-    rows_where,
-    text_column,
-)
+from dmlkit.files.image_table import BOX, ArrowNames, arrow_compute, group_numbers, read_images, rows_where, text_column
 from dmlkit.files.labels import label_notes
 from dmlkit.files.paths import SUSPICIOUS, inside, leaves_root
 from dmlkit.files.readers.base import ImageTable, reader_of

@@ -80,9 +80,7 @@ class VectorsConfig(DatasetConfig, frozen=True):
         return Vectors(vectors, rows, labels=torch.full((len(rows),), -1), class_names=(), paths=names)
 
     def requirements(self) -> list[Requirement]:
-        return [
-            Requirement("dataset.on_bad_image", ("error",), "the dataset has no images"),
-        ]
+        return [Requirement("dataset.on_bad_image", ("error",), "the dataset has no images")]
 
 
 BLOCK = 65_536  # rows checked at a time: 128 MB at 512 coordinates

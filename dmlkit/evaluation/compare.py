@@ -16,14 +16,7 @@ from dmlkit.evaluation.run import EvaluatedRun, Scope, evaluate_scope
 from dmlkit.files.escape import Rows, command_word
 from dmlkit.files.pictures import distinct_tails, shortened_apart
 from dmlkit.files.source import require_run
-from dmlkit.metrics.statistics import (
-    Comparison,
-    Unit,
-    bootstrap_intervals,
-    few_classes_note,
-    holm,
-    paired_differences,
-)
+from dmlkit.metrics.statistics import Comparison, Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 

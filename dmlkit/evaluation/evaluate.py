@@ -151,13 +151,7 @@ PLAIN = SecondScoring()  # no other way
 
 
 def evaluate(
-    ranks: Ranks,
-    model: EmbeddingModel,
-    dataset: Dataset,
-    recipe: Recipe,
-    *,
-    split: str,
-    bar: Bar = no_bar,
+    ranks: Ranks, model: EmbeddingModel, dataset: Dataset, recipe: Recipe, *, split: str, bar: Bar = no_bar
 ) -> Evaluation:
     """Embed a split and score it with the recipe's metrics."""
     workers = recipe.training.workers
@@ -185,13 +179,7 @@ def score_split(
         times = 1 if second == PLAIN else 2
         with bar("ranking", times * -(-len(embeddings.labels) // ranks.world_size)) as advance:
             return score_dataset(
-                embeddings,
-                dataset,
-                trained.manifold,
-                recipe.metrics,
-                ranks=ranks,
-                advance=advance,
-                second=second,
+                embeddings, dataset, trained.manifold, recipe.metrics, ranks=ranks, advance=advance, second=second
             )
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error

@@ -48,13 +48,7 @@ class ImageGallery:
         """Return the number of images of each label; the key None counts those without one."""
         return dict(Counter(GalleryFolder(self.path).labels))
 
-    def add(
-        self,
-        images: str | Path,
-        *,
-        label: str | None = None,
-        boxes: str | Path | Boxes | None = None,
-    ) -> Incoming:
+    def add(self, images: str | Path, *, label: str | None = None, boxes: str | Path | Boxes | None = None) -> Incoming:
         """Add images; those that are already in the gallery are reported and skipped.
 
         Args:
@@ -102,12 +96,7 @@ class ImageGallery:
         return outcome
 
     def search(
-        self,
-        queries: ImagePaths,
-        *,
-        k: int = 10,
-        exact: bool = False,
-        boxes: str | Path | Boxes | None = None,
+        self, queries: ImagePaths, *, k: int = 10, exact: bool = False, boxes: str | Path | Boxes | None = None
     ) -> Answers:
         """Find the k nearest images of each query; ``neighbors()`` of the result yields them, nearest first.
 

@@ -18,10 +18,7 @@ from dmlkit.evaluation.augmented import check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
-from dmlkit.evaluation.second import (
-    by_features,
-    local_features,
-)
+from dmlkit.evaluation.second import by_features, local_features
 from dmlkit.files.source import LOCAL
 from dmlkit.files.where import Where
 from dmlkit.metrics.base import Points

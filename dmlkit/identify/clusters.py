@@ -227,11 +227,7 @@ ENTRIES = 2**22  # similarities of points and centroids held at once: 16 MB, and
 
 @torch.no_grad()
 def frechet_kmeans(
-    manifold: Manifold,
-    points: Tensor,
-    clusters: int,
-    *,
-    advance: Callable[[int], None] = lambda _: None,
+    manifold: Manifold, points: Tensor, clusters: int, *, advance: Callable[[int], None] = lambda _: None
 ) -> Tensor:
     """Run Lloyd's algorithm from the seeds of k-means++, which are drawn by the distances of features.
 

@@ -20,16 +20,7 @@ from dmlkit.files.labels import UNKNOWN, label_of
 from dmlkit.files.where import Where
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.sources import open_queries, path_of
-from dmlkit.identify.answers import (
-    NEAREST,
-    Answer,
-    Answers,
-    Decision,
-    Identified,
-    Sigmoid,
-    are_nearest,
-    known_labels,
-)
+from dmlkit.identify.answers import NEAREST, Answer, Answers, Decision, Identified, Sigmoid, are_nearest, known_labels
 from dmlkit.identify.calibrated import SIZES, Fit, Identification
 from dmlkit.identify.calibration import MORE_IMAGES, SECOND_IMAGE, lacks_absent
 from dmlkit.identify.decisions import Decider, labeled_decider

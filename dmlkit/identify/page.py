@@ -31,11 +31,7 @@ def _finalize(value: object) -> object:
 
 
 TEMPLATES = Environment(
-    loader=FileSystemLoader(HERE),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    finalize=_finalize,
+    loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_finalize
 )
 TEMPLATES.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
 Block = tuple[str, Any]

@@ -118,11 +118,7 @@ NO_STRANGERS = Strangers(torch.empty(0, 1), np.empty(0, np.int64))
 
 
 def trials_of(
-    decider: Decider,
-    size: int,
-    most: int,
-    is_trained: np.ndarray | None = None,
-    strangers: Strangers = NO_STRANGERS,
+    decider: Decider, size: int, most: int, is_trained: np.ndarray | None = None, strangers: Strangers = NO_STRANGERS
 ) -> tuple[Trials, bool]:
     """Decide on images whose answer is known, or on random groups of ``size`` images of one label.
 

@@ -53,13 +53,7 @@ class TransformedImages(Inputs):
     Augmentation is seeded per draw, so that pixels depend neither on the number of workers nor on interruptions.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        transform: TransformConfig,
-        *,
-        training: bool,
-    ) -> None:
+    def __init__(self, dataset: Dataset, transform: TransformConfig, *, training: bool) -> None:
         super().__init__(dataset)
         self.resizing = transform.resizing
         self.transform = transform.training() if training else transform.evaluation()
@@ -93,12 +87,7 @@ class PlainSamples(Inputs):
         return Item(sample, label, index)
 
 
-def inputs_of(
-    dataset: Dataset,
-    transform: TransformConfig | None,
-    *,
-    training: bool,
-) -> Inputs:
+def inputs_of(dataset: Dataset, transform: TransformConfig | None, *, training: bool) -> Inputs:
     """Return a dataset's samples as inputs of a model; see `TransformedImages`. Only images are transformed."""
     if transform is None or not dataset.kind.has_pixels:
         return PlainSamples(dataset)

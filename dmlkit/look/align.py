@@ -160,12 +160,7 @@ def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor]:
 
 
 def write_aligned(
-    run: RunFolder,
-    trained: TrainedModel,
-    older: Description,
-    point_map: PointMap,
-    alignment: Alignment,
-    output: Path,
+    run: RunFolder, trained: TrainedModel, older: Description, point_map: PointMap, alignment: Alignment, output: Path
 ) -> None:
     """Write a copy of a run whose head contains a map, completely or not at all."""
     recipe = run.recipe()

@@ -8,14 +8,6 @@ from dmlkit.manifolds.poincare import Poincare
 from dmlkit.manifolds.product import Product
 from dmlkit.manifolds.sphere import Sphere
 
-__all__ = [
-    "Euclidean",
-    "Lorentz",
-    "Manifold",
-    "ManifoldConfig",
-    "Poincare",
-    "Product",
-    "Sphere",
-]
+__all__ = ["Euclidean", "Lorentz", "Manifold", "ManifoldConfig", "Poincare", "Product", "Sphere"]
 
 load_family(__name__)

@@ -100,12 +100,7 @@ class RescoredSearch:
 
     @torch.no_grad()
     def search(
-        self,
-        queries: Tensor,
-        k: int,
-        asked: Tensor,
-        units: np.ndarray | None = None,
-        own: np.ndarray | None = None,
+        self, queries: Tensor, k: int, asked: Tensor, units: np.ndarray | None = None, own: np.ndarray | None = None
     ) -> Neighbors:
         """Return the k most similar points of each query (Q, D), those of its own unit with a similarity of -inf.
 

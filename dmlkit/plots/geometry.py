@@ -17,11 +17,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 MapKind = Literal["disk", "pca", "tsne"]
-TITLES: dict[MapKind, str] = {
-    "disk": "Poincaré disk",
-    "pca": "PCA of the features",
-    "tsne": "t-SNE of the distances",
-}
+TITLES: dict[MapKind, str] = {"disk": "Poincaré disk", "pca": "PCA of the features", "tsne": "t-SNE of the distances"}
 AXES: dict[MapKind, tuple[str, str]] = {
     "pca": ("first principal direction", "second principal direction"),
     "tsne": ("coordinates have no unit; nearby images are similar", ""),

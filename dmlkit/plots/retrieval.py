@@ -33,12 +33,7 @@ class RetrievalPanel(NamedTuple):
 
 
 def plot_retrieval(
-    embedded: EmbeddedSplit,
-    output: Path | None,
-    *,
-    queries: int = 8,
-    neighbors: int = 6,
-    bar: Bar = no_bar,
+    embedded: EmbeddedSplit, output: Path | None, *, queries: int = 8, neighbors: int = 6, bar: Bar = no_bar
 ) -> tuple[Path, RetrievalPanel]:
     """Draw queries with their nearest images; half of the queries are the worst ones, half are random.
 

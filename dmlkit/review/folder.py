@@ -16,14 +16,7 @@ from dmlkit.files.lock import sole_writer
 from dmlkit.files.source import REVIEW_MARK
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.metrics.audit import LabelAudit, draws_until_together, most_wrong_together
-from dmlkit.review.journal import (
-    JOURNAL,
-    Entry,
-    Journal,
-    LabelAnswer,
-    LabelQuestion,
-    next_question,
-)
+from dmlkit.review.journal import JOURNAL, Entry, Journal, LabelAnswer, LabelQuestion, next_question
 from dmlkit.review.proposals import Review
 
 MOST_REVIEWER = 100  # characters of a name

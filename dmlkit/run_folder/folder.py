@@ -290,10 +290,7 @@ class RunFolder:
         state = read_checkpoint(path, CHECKPOINTS[name])
         # an equal text needs no check, which would import the backbone's library
         if state["recipe"] != self.recipe_path.read_text(encoding="utf-8"):
-            recipes = (
-                plain(parse_recipe(state["recipe"], f"{path}: recipe", is_trained=True)),
-                plain(self.recipe()),
-            )
+            recipes = (plain(parse_recipe(state["recipe"], f"{path}: recipe", is_trained=True)), plain(self.recipe()))
             theirs, ours = ({key: recipe[key] for key in WEIGHT_KEYS} for recipe in recipes)
             changes = list(differences("", theirs, ours))
             if changes:

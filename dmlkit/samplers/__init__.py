@@ -6,15 +6,6 @@ from dmlkit.samplers.class_balanced import ClassBalanced, Hierarchical, Paired
 from dmlkit.samplers.hard_classes import HardClasses
 from dmlkit.samplers.random import Random, Weighted
 
-__all__ = [
-    "ClassBalanced",
-    "HardClasses",
-    "Hierarchical",
-    "Paired",
-    "Random",
-    "Sampler",
-    "SamplerConfig",
-    "Weighted",
-]
+__all__ = ["ClassBalanced", "HardClasses", "Hierarchical", "Paired", "Random", "Sampler", "SamplerConfig", "Weighted"]
 
 load_family(__name__)

@@ -8,15 +8,7 @@ from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    ValidationInfo,
-    field_serializer,
-    field_validator,
-)
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, ValidationInfo, field_serializer, field_validator
 
 from dmlkit.errors import UserError, some_of
 from dmlkit.files.document import Document, differences

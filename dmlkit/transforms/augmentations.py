@@ -5,15 +5,7 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, NonNegativeInt, PositiveInt, Tag, model_validator
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig, suggest_members

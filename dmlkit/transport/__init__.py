@@ -4,15 +4,6 @@ from dmlkit.component import load_family
 from dmlkit.transport.base import NoTransport, TransportConfig, TransportSolver
 from dmlkit.transport.members import Cvxpy, Emd, Exact, Quadratic, Sinkhorn
 
-__all__ = [
-    "Cvxpy",
-    "Emd",
-    "Exact",
-    "NoTransport",
-    "Quadratic",
-    "Sinkhorn",
-    "TransportConfig",
-    "TransportSolver",
-]
+__all__ = ["Cvxpy", "Emd", "Exact", "NoTransport", "Quadratic", "Sinkhorn", "TransportConfig", "TransportSolver"]
 
 load_family(__name__)

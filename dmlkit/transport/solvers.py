@@ -134,13 +134,7 @@ def _sweep(reduced: Tensor, support: Tensor, has_supply: Tensor) -> tuple[Tensor
 
 
 def _augment(
-    plan: Tensor,
-    supply: Tensor,
-    demand: Tensor,
-    sink: Tensor,
-    reached: Tensor,
-    row_parent: Tensor,
-    col_parent: Tensor,
+    plan: Tensor, supply: Tensor, demand: Tensor, sink: Tensor, reached: Tensor, row_parent: Tensor, col_parent: Tensor
 ) -> None:
     """Push as much as possible along the path to each sink (G, 1); problems not ``reached`` do not change."""
     group = torch.arange(len(plan), device=plan.device)[:, None]

@@ -110,11 +110,7 @@ def answers(gallery: Path, asked: Path) -> dict[str, Callable[[], Any]]:
     def info() -> Any:
         opened = GalleryFolder(gallery)
         opened.check()
-        return (
-            opened.labels,
-            len(opened),
-            [item.thumbnail for item in opened.items_at(torch.arange(len(opened)))],
-        )
+        return (opened.labels, len(opened), [item.thumbnail for item in opened.items_at(torch.arange(len(opened)))])
 
     def changed(change: Callable[[], object]) -> Callable[[], Any]:
         def act() -> Any:

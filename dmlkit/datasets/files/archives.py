@@ -38,10 +38,7 @@ def md5(path: Path) -> str:
 
 def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path | None:
     """Return the first folder below a root that contains one of the markers; ``"."`` is the root itself."""
-    return next(
-        (root / folder for folder in folders for marker in markers if (root / folder / marker).exists()),
-        None,
-    )
+    return next((root / folder for folder in folders for marker in markers if (root / folder / marker).exists()), None)
 
 
 def missing(root: Path, published: Published, layouts: str) -> OptionError:

@@ -16,15 +16,7 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.errors import UserError
-from dmlkit.files.image_file import (
-    MAX_PIXELS,
-    BadImageError,
-    Box,
-    decoding,
-    limit_size,
-    opened,
-    to_rgb,
-)
+from dmlkit.files.image_file import MAX_PIXELS, BadImageError, Box, decoding, limit_size, opened, to_rgb
 from dmlkit.files.regular import VIDEOS
 
 # a new interpreter imports torch first, 5 to 9 s, and the runs of study --workers would start theirs; Python 3.14 does
