@@ -11,7 +11,7 @@ from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses import MPA, ProxyAnchor, ProxyGML, ProxyISA, ProxyNCA, SoftTriple
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.proxies.centers import CenterPooling, distances_within, pool_centers
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all, select
 from dmlkit.losses.proxies.similarity import BLOCK_NUMBERS, KEPT_NUMBERS, automatic_block_size, may_wait, similarity_to
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.losses.proxy_gml import largest
@@ -88,6 +88,17 @@ def test_a_batch_with_more_classes_than_the_fraction_is_kept_whole():
     loss = build("norm_softmax", negative_fraction=0.05)
     points, labels = torch.zeros(12, 8, dtype=torch.float64), torch.arange(12)
     assert loss.classes(points, labels).chosen.tolist() == labels.tolist()
+
+
+def test_each_rank_draws_among_its_classes_alone_also_where_others_hold_those_of_the_batch():
+    for rank in range(3):
+        shard = ClassShard(CLASSES, rank, ranks=3)
+        own = {label - shard.classes.start for label in LABELS.tolist() if label in shard.classes}
+        for seed in range(20):
+            torch.manual_seed(seed)
+            drawn, total = select(shard, LABELS, 0.5)
+            assert drawn is not None and own <= set(drawn.tolist()) <= set(range(len(shard.classes)))
+            assert len(drawn) == 7 and total == 21  # ceil(13 / 2) and ceil(14 / 2)
 
 
 def test_shards_hold_all_classes_once():
