@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 import dmlkit as package
+from dmlkit.cli.console import Output
 from dmlkit.cli.train import print_figures
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -52,7 +53,9 @@ def naive_figures(run: Path, split: str) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_validation_chooses_and_the_test_figures_are_next_to_the_plain_ones(tmp_path: Path, dmlkit: Cli):
+def test_validation_chooses_and_the_test_figures_are_next_to_the_plain_ones(
+    tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     run = tmp_path / "run"
     result = dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--device", "cpu")
@@ -69,7 +72,9 @@ def test_validation_chooses_and_the_test_figures_are_next_to_the_plain_ones(tmp_
     assert chosen["test"]["map@r"] == pytest.approx(naive_figures(run, "test")[best], abs=2e-3)
     screen, read = Console(file=StringIO(), width=80), Summary.read(RunFolder(run).summary_path)
     none = read.techniques.model_copy(update={"tta": None, "rerank": None})
-    print_figures(read.model_copy(update={"techniques": none}), "map@r", screen)
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "console", screen)
+        print_figures(read.model_copy(update={"techniques": none}), "map@r")
     assert "at test time: plain" in screen.file.getvalue() and "plain  test" not in screen.file.getvalue()
     report = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
     assert report["alternative"]["metrics"] == pytest.approx(chosen["test"])
