@@ -189,11 +189,9 @@ def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
         option = config.option_in_name()
         options = {option: getattr(config, option)} if option else {}
         suffixes = {key: value for key in ("compat", "level") if (value := getattr(config, key, None))}
-        plain = type(config)(**options, **suffixes)
         is_named = option is not None or len(config.names()) == 1  # spread measures three figures under one name
-        names += (
-            config.names()
-            if plain == config and is_named
-            else [config.model_dump(mode="json", exclude=None if config.level else {"level"})]
-        )
+        if is_named and type(config)(**options, **suffixes) == config:
+            names += config.names()
+        else:
+            names.append(config.model_dump(mode="json", exclude=None if config.level else {"level"}))
     return names

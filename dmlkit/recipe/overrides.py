@@ -64,24 +64,21 @@ def overlay(base: Tree, own: Tree) -> Tree:
     """
     replaced: set[Key] = set()
     data = _overlay(base.data, own.data, (), replaced)
-    kept = {key: origin for key, origin in base.origins.items() if not _is_below(key, replaced)}
+    kept = {
+        key: origin
+        for key, origin in base.origins.items()
+        if not any(key[:length] in replaced for length in range(len(key) + 1))
+    }
     return Tree(own.source, data, kept | own.origins)
 
 
 def _overlay(base: Any, own: Any, key: Key, replaced: set[Key]) -> Any:
-    if not (isinstance(base, dict) and isinstance(own, dict)) or _is_another_member(base, own):
+    are_mappings = isinstance(base, dict) and isinstance(own, dict)
+    if not are_mappings or base.get("name", own.get("name")) != own.get("name", base.get("name")):
         replaced.add(key)
         return own
     merged = {name: _overlay(base[name], own[name], (*key, name), replaced) for name in own if name in base}
     return base | own | merged
-
-
-def _is_another_member(base: dict[str, Any], own: dict[str, Any]) -> bool:
-    return "name" in base and "name" in own and base["name"] != own["name"]
-
-
-def _is_below(key: Key, replaced: set[Key]) -> bool:
-    return any(key[:length] in replaced for length in range(len(key) + 1))
 
 
 def path_in_collection(where: str, name: Any, path: Path) -> Path:

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from multiprocessing import parent_process
@@ -26,7 +25,7 @@ from types import ModuleType
 from pydantic import BaseModel
 
 from dmlkit.component import ComponentConfig, MemberError, NameTakenError, components_below
-from dmlkit.errors import UserError, killed_reader, out_of_memory
+from dmlkit.errors import UserError, killed_reader, out_of_memory, warn_once
 from dmlkit.files.escape import excerpt
 from dmlkit.files.readers.base import Reader
 from dmlkit.files.regular import check_regular
@@ -268,13 +267,7 @@ def open_plugins(records: Sequence[PluginRecord], source: str) -> None:
     if missing:
         raise UserError("\n".join(f"{source}: needs the plug-in {_installation(record)}" for record in missing))
     for change in changed_plugins(records):
-        _warn_once(f"{source}: {change}; its results may differ")
-
-
-@cache
-def _warn_once(text: str) -> None:
-    """Warn once per process: a command may open a run several times."""
-    warnings.warn(text, stacklevel=3)
+        warn_once(f"{source}: {change}; its results may differ")
 
 
 def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:

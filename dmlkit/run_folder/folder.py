@@ -348,7 +348,8 @@ def _without_free_keys(recipe: dict[str, Any], free: Sequence[str]) -> dict[str,
 
 def aligned_place(path: Path, output: Path | None) -> Path:
     """Return the folder of an aligned copy of a run: by default its own with ``-aligned`` at the end."""
-    place = output or _next_to(path, "aligned")
+    run = named(path)
+    place = output or run.with_name(f"{run.name}-aligned")
     if place.exists():
         raise UserError(f"{place}: exists already; choose another --output")
     return place
@@ -356,15 +357,11 @@ def aligned_place(path: Path, output: Path | None) -> Path:
 
 def final_place(path: Path, output: Path | None) -> Path:
     """Return the folder of the final run of a run: by default its own with ``-final`` at the end."""
-    place = output or _next_to(path, "final")
+    run = named(path)
+    place = output or run.with_name(f"{run.name}-final")
     if place.resolve() == path.resolve():
         raise UserError(f"--output {place}: is the run to train again on every class; expected another folder")
     return place
-
-
-def _next_to(path: Path, suffix: str) -> Path:
-    run = named(path)
-    return run.parent / f"{run.name}-{suffix}"
 
 
 def named(path: Path) -> Path:

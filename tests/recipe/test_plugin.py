@@ -162,7 +162,7 @@ def test_a_run_says_which_plugin_has_changed(folder: Path, site: Path, trained: 
     outcomes = commands(folder, *lines, installed=other)
     assert [code for code, _, _ in outcomes] == [0, 2]
     change = "runs/installed: trained with the plug-in toy-dml 1.0, now toy-dml 1.0 (sha256 "
-    assert outcomes[0][2].startswith(f"warning: {change}") and outcomes[0][2].count("\n") == 1
+    assert outcomes[0][2].startswith(change) and outcomes[0][2].count("\n") == 1
     assert len(list((folder / "runs/installed/vectors").iterdir())) == 2  # other code embeds again
     assert outcomes[1][2].startswith(f"error: {change}") and outcomes[1][2].count("\n") == 1
 
