@@ -55,7 +55,7 @@ def main() -> None:
     for _ in range(steps):
         for way, (experiment, ranks) in ways.items():
             seconds[way].append(step(experiment, ranks, images, labels))
-    speeds = {way: 64 / statistics.median(found) for way, found in seconds.items()}
+    speeds = {way: 64 / statistics.median(of_way) for way, of_way in seconds.items()}
     eager = speeds["eager, float32"]
     rows = [
         [way, f"{speed:.1f}", f"{64 / max(seconds[way]):.1f} .. {64 / min(seconds[way]):.1f}", f"{speed / eager:.2f}"]

@@ -1,6 +1,5 @@
 """``dmlkit embed``."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -78,7 +77,7 @@ def embed(
                 ray=ray,
             ),
             bar=bars(),
-            say=partial(say),
+            say=say,
         )
     except KeyboardInterrupt:
         say("stopped; finished parts are kept: rerun the same command to resume")
