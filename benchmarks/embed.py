@@ -74,7 +74,7 @@ def bare_loop(run: Path, photos: Path, output: Path) -> None:
     job = FillJob(dataset, image_keys(dataset), output, stored_model(trained), missing=np.arange(len(dataset)))
     embedder = PartEmbedder(job, trained, ranks, workers=None)
     embedder.batches.numbers = job.numbers()
-    torch.cat([trained.model(batch.inputs) for batch in embedder.loaders[0][2]])
+    torch.cat([trained.model(batch.inputs) for batch in embedder.loaders[0][1]])
 
 
 def engines(photos: Path) -> None:
