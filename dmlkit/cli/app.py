@@ -23,6 +23,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 from dmlkit import __version__
+from dmlkit._deprecated import WORDS, warn_of
 from dmlkit.cli.console import wrapped
 from dmlkit.cli.options import APPS
 from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
@@ -94,6 +95,14 @@ class Commands(TyperGroup):
             own += islice(words, 1) if word == "--plugin" else []
         return super().parse_args(ctx, own if own[-1:] == ["--plugin"] else [*own, *others])
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command, with new names for the old ones of commands and options."""
+        command = _current(args[0], args[0])
+        parts = [word.partition("=") for word in args[1:]]
+        return super().resolve_command(
+            ctx, [command, *(_current(f"{command} {word}", word) + equals + value for word, equals, value in parts)]
+        )
+
     def list_commands(self, ctx: Any) -> list[str]:
         return [*PANEL_OF]  # in the order of the panels
 
@@ -104,6 +113,10 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with usage_printable():
             return super().invoke(ctx)
+
+
+def _current(key: str, word: str) -> str:
+    return warn_of(word, WORDS[key]) if key in WORDS else word
 
 
 def value_name(parameter: Any, **_: Any) -> str | None:

@@ -15,7 +15,7 @@ from dmlkit.files.yaml_tree import Key, Tree, parse_yaml
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.faults import describe_faults, fault_line
-from dmlkit.recipe.overrides import Override, apply_overrides, read_tree
+from dmlkit.recipe.overrides import Override, apply_overrides, read_tree, rename_keys
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.presets import PretrainedConfig
 
@@ -52,6 +52,7 @@ def parse_recipe(
 
 def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool = False) -> Recipe:
     apply_overrides(tree, overrides)
+    rename_keys(tree)
     _name_default_members(tree.data)
     spell_out(tree)
     write_out(tree, is_trained)

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dmlkit._deprecated import KEYS, warn_of
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import excerpt, printable
@@ -118,6 +119,23 @@ def apply_overrides(tree: Tree, overrides: Sequence[str | Override]) -> None:
         _apply(tree, parse_override(override) if isinstance(override, str) else override)
     if EXTENDS in tree.data:
         raise UserError(f"{tree.origin((EXTENDS,))}: {EXTENDS}: only a recipe file can extend another")
+
+
+def rename_keys(tree: Tree) -> None:
+    """Replace the old names of keys and members in a recipe's tree, each with a warning."""
+    for old, new in KEYS.items():
+        name, _, member = old.partition("=")
+        key: Key = tuple(name.split("."))
+        try:
+            value = tree.below(key)
+        except (KeyError, TypeError):  # it does not have the key
+            continue
+        if member:
+            if value.data == member:
+                _apply(tree, Override(name, Tree(value.source, warn_of(f"{value.source}: {name}: {member}", new))))
+            continue
+        del tree.below(key[:-1]).data[key[-1]]
+        _apply(tree, Override(warn_of(f"{value.source}: {name}", new), value))
 
 
 def parse_override(text: str) -> Override:
