@@ -26,7 +26,7 @@ from dmlkit import __version__
 from dmlkit._deprecated import WORDS, warn_of
 from dmlkit.cli.console import wrapped
 from dmlkit.cli.options import APPS
-from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
+from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of, warn_once
 from dmlkit.files.escape import excerpt, printable
 
 USER_ERROR = 2  # exit codes
@@ -289,6 +289,7 @@ def prepare_environment() -> None:
     if not os.environ.get("COLUMNS", "1").isdigit() or int(os.environ.get("COLUMNS", "1")) == 0:
         del os.environ["COLUMNS"]  # rich prints nothing in 0 columns
     warnings.showwarning = show_warning
+    warn_once.cache_clear()  # a command before it in this process may have had the same warnings
     logger = logging.getLogger("dmlkit")
     if not any(isinstance(handler, LogMessages) for handler in logger.handlers):
         logger.addHandler(LogMessages(logging.WARNING))

@@ -174,17 +174,22 @@ def train_and_print(
     """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from dmlkit.cli.progress import training_progress
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+    from dmlkit.run_folder.folder import RunFolder
     from dmlkit.training.train import train as train_recipe
 
     ranks = ranks_of(device, recipe.training.precision)
+    environment = RunFolder(output).environment_path  # a new run writes it, and takes the place of an old one with it
+    before = environment.exists() and environment.stat().st_mtime_ns
     try:
         with training_progress(recipe, output if resume else None) as progress:
             summary = train_recipe(
                 recipe, output, device=ranks, progress=progress, resume=resume, overwrite=overwrite, basis=basis
             )
     except (TrainingStoppedError, KeyboardInterrupt) as stopped:  # the latter before the first step
-        how = "--resume instead of --overwrite" if overwrite and str(stopped) else "--resume"
-        say(f"{str(stopped) or 'stopped'}; to resume, rerun the same command with {how}")
+        way = f"to resume, rerun the same command with --resume{' instead of --overwrite' if overwrite else ''}"
+        if overwrite and before == (environment.exists() and environment.stat().st_mtime_ns):
+            way = "nothing was replaced: rerun the same command"
+        say(f"{str(stopped) or 'stopped'}; {way}")
         raise typer.Exit(STOPPED) from None
     print_figures(summary, recipe.training.select_by)
     for line in filter(None, costs_of(summary, recipe)):

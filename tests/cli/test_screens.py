@@ -315,3 +315,14 @@ def test_the_screens_of_the_first_hour_fit_80_columns(tmp_path: Path, monkeypatc
         assert [line for line in lines if len(line.rstrip()) > 80] == [], words
         broken = [line for line in lines if "_a-kind" in line and not any(name in line for name in names)]
         assert broken == [], words
+
+
+def test_a_second_command_of_a_process_warns_and_prints_like_the_first_one(dmlkit, tmp_path: Path):
+    table = tmp_path / "birds.csv"
+    table.write_text("1.jpg,crow\n2.jpg,owl\n")
+    first, *others = (dmlkit("data", "convert", table, "-o", tmp_path / "table.csv") for _ in range(2))
+    assert "has no header" in first.err and others == [first]
+    dmlkit("list", "recipes", "start")
+    as_json = dmlkit("gallery", "history", tmp_path, "--json")
+    assert as_json.code == 2
+    assert dmlkit("data", "convert", table, "-o", tmp_path / "table.csv") == first

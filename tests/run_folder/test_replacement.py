@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,32 @@ def test_a_stopped_overwrite_is_continued_by_resume_in_its_place(dmlkit, tiny_re
     assert " ".join(result.out.split()).endswith(message)
     monkeypatch.undo()
     assert dmlkit(*words, "--resume").code == 0
+
+
+@pytest.mark.parametrize("name", ["assemble", "fit"])
+def test_the_advice_after_ctrl_c_before_the_first_checkpoint_works(
+    name: str, dmlkit, tiny_recipe: Path, tmp_path, monkeypatch
+):
+    """It was to add --resume to --overwrite, which is refused."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    run, module = tmp_path / "run", import_module("dmlkit.training.train")
+    words = ("train", tiny_recipe, "--device", "cpu", "--set", "training.epochs=1", "-o")
+    assert dmlkit(*words, run).code == 0
+    before = files(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, interrupted)
+        stopped = dmlkit(*words, run, "--overwrite")
+        of_new = dmlkit(*words, tmp_path / "new", "--overwrite")
+    assert stopped.code == of_new.code == 130
+    assert stopped.out.endswith("stopped; nothing was replaced: rerun the same command\n")
+    assert files(run) == before
+    assert dmlkit(*words, run, "--overwrite").code == 0
+    is_started = "--resume instead of --overwrite" in of_new.out
+    assert is_started == (name == "fit")
+    assert dmlkit(*words, tmp_path / "new", "--resume" if is_started else "--overwrite").code == 0
 
 
 @pytest.mark.parametrize("options", [(), ("--resume",), ("--overwrite",)])
