@@ -13,8 +13,6 @@ from dmlkit.errors import UserError
 from dmlkit.export.wanted import EmbeddingFormat, IndexPrecision
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_file, check_folder, writing
-from dmlkit.manifolds.base import find_invalid_point
-from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.nearest.search import BLOCK_ROWS
 from dmlkit.vectors.folder import EmbeddingFolder
@@ -120,12 +118,8 @@ def write_faiss(
             "whose vectors hold a norm, which must not be rounded"
         )
     index: Any = None
-    for number, block in enumerate(folder.blocks()):
+    for block in folder.blocks():
         vectors = manifold.index_vectors(block, "gallery").detach()
-        # the square of a large finite number may be inf
-        fault = find_invalid_point(Euclidean(vectors.shape[1]), vectors)
-        if fault is not None:
-            folder.refuse_row(number * BLOCK_ROWS + fault[0], "its index vector would have nan or inf")
         index = index or _new_index(folder, vectors.shape[1], precision)
         index.add(pack(vectors.numpy()) if precision == "binary" else vectors.numpy())
     if index is None:

@@ -95,7 +95,7 @@ class Decider:
         self.searcher: PointSearch = searcher_of(searched)
         self.rescored: RescoredSearch | None = None
         if second is not None:
-            self.rescored = RescoredSearch(self.searcher, searched, second.rescorer, self.numbers)
+            self.rescored = RescoredSearch(self.searcher, searched.manifold, second.rescorer, self.numbers)
 
     @property
     def compares_matches(self) -> bool:

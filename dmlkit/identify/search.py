@@ -72,7 +72,7 @@ def search(
     if second is not None:
         numbers = second.ask(asked, model, bar=bar)
         base, own = searcher_of(searched, exact=exact), torch.arange(len(searched))
-        rescored = RescoredSearch(base, searched, second.rescorer, own)
+        rescored = RescoredSearch(base, searched.manifold, second.rescorer, own)
     return nearest(searched, asked, k, exact=exact, reranked=reranked, rescored=rescored, numbers=numbers, bar=bar)
 
 

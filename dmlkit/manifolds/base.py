@@ -19,6 +19,7 @@ Side = Literal["query", "gallery"]
 # Distance from the origin. Glyphs, 5 epochs, Proxy-Anchor's defaults on the hyperboloid, mean of 3 seeds on validation:
 # map@r 0.867 at radius 1, 0.877 at 1.5, 0.896 at 2, 0.669 at 3.
 UNRELATED_RADIUS = 2.0
+LARGEST = 1e16  # coordinate: the products of a million of them are below 3e38, where float32 ends
 MEAN_STEPS = 200  # maximum number of iterations of a mean; 5 to 30 suffice
 MEAN_PRECISION = 1e-10  # length of the mean tangent vector at which to stop; it is 0 at the mean
 NEEDS_BOUNDED = Requirement(
@@ -288,6 +289,11 @@ def load_geoopt() -> Any:
 # bfloat16, x_0 of the hyperboloid by twice that. An error within the tolerance changes no cosine by more than 0.02.
 TOLERANCE = 0.01
 ROWS = 8192  # checked at once: 16 MB at 512 dimensions stay in the cache from one pass to the next
+
+
+def too_long(point: Tensor) -> str:
+    """Describe a row (D,) whose inner products overflow, by its largest coordinate."""
+    return f"its largest coordinate is {float(point.abs().max()):.4g}, and inner products overflow above {LARGEST:g}"
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned

@@ -6,14 +6,13 @@ It looks at more than points: at matching patches of two images.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
-from dmlkit.nearest.search import Neighbors, PointSearch, StoredPoints
+from dmlkit.nearest.search import Neighbors, PointSearch
 
 CANDIDATES = 100  # images per query whose patches are compared, as many as WildFusion compares at its budget of 100
 
@@ -71,15 +70,6 @@ def rescored_rows(rescorer: Rescorer, space: Manifold, queries: Tensor, gallery:
     return scores
 
 
-class Searched(StoredPoints, Protocol):
-    """Points with their geometry."""
-
-    @property
-    def manifold(self) -> Manifold:
-        """Geometry of the points."""
-        ...
-
-
 class RescoredSearch:
     """Search by the similarity of points and a second one.
 
@@ -90,13 +80,9 @@ class RescoredSearch:
         numbers: (N,) int64, the numbers of the points' images.
     """
 
-    def __init__(self, base: PointSearch, searched: Searched, rescorer: Rescorer, numbers: Tensor) -> None:
-        self.base, self.searched, self.rescorer, self.numbers = base, searched, rescorer, numbers
-
-    @property
-    def similarity_name(self) -> str:
-        """Name of both similarities."""
-        return f"{self.searched.manifold.similarity_name}_and_{self.rescorer.what}"
+    def __init__(self, base: PointSearch, manifold: Manifold, rescorer: Rescorer, numbers: Tensor) -> None:
+        self.base, self.rescorer, self.numbers = base, rescorer, numbers
+        self.similarity_name = f"{manifold.similarity_name}_and_{rescorer.what}"
 
     @torch.no_grad()
     def search(
@@ -110,7 +96,11 @@ class RescoredSearch:
             own: (Q,) the unit of each query.
         """
         near = self._nearest(queries, k, None if units is None or own is None else (units, own))
-        scores, order = self._mixed(near, asked).sort(dim=1, descending=True, stable=True)
+        scores, first = near.similarities.double(), slice(self.rescorer.most)
+        mixed = (1 - self.rescorer.share) * scores
+        mixed[:, first] = self.rescorer.mixed(scores[:, first], asked, self.numbers[near.indices[:, first]])
+        mixed = torch.where(scores == -inf, scores, mixed)  # those that are left out stay at -inf
+        scores, order = mixed.sort(dim=1, descending=True, stable=True)
         return Neighbors(scores[:, :k], near.indices.gather(1, order[:, :k]))
 
     def _nearest(self, queries: Tensor, k: int, left_out: tuple[np.ndarray, np.ndarray] | None) -> Neighbors:
@@ -126,11 +116,3 @@ class RescoredSearch:
         scores[torch.from_numpy(units[near.indices.numpy()] == own[:, None])] = -inf
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         return Neighbors(scores[:, :width], near.indices.gather(1, order[:, :width]))
-
-    def _mixed(self, near: Neighbors, asked: Tensor) -> Tensor:
-        """Return the scores (Q, W) float64 of the images found; those that are left out stay at -inf."""
-        scores, most = near.similarities.double(), self.rescorer.most
-        first = slice(most)
-        mixed = (1 - self.rescorer.share) * scores
-        mixed[:, first] = self.rescorer.mixed(scores[:, first], asked, self.numbers[near.indices[:, first]])
-        return torch.where(scores == -inf, scores, mixed)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold, find_invalid_point
 
 MARGIN = 8  # candidates beyond k: enough at the first try for all but near-duplicates; 16 take 5 % longer
@@ -106,8 +105,6 @@ class StoredGallery:
         length = min(k + MARGIN, size)
         while len(open_queries):
             bounds, candidates = self.short_list(bounded[open_queries], length)
-            if not bounds.isfinite().all() or (candidates < 0).any():  # faiss has no row for a product of -inf or nan
-                raise UserError("embeddings: they are too long, so that their inner products overflow; rescale them")
             best = self._rank(queries[open_queries], candidates, k)
             similarities[open_queries], indices[open_queries] = best
             last = self.manifold.index_vectors(self.stored.points_at(best.indices[:, -1]).double(), "gallery")
@@ -150,24 +147,29 @@ class StoredGallery:
     def _of_block(self, bounded: Tensor, points: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the query and gallery matrices to multiply, and an offset (Q, 1) to add to the products.
 
-        Points that are their own vectors are not copied: the rounding bound of the longest is added to all products,
-        which keeps their order, and rounds once where three more products would round three times. Copying them with
-        their own bounds would take a tenth of the time of the search. Where the manifold does not bound their length,
-        it is kept for the next search: for one query it takes as long as the products.
+        Vectors that differ from their points are computed in float64, with their own bounds. Points that are their own
+        vectors are not copied: the rounding bound of the longest is added to all products, which keeps their order, and
+        rounds once where three more products would round three times. Copying them with their own bounds would take a
+        tenth of the time of the search. Where the manifold does not bound their length, it is kept for the next search:
+        for one query it takes as long as the products.
         """
-        if are_vectors(self.manifold, points):
+        first = points[:1]
+        if self.manifold.index_vectors(first, "gallery") is first:
             if start not in self._longest:
                 longest = self.manifold.longest
                 self._longest[start] = longest if longest < inf else float(points.norm(dim=1).max())
             rounding = bounded[:, -3:].norm(dim=1, keepdim=True) * self._longest[start]
-            asked, vectors, added = bounded[:, :-3].contiguous(), points.float().contiguous(), rounding
-        else:
-            if (vectors := self._vectors.get(start)) is None:
-                vectors = bounded_vectors(self.manifold, points)
-                if self.keeps_vectors:
-                    self._vectors[start] = vectors
-            asked, added = bounded, torch.zeros(1, 1)
-        return asked, vectors, added
+            return bounded[:, :-3].contiguous(), points.float().contiguous(), rounding
+        if (vectors := self._vectors.get(start)) is None:
+            vectors, row = torch.empty(len(points), bounded.shape[1]), 0
+            for piece in points.split(max(1, CACHED_ELEMENTS // points.shape[1])):
+                exact = self.manifold.index_vectors(piece.double(), "gallery").detach()
+                place = vectors[row : row + len(piece)]
+                place[:, :-3], place[:, -3:] = exact, magnitudes(exact)
+                row += len(piece)
+            if self.keeps_vectors:
+                self._vectors[start] = vectors
+        return bounded, vectors, torch.zeros(1, 1)
 
 
 @dataclass(frozen=True)
@@ -214,31 +216,6 @@ def _check_points(name: str, points: Tensor, manifold: Manifold) -> None:
 
 
 CACHED_ELEMENTS = 2**18  # float64 coordinates at once: 2 MB stay in cache, 4 times as fast as 8 MB
-
-
-def bounded_vectors(manifold: Manifold, points: Tensor) -> Tensor:
-    """Return the float32 vectors (N, D' + 3) of points (N, D) of a gallery."""
-    as_they_are = are_vectors(manifold, points)
-    bounded = torch.empty(len(points), manifold.index_vectors(points[:1], "gallery").shape[1] + 3)
-    start = 0
-    for piece in pieces(points):
-        # in float64 where there is something to compute
-        vectors = piece if as_they_are else manifold.index_vectors(piece.double(), "gallery").detach()
-        place = bounded[start : start + len(piece)]
-        place[:, :-3], place[:, -3:] = vectors, magnitudes(vectors)
-        start += len(piece)
-    return bounded
-
-
-def are_vectors(manifold: Manifold, points: Tensor) -> bool:
-    """Return whether points of a gallery are their own index vectors."""
-    first = points[:1]
-    return manifold.index_vectors(first, "gallery") is first
-
-
-def pieces(points: Tensor) -> tuple[Tensor, ...]:
-    """Return the number of rows of points that fit into a processor's cache."""
-    return points.split(max(1, CACHED_ELEMENTS // points.shape[1]))
 
 
 def magnitudes(vectors: Tensor) -> Tensor:

@@ -28,7 +28,9 @@ from dmlkit.gallery.change import (
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.manifest import GalleryManifest
+from dmlkit.model import EmbeddingModel
 from dmlkit.nearest.search import Gallery
+from dmlkit.training.train import train
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.fusion import ModelChoice
 from tests.cli.test_early import without_torch
@@ -288,6 +290,19 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, mon
         dmlkit("gallery", words[0], tmp_path / "nothing", *words[1:]).refused("no gallery here")
     assert not list((tmp_path / "nothing").iterdir())
     assert dmlkit("search", tmp_path / "crows", gallery).code == 0  # no query, no answer
+
+
+def test_points_whose_products_overflow_do_not_come_in(
+    place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
+):
+    train(place / "recipe.yaml", tmp_path / "flat", device="cpu", overrides=["manifold={name: euclidean}"])
+    gallery, forward = tmp_path / "birds", EmbeddingModel.forward
+    create_gallery(tmp_path / "flat", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
+    before = rows_of(gallery)
+    monkeypatch.setattr(EmbeddingModel, "forward", lambda model, images: 1e25 * forward(model, images))
+    added = dmlkit("gallery", "add", gallery, place / "photos", "--device", "cpu")
+    added.refused("dove/0.jpg: its largest coordinate is ", "and inner products overflow above 1e+16; the training")
+    assert rows_of(gallery) == before
 
 
 def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path, dmlkit: Cli):

@@ -87,10 +87,14 @@ def test_the_first_faulty_row_of_all_blocks_is_named(manifold: Manifold, value: 
         check_points(manifold, points, "photo {}".format, "embed again")
 
 
-def test_numbers_whose_squares_overflow_are_points_of_flat_space_alone():
+def test_rows_whose_products_overflow_are_no_points():
     huge = torch.full((2, 3), 3e38)
-    assert find_invalid_point(Euclidean(3), huge) is None
-    assert find_invalid_point(Euclidean(3), torch.full((2, 3), 1e308, dtype=torch.float64)) is None
+    too_long = "its largest coordinate is 3e+38, and inner products overflow above 1e+16"
+    assert find_invalid_point(Euclidean(3), huge) == find_invalid_point(Euclidean(3), -huge.double()) == (0, too_long)
+    sheet = torch.tensor([[1e15, 0, 1e15], [2e16, 0, 2e16]])
+    assert find_invalid_point(Lorentz(2), sheet) == (1, too_long.replace("3e+38", "2e+16"))
+    edge = torch.full((2, 3), -1e16)
+    assert find_invalid_point(Euclidean(3), edge) is None and (edge @ edge.T).isfinite().all()
     assert find_invalid_point(Sphere(3), huge) == (
         0,
         "its length is 5.196e+38, where points of the sphere have length 1",

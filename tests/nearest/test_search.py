@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest import search
@@ -126,11 +125,15 @@ def test_a_learned_curvature_is_searched():
     assert Gallery(ball, points).search(points, k=1).indices[:, 0].tolist() == list(range(20))
 
 
-def test_points_whose_products_overflow_are_refused_in_memory_and_stored():
-    manifold, points = Euclidean(3), 1e30 * torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("manifold", [Euclidean(3), Euclidean(3, similarity="dot"), Lorentz(2)])
+def test_the_longest_points_are_searched_exactly(manifold: Manifold):
+    points = 1e16 * torch.nn.functional.normalize(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
+    if isinstance(manifold, Lorentz):
+        points = torch.cat([points[:, 1:].norm(dim=1, keepdim=True), points[:, 1:]], dim=1)
+    similarity = manifold.paired_similarity(points.double()[:, None], points.double())
+    expected = similarity.argsort(dim=1, descending=True, stable=True)[:, :2]
     for gallery in (Gallery(manifold, points), StoredGallery(manifold, Pieces(points))):
-        with pytest.raises(UserError, match="too long, so that their inner products overflow; rescale them"):
-            gallery.search(points, 2)
+        assert torch.equal(gallery.search(points, 2).indices, expected)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,8 @@ def test_points_whose_products_overflow_are_refused_in_memory_and_stored():
         (torch.zeros(4, 3), torch.zeros(1, 3), 5, "k must be from 1 to 4, the size of the gallery, got 5"),
         (torch.zeros(4, 3), torch.zeros(1, 3), 0, "k must be from 1 to 4"),
         (torch.full((4, 3), torch.nan), torch.zeros(1, 3), 1, "points: row 0: its embedding has nan or inf"),
+        (torch.full((4, 3), -2e16), torch.zeros(1, 3), 1, r"row 0: its largest coordinate is 2e\+16, and inner"),
+        (torch.zeros(4, 3), torch.full((1, 3), 1e30), 1, "queries: row 0: its largest coordinate is"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(points: Tensor, queries: Tensor, k: int, message: str):

@@ -65,7 +65,8 @@ def require_points(manifold: Manifold, points: Tensor, name: str) -> None:
     error = find_invalid_point(manifold, points)
     if error is not None:
         raise ValueError(
-            f"{name}: row {error[0]}: {error[1]}; map features onto the manifold with manifold.from_features"
+            f"{name}: row {error[0]}: {error[1]}; rescale them, or map features onto the manifold with "
+            "manifold.from_features"
         )
 
 
@@ -82,9 +83,6 @@ def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -
     if probe.shape != queries[:1].shape or not torch.equal(probe, queries[:1]):
         queries = manifold.index_vectors(points.double(), "query")
         targets = manifold.index_vectors(items.double(), "gallery")
-    longest = torch.stack([torch.linalg.vector_norm(x, dim=1).max().double() for x in (queries, targets)])
-    if not longest.prod() < torch.finfo(queries.dtype).max:
-        raise ValueError("embeddings: the vectors are too long, so that their inner products overflow; rescale them")
     return queries.contiguous(), targets.contiguous()
 
 
