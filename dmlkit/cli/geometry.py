@@ -20,10 +20,11 @@ def curvature(
     """Measure how tree-like features are, and suggest a curvature for a hyperbolic space."""
     from dmlkit.look.curvature import SAMPLE, measure_curvature
 
-    measured = measure_curvature(source, split=split, device=device, overrides=overrides or [], manifold=manifold)
-    tree = measured.hyperbolicity
-    say(f"{measured.points} {measured.what}")
-    samples = f"{len(tree.deltas)} samples of {min(SAMPLE, measured.points)}"
+    tree, count, what = measure_curvature(
+        source, split=split, device=device, overrides=overrides or [], manifold=manifold
+    )
+    say(f"{count} {what}")
+    samples = f"{len(tree.deltas)} samples of {min(SAMPLE, count)}"
     spread = f"{tree.mean:.3f} ± {tree.deviation:.3f} ({samples}; 0 is a tree)"
     say(f"relative delta-hyperbolicity {spread}")
     ends = tree.curvatures_within_deviation()

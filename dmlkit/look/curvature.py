@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.files.source import check_options, kind_of
 from dmlkit.gallery.sources import open_points
@@ -96,15 +95,6 @@ def relative_delta(distances: Tensor) -> float:
     return 2 * delta / diameter
 
 
-class Measured(NamedTuple):
-    """Measured hyperbolicity of points."""
-
-    hyperbolicity: Hyperbolicity
-    points: int
-    what: str
-    """Description of the points and of the distance used."""
-
-
 def measure_curvature(
     source: Path,
     *,
@@ -112,7 +102,7 @@ def measure_curvature(
     device: str | None = None,
     overrides: Sequence[str] = (),
     manifold: str | None = None,
-) -> Measured:
+) -> tuple[Hyperbolicity, int, str]:
     """Measure how tree-like embeddings, or the features of a run's images, are; see `hyperbolicity`.
 
     Args:
@@ -120,11 +110,19 @@ def measure_curvature(
         device: for a run, the device; see `start_ranks`.
         overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
         manifold: geometry of an array, see `open_points`.
+
+    Returns:
+        The hyperbolicity, the number of points, and in words what they and their distances are.
     """
     if kind_of(source) == "run":
         check_options(source, "run", {"--manifold": manifold})
         split = split or "train"
-        points = _backbone_features(RunFolder(source), split, start_ranks(device or "auto"), overrides)
+        run, ranks = RunFolder(source), start_ranks(device or "auto")
+        trained = load_model(run, ranks, overrides=overrides)
+        features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
+        recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
+        before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
+        points = split_embeddings(run, before, ranks, recipe.dataset.build(split), split).points
         space: Manifold = Euclidean(points.shape[1])
         what = f"images of the {split} split, by the Euclidean distance of their features before the head"
     else:
@@ -132,13 +130,4 @@ def measure_curvature(
         opened = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
         space, points = opened.manifold, in_memory(opened).points
         what = f"embeddings of {source}, by the distance of {type(space).__name__.lower()}"
-    return Measured(hyperbolicity(space, points, sample=SAMPLE, draws=DRAWS), len(points), what)
-
-
-def _backbone_features(run: RunFolder, split: Split, ranks: Ranks, overrides: Sequence[str]) -> Tensor:
-    """Return the features (N, F) of the images of a split before the head, see `split_embeddings`."""
-    trained = load_model(run, ranks, overrides=overrides)
-    features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
-    recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
-    before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
-    return split_embeddings(run, before, ranks, recipe.dataset.build(split), split).points
+    return hyperbolicity(space, points, sample=SAMPLE, draws=DRAWS), len(points), what

@@ -2,9 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -124,8 +123,12 @@ def _parts(
     with bar("painting images", len(rows)) as advance:
         for places in torch.arange(len(rows)).split(BATCH):
             shown = torch.stack([_input(images, int(rows[place])) for place in places])
-            inside = _center(shown) if read is None else torch.stack([_input(read, int(place)) for place in places])
-            inside = inside[:, :1] > 127
+            if read is None:
+                inside, side = torch.zeros_like(shown[:, :1], dtype=torch.bool), shown.shape[-1]
+                margin = round(side * (1 - 0.5**0.5) / 2)
+                inside[..., margin : side - margin, margin : side - margin] = True
+            else:
+                inside = torch.stack([_input(read, int(place)) for place in places])[:, :1] > 127
             area += float((~inside).float().mean((1, 2, 3)).sum())
             for own, kept in zip(points, (inside, ~inside), strict=True):
                 own.append(trained.model(torch.where(kept, shown, color).to(trained.device)).float().cpu())
@@ -138,14 +141,6 @@ def _input(images: Inputs, row: int) -> Tensor:
     if not isinstance(item.input, Tensor):
         raise UserError(f"--evidence: an image can no longer be read: {item.fault}")
     return item.input
-
-
-def _center(shown: Tensor) -> Tensor:
-    side = shown.shape[-1]
-    margin = round(side * (1 - 0.5**0.5) / 2)
-    mask = torch.zeros(len(shown), 1, side, side, dtype=torch.uint8)
-    mask[..., margin : side - margin, margin : side - margin] = 255
-    return mask
 
 
 class RegionMasks(PickedSamples):
@@ -163,9 +158,6 @@ class RegionMasks(PickedSamples):
     def sample(self, index: int) -> Tensor:
         _, height, width = super().sample(index).shape
         return self.regions(index, height, width).to(torch.uint8).mul(255).expand(3, -1, -1).contiguous()
-
-
-Values = list[tuple[object, ...]]  # boxes or masks of one image
 
 
 def read_regions(
@@ -187,19 +179,35 @@ def read_regions(
     mask = "" if has_boxes else regions.column_names[own_column(regions.column_names, MASK, str(table))]
     names: list[str] = text_column(regions, str(table), "path").to_pylist()
     columns = zip(*(regions[name].to_pylist() for name in (BOX if has_boxes else (mask,))), strict=True)
-    given: defaultdict[str, Values] = defaultdict(list)
+    given: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for name, value in zip(names, columns, strict=True):
         for key in {name, absolute(root / name)} if None not in value else ():
             given[key].append(value)
-    of_row: list[Values] = []
+    of_row: list[list[tuple[Any, ...]]] = []
     for row in rows.tolist():
         path = str(dataset.paths[row])
         one = given.get(path) or given.get(absolute(path))
         if one is None:
             raise UserError(f"{option}: has no {'box' if has_boxes else MASK} of {path}; add a row with this path")
         of_row.append([_box(option, path, box) for box in one] if has_boxes else one)
-    draw = _boxes if has_boxes else partial(_masks, table, root)
-    return lambda place, height, width: draw(of_row[place], height, width)
+
+    def mask_of(place: int, height: int, width: int) -> Tensor:
+        inside = torch.zeros(height, width, dtype=torch.bool)
+        for region in of_row[place]:
+            if has_boxes:
+                left, top, right, bottom = (max(side, 0) for side in region)
+                inside[top:bottom, left:right] = True
+                continue
+            drawn = read_image(str(root / str(region[0]))).amax(0) > 0
+            if drawn.shape != inside.shape:
+                sizes = " x ".join(map(str, drawn.shape[::-1]))
+                raise UserError(
+                    f"{option}: the mask {region[0]} has {sizes} pixels, but its image has {width} x {height}"
+                )
+            inside |= drawn
+        return inside
+
+    return mask_of
 
 
 def _box(option: str, path: str, sides: tuple[object, ...]) -> tuple[int, ...]:
@@ -212,24 +220,3 @@ def _box(option: str, path: str, sides: tuple[object, ...]) -> tuple[int, ...]:
         values = ", ".join(f"{side:g}" for side in sides)
         raise UserError(f"{option}: the box {values} of {path}: expected numbers x1 < x2 and y1 < y2, in pixels")
     return left, top, right, bottom
-
-
-def _boxes(boxes: Values, height: int, width: int) -> Tensor:
-    inside = torch.zeros(height, width, dtype=torch.bool)
-    for box in boxes:
-        left, top, right, bottom = (max(int(str(side)), 0) for side in box)
-        inside[top:bottom, left:right] = True
-    return inside
-
-
-def _masks(table: Path, root: Path, names: Values, height: int, width: int) -> Tensor:
-    inside = torch.zeros(height, width, dtype=torch.bool)
-    for (name,) in names:
-        drawn = read_image(str(root / str(name))).amax(0) > 0
-        if drawn.shape != inside.shape:
-            sizes = " x ".join(map(str, drawn.shape[::-1]))
-            raise UserError(
-                f"--evidence {table}: the mask {name} has {sizes} pixels, but its image has {width} x {height}"
-            )
-        inside |= drawn
-    return inside

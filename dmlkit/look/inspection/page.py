@@ -33,8 +33,10 @@ def write_inspection(inspection: ModelInspection, path: Path, title: str, *, bar
         ("leaks", "Similar across splits", history is not None, leaks),
         ("map", "Map", True, lambda inspection: [("map", inspection.planes)]),
         ("training", "Training", history is not None and bool(history.rows), _curves),
-        ("recipe", "Recipe", history is not None, _recipe),
     ]
+    if history is not None:
+        lines = history.recipe.splitlines()
+        sections.append(("recipe", "Recipe", True, lambda _: [("recipe", lines)]))
     shown = {(anchor, heading): blocks(inspection) for anchor, heading, is_there, blocks in sections if is_there}
     style, script = ((HERE / f"inspect.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     return write_blocks(path, title, sections=shown, style=style, script=script, data=data) + missing
@@ -66,7 +68,9 @@ def _histograms(inspection: ModelInspection) -> list[Block]:
     lines: list[ChartLine] = []
     for name, bins in (("same class", counts.same), ("different classes", counts.different)):
         share = bins.double() / max(1, int(bins.sum()))
-        lines.append(steps(f"{name}: {int(bins.sum()):,} pairs", edges, share.tolist()))
+        heights = [0.0, *(value for value in share.tolist() for _ in range(2)), 0.0]  # steps at the edges of bins
+        places = [edge for edge in edges for _ in range(2)]
+        lines.append(ChartLine(f"{name}: {int(bins.sum()):,} pairs", places, heights))
     name = inspection.collection.manifold.similarity_name.replace("_", " ")
     blocks: list[Block] = [("chart", line_chart("Share of the pairs by their similarity", lines, x_name=name))]
     if counts.sampled < len(inspection.labels):
@@ -94,11 +98,6 @@ def _curves(inspection: ModelInspection) -> list[Block]:
     ]
     charts = [loss, *([line_chart("Metrics on validation", lines, x_name="epoch")] if lines else [])]
     return [("chart", chart) for chart in charts]
-
-
-def _recipe(inspection: ModelInspection) -> list[Block]:
-    assert inspection.history is not None
-    return [("recipe", inspection.history.recipe.splitlines())]
 
 
 WIDTH, HEIGHT = 640, 240
@@ -148,17 +147,6 @@ def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> Chart:
     labels.append((str((LEFT + WIDTH - RIGHT) / 2), str(HEIGHT - 3), "middle", x_name))
     drawn = [" ".join(f"{across(x)},{down(y)}" for x, y in one) for one in places]
     return Chart(title, dict(zip((line.name for line in lines), drawn, strict=True)), labels)
-
-
-def steps(name: str, edges: Sequence[float], shares: Sequence[float]) -> ChartLine:
-    """Return a histogram as a line that steps at the edges of its bins.
-
-    Example:
-        >>> steps("same", [0, 1, 2], [0.25, 0.75])
-        ChartLine(name='same', x=[0, 0, 1, 1, 2, 2], y=[0.0, 0.25, 0.25, 0.75, 0.75, 0.0])
-    """
-    x = [edge for edge in edges for _ in range(2)]
-    return ChartLine(name, x, [0.0, *(share for share in shares for _ in range(2)), 0.0])
 
 
 def round_values(low: float, high: float) -> list[float]:
