@@ -257,6 +257,12 @@ def one_line(pattern: str = "") -> Iterator[None]:
     assert "\n" not in str(raised.value), raised.value
 
 
+def refuses(pattern: str, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    """Expect of a call a `UserError` of one line that matches a pattern."""
+    with one_line(pattern):
+        function(*arguments, **options)
+
+
 @pytest.fixture(scope="session")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A cache folder with the names of all components, as ``dmlkit list`` leaves it."""

@@ -69,8 +69,7 @@ def test_files(promise: Promise, name: str, tmp_path: Path):
     place = MAKERS[name](tmp_path)
     keys = {"table": {"file": place}, "vectors": {"embeddings": place, "labels": place.with_name("labels.npy")}}
     options = {key: str(path) for key, path in keys.get(name, {"root": place}).items()}
-    config = DatasetConfig.variants[name](**options, validation_fraction=0.0)
-    hold([promise], name, config)
+    hold([promise], name, DatasetConfig.variants[name](**options, validation_fraction=0.0))
 
 
 @pytest.mark.parametrize(

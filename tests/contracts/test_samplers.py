@@ -13,6 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler, SamplerConfig
 from dmlkit.testing.promise import Promise, hold
 from dmlkit.testing.steps import LABELS, SAMPLER, SUPER_CLASSES
+from tests.conftest import refuses
 
 
 @pytest.mark.parametrize("name", sorted(SamplerConfig.variants))
@@ -99,8 +100,7 @@ def test_hierarchical_batches_hold_classes_of_few_super_classes():
 def test_all_images_may_fill_one_batch(name: str):
     labels = torch.arange(4) // 2
     assert len(SamplerConfig.variants[name](batch_size=4).build(labels, 1)) == 1
-    with pytest.raises(UserError, match="at most the 4 training images, got 5"):
-        SamplerConfig.variants[name](batch_size=5).build(labels, 1)
+    refuses("at most the 4 training images, got 5", SamplerConfig.variants[name](batch_size=5).build, labels, 1)
 
 
 def test_weighted_draws_the_last_image_where_the_sum_of_weights_rounds_below_1(monkeypatch: pytest.MonkeyPatch):
@@ -130,10 +130,8 @@ def test_hierarchical_takes_super_classes_that_are_just_large_enough():
 
 def test_hierarchical_needs_super_classes_that_are_large_enough():
     config = SamplerConfig.variants["hierarchical"](classes_per_super_class=11)
-    with pytest.raises(UserError, match="at most the 10 classes of the smallest super-class, got 11"):
-        config.build(LABELS, 1, SUPER_CLASSES)
-    with pytest.raises(UserError, match="needs a dataset with super-classes"):
-        config.build(LABELS, 1, None)
+    refuses("at most the 10 classes of the smallest super-class, got 11", config.build, LABELS, 1, SUPER_CLASSES)
+    refuses("needs a dataset with super-classes", config.build, LABELS, 1, None)
     with pytest.raises(UserError, match="at most the 3 super-classes of the dataset, got 4"):
         SamplerConfig.variants["hierarchical"](super_classes_per_batch=4).build(LABELS, 1, SUPER_CLASSES)
 
@@ -170,8 +168,7 @@ def test_images_of_a_class_are_of_groups_apart(images: int, seed: int):
 
 def test_too_few_groups_are_told():
     config = SamplerConfig.variants["class_balanced"](classes_per_batch=2, images_per_class=2, apart="group")
-    with pytest.raises(UserError, match=r"sampler\.apart: the dataset has no groups; use a table"):
-        config.build(LABELS, 1)
+    refuses(r"sampler\.apart: the dataset has no groups; use a table", config.build, LABELS, 1)
     groups = torch.where(LABELS < 3, LABELS, torch.arange(600))
     with pytest.raises(
         UserError, match=r"sampler\.apart: 3 of 30 training classes have images from fewer than 2 groups"

@@ -35,8 +35,7 @@ CASES = [(name, tuning) for tuning in sorted(TUNED) for name in BACKBONES if nam
 
 @pytest.mark.parametrize(("name", "tuning"), CASES)
 def test_only_what_is_tuned_has_gradients_and_moves(name: str, tuning: str):
-    variant = TuningConfig.variants[tuning]
-    check_tuning(variant.model_validate(TUNED[tuning]), config(name))
+    check_tuning(TuningConfig.variants[tuning].model_validate(TUNED[tuning]), config(name))
 
 
 def experiment(*overrides: str) -> Experiment:

@@ -19,6 +19,7 @@ from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.experiment import assemble
 from dmlkit.training.train import train
+from tests.conftest import refuses
 from tests.training.test_train import assert_equal_weights, weights
 from tests.training.test_tuning import Stopper
 
@@ -43,8 +44,7 @@ def test_it_is_geoopts_exponential_map_transport_and_exponential_map(curvature: 
     head = layer(curvature)
     sheet = geoopt.Lorentz(k=torch.tensor(-1 / curvature, dtype=torch.float64))
     features = 0.3 * random(20, 6)
-    tangent = torch.nn.functional.pad(features @ head.linear.weight.T, (1, 0))
-    inside = sheet.expmap0(tangent)
+    inside = sheet.expmap0(torch.nn.functional.pad(features @ head.linear.weight.T, (1, 0)))
     moved = sheet.transp0(inside, torch.nn.functional.pad(head.bias, (1, 0)).expand_as(inside))
     torch.testing.assert_close(head(features), sheet.expmap(inside, moved), atol=1e-8, rtol=1e-8)
 
@@ -227,8 +227,7 @@ def test_each_loss_takes_the_points_that_the_recipe_says():
     images = torch.stack([torch.as_tensor(experiment.train.sample(index)) for index in range(0, 60, 4)])
     labels = experiment.train.labels[:60:4]
     model = experiment.model.train()
-    outputs = model(images)
-    value = experiment.objective(outputs, labels)
+    value = experiment.objective(model(images), labels)
     features = model.backbone(model.normalization(images))
     standard = (features - features.mean(0)) / (features.var(0, correction=0) + 1e-5).sqrt()
     arcface = ArcFace(Sphere(16), experiment.objective.loss.num_classes, scale=8.0)
@@ -272,8 +271,7 @@ def test_what_does_not_fit_is_refused_when_the_recipe_is_read(old: str, new: str
 
 def test_without_a_layer_the_embedding_is_as_wide_as_the_features():
     recipe = parse_recipe(RECIPE, "r.yaml", ["embedding_dim=8"])
-    with pytest.raises(UserError, match="embedding_dim: got 8, but the head none keeps the 16 features"):
-        assemble(recipe)
+    refuses("embedding_dim: got 8, but the head none keeps the 16 features", assemble, recipe)
     narrow = parse_recipe(RECIPE, "r.yaml", ["embedding_dim=8", "head={name: neck, head: {name: linear}}"])
     assert assemble(narrow).model.head.get_parameter("head.linear.weight").shape == (8, 16)
     with pytest.raises(ValueError, match="Neck: expected Euclidean space or the sphere, got Poincare"):

@@ -56,8 +56,7 @@ def test_equals_the_loss_over_batch_and_memory(name):
         else:
             loss(x, labels)
         past, past_labels = torch.cat([past, x])[-16:], torch.cat([past_labels, labels])[-16:]
-    held = sorted(map(tuple, loss.memory.tolist()))
-    assert held == sorted(map(tuple, past.tolist()))
+    assert sorted(map(tuple, loss.memory.tolist())) == sorted(map(tuple, past.tolist()))
 
 
 LEARNED = Poincare.Config(learnable_curvature=True), Lorentz.Config(learnable_curvature=True)

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.errors import UserError
 from dmlkit.losses import Contrastive, CrossBatchMemory, Matryoshka, MultiSimilarity, ProxyAnchor, SigmoidPairs, Triplet
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.recipe.file import parse_recipe
+from tests.conftest import refuses
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 2, 0])
 NESTED = CrossBatchMemory.Config(loss=Triplet.Config(), size=20)
@@ -95,14 +95,12 @@ def test_by_default_the_width_is_halved_while_8_remain():
 def test_bad_prefixes_are_refused_when_the_recipe_is_read(options, message):
     text = f"dataset: {{name: glyphs}}\nembedding_dim: 32\nloss: {{name: matryoshka, {options}}}\n"
     sampler = "sampler: {name: class_balanced, classes_per_batch: 4, images_per_class: 4}\n"
-    with pytest.raises(UserError, match=message):
-        parse_recipe(text + sampler, "r.yaml")
+    refuses(message, parse_recipe, text + sampler, "r.yaml")
 
 
 def test_the_needs_of_the_inner_loss_are_those_of_the_whole():
     text = "dataset: {name: glyphs}\nmanifold: {name: euclidean}\nloss: {name: matryoshka, loss: {name: circle}}\n"
-    with pytest.raises(UserError, match=r"loss\.loss: circle needs manifold\.similarity cosine"):
-        parse_recipe(text, "r.yaml")
+    refuses(r"loss\.loss: circle needs manifold\.similarity cosine", parse_recipe, text, "r.yaml")
 
 
 def test_a_wrong_width_or_number_of_weights_is_refused_in_python():

@@ -10,6 +10,7 @@ from dmlkit.losses.base import LossConfig
 from dmlkit.manifolds import Euclidean, Poincare, Product, Sphere
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.experiment import draw_proxies
+from tests.conftest import refuses
 
 FACTORS = (Sphere.Config(), Poincare.Config(curvature=-0.5))
 LABELS = torch.tensor([0, 1, 1, 2, 0, 2])
@@ -65,5 +66,4 @@ def test_what_does_not_fit_is_refused():
     nested = "dataset: {name: glyphs}\nloss: {name: matryoshka, loss: {name: proxy_gml}}\nmanifold: {name: sphere}\n"
     assert parse_recipe(nested, "r.yaml").loss.name == "matryoshka"  # it has no negative_fraction
     scaled = "dataset: {name: glyphs}\nloss: {name: per_factor}\nmanifold: {name: product, learnable_scales: true}\n"
-    with pytest.raises(UserError, match=r"needs manifold.learnable_scales False, got True, because"):
-        parse_recipe(scaled, "r.yaml")
+    refuses(r"needs manifold.learnable_scales False, got True, because", parse_recipe, scaled, "r.yaml")

@@ -220,8 +220,7 @@ def test_evaluation_leaves_the_memory_alone():
 
 
 def test_the_effective_number_of_the_paper():
-    loss = ProxyISA(Sphere(2), 2)
-    numbers = loss.informative.effective_number(torch.tensor([0.0, 1.0, 2.0, 1e6]))
+    numbers = ProxyISA(Sphere(2), 2).informative.effective_number(torch.tensor([0.0, 1.0, 2.0, 1e6]))
     torch.testing.assert_close(numbers, torch.tensor([0.0, 1.0, 1.99, 100.0]))
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from dmlkit.errors import UserError
 from dmlkit.losses import Contrastive, CrossBatchMemory, Margin, ProxyAnchor, RecallSurrogate, SupCon, Triplet
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pair_loss import make_pairs
 from dmlkit.manifolds import Sphere
 from dmlkit.recipe.file import parse_recipe
+from tests.conftest import refuses
 
 SETS = [{0}, {1}, {0, 1}, {1, 2}, {3}, {2, 3}, {4}]
 MEMBERS = torch.tensor([[label in one for label in range(5)] for one in SETS])
@@ -113,7 +113,5 @@ def test_what_needs_one_label_is_refused_when_the_recipe_is_read(key: str, value
     lines = [line for line in RECIPE.splitlines() if not line.startswith(f"{key}:")]
     place = next((i for i, line in enumerate(RECIPE.splitlines()) if line.startswith(f"{key}:")), len(lines))
     lines.insert(place, f"{key}: {value}")
-    with pytest.raises(UserError, match=f"{said} needs one label per image, got several"):
-        parse_recipe("\n".join(lines), "recipe.yaml")
-    one = "\n".join(lines).replace(', separator: "|"', "")
-    assert parse_recipe(one, "recipe.yaml")
+    refuses(f"{said} needs one label per image, got several", parse_recipe, "\n".join(lines), "recipe.yaml")
+    assert parse_recipe("\n".join(lines).replace(', separator: "|"', ""), "recipe.yaml")

@@ -16,6 +16,7 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import draw_proxies
 from dmlkit.training.train import train
+from tests.conftest import refuses
 from tests.training.test_tuning import Stopper
 
 LABELS = torch.tensor([0, 1, 1, 2, 0, 2])
@@ -125,8 +126,7 @@ manifold: {name: poincare}
 loss: {name: sum, losses: [{name: proxy_anchor}, {name: soft_triple}]}
 regularizers: [{name: hierarchical_clustering}]
 """
-    with pytest.raises(UserError, match=r"hierarchical_clustering needs loss\.name .* got sum"):
-        parse_recipe(text, "r.yaml")
+    refuses(r"hierarchical_clustering needs loss\.name .* got sum", parse_recipe, text, "r.yaml")
     one = text.replace("soft_triple", "contrastive") + "sampler: {name: class_balanced}\n"
     assert parse_recipe(one, "r.yaml").loss.has_proxies
     assert not Sum.Config(losses=(Contrastive.Config(),)).has_proxies

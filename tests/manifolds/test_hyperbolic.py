@@ -60,8 +60,7 @@ def test_the_exponential_map_agrees_with_mpmath(curvature: float):
     vector = [0.3, -0.4]
     for model in (Poincare, Lorentz):
         manifold = model(2, curvature=curvature, clip_distance=None).double()
-        root = mpmath.sqrt(-mpmath.mpf(manifold.curvature.item()))
-        length = root * 0.5
+        length = mpmath.sqrt(-mpmath.mpf(manifold.curvature.item())) * 0.5
         coordinate = mpmath.tanh(length / 2) if model is Poincare else mpmath.sinh(length)
         expected = [float(coordinate / length * value) for value in vector]
         point = manifold.from_features(torch.tensor([vector], dtype=torch.float64))[0, -2:]

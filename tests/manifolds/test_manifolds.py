@@ -59,8 +59,7 @@ def test_up_to_the_strongest_curvature_two_points_of_float32_are_as_far_apart(ki
 
 @pytest.mark.parametrize("curvature", [-1e3, -1e6, -1e12])
 def test_it_is_finite_where_points_cannot_be_so_far_apart(curvature: float):
-    manifold = Lorentz(3, curvature=curvature)
-    assert 0 < float(manifold.unrelated_distance()) < 2 * UNRELATED_RADIUS
+    assert 0 < float(Lorentz(3, curvature=curvature).unrelated_distance()) < 2 * UNRELATED_RADIUS
 
 
 def test_elsewhere_it_is_that_of_orthogonal_vectors():
@@ -96,8 +95,7 @@ def test_a_learned_curvature_moves_it():
 
 
 def test_new_proxies_have_length_1_on_average():
-    lengths = Euclidean(100).new_proxies(1000).norm(dim=1)
-    assert lengths.mean().item() == pytest.approx(1, abs=0.02)
+    assert Euclidean(100).new_proxies(1000).norm(dim=1).mean().item() == pytest.approx(1, abs=0.02)
 
 
 RADIUS = 2.3
@@ -153,8 +151,7 @@ def test_it_is_the_limit_of_hyperbolic_space(kind: type[Poincare | Lorentz], rad
 
 def test_optimizers_get_the_inner_product_of_each_point():
     x, u, v = (features(4, seed=seed).view(2, 2, 5) for seed in range(3))
-    geometry = Euclidean(5).geometry
-    torch.testing.assert_close(geometry.inner(x, u, v), (u * v).sum(-1))
+    torch.testing.assert_close(Euclidean(5).geometry.inner(x, u, v), (u * v).sum(-1))
 
 
 def test_proxies_are_clipped_like_features():

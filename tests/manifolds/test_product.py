@@ -11,7 +11,7 @@ from dmlkit.manifolds import Euclidean, Lorentz, Manifold, Poincare, Product, Sp
 from dmlkit.manifolds.base import find_invalid_point, frechet_mean
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.experiment import assemble
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, refuses
 
 FACTORS = (
     Poincare.Config(curvature=-0.7, clip_distance=None),
@@ -194,8 +194,7 @@ def test_recipes_that_are_no_product(manifold: str, message: str):
 
 def test_matryoshka_refuses_a_product():
     text = "dataset: {name: glyphs}\nmanifold: {name: product}\nloss: {name: matryoshka}\n"
-    with pytest.raises(UserError, match=r"matryoshka needs manifold.name euclidean or lorentz or poincare or sphere"):
-        parse_recipe(text, "r.yaml")
+    refuses(r"matryoshka needs manifold.name euclidean or lorentz or poincare or sphere", parse_recipe, text, "r.yaml")
 
 
 @pytest.mark.slow

@@ -107,7 +107,6 @@ def _score_on_a_rank(rank: int, world: int, port: int, queue: "mp.SimpleQueue") 
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_two_processes_equal_one():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -155,8 +155,7 @@ def test_no_place_is_a_seed_twice_where_another_is_left(size: float):
 
 
 def test_fewer_distinct_points_than_clusters():
-    points = torch.eye(3).repeat(5, 1)
-    result = kmeans(points, 6)
+    result = kmeans(torch.eye(3).repeat(5, 1), 6)
     assert result.inertia == 0
     assert [len(result.assignments[i::3].unique()) for i in range(3)] == [1, 1, 1]
 

@@ -78,8 +78,7 @@ def test_read_only_and_half_precision_arrays():
 
 
 def test_big_endian_arrays_are_read():
-    array = POINTS.numpy().astype(">f4")
-    assert retrieval_metrics(array, LABELS) == retrieval_metrics(POINTS, LABELS)
+    assert retrieval_metrics(POINTS.numpy().astype(">f4"), LABELS) == retrieval_metrics(POINTS, LABELS)
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-7, 3e19, 1e38])
@@ -109,8 +108,7 @@ def test_mpa_table_1(hits, printed):
 
 
 def test_against_naive_loops():
-    rng = np.random.default_rng(0)
-    hits = rng.random((300, 12)) < 0.3
+    hits = np.random.default_rng(0).random((300, 12)) < 0.3
     positives = hits.sum(1)
     kept = positives > 0
     values = metrics_from_hits(

@@ -73,11 +73,9 @@ def test_k_reciprocal(name: str, k1: int, k2: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rerank, "BLOCK_ENTRIES", 40 * 7)  # blocks of 7 images
     manifold, points = points_on(name, 40, 1)
     expected = naive_k_reciprocal(manifold.similarity(points, points).numpy(), k1, k2, 0.3)
-    options = KReciprocal(k1, k2, 0.3)
-    prepared = ReciprocalGallery(manifold, points, options)
+    prepared = ReciprocalGallery(manifold, points, KReciprocal(k1, k2, 0.3))
     assert np.abs(prepared.own_scores(torch.arange(40)).numpy() + expected).max() < 1e-6
-    few = prepared.own_scores(torch.tensor([3, 7]))
-    assert np.abs(few.numpy() + expected[[3, 7]]).max() < 1e-6
+    assert np.abs(prepared.own_scores(torch.tensor([3, 7])).numpy() + expected[[3, 7]]).max() < 1e-6
 
 
 @pytest.mark.parametrize("name", ["sphere", "euclidean", "poincare"])
@@ -160,10 +158,8 @@ def test_metrics_after_re_ranking(method: rerank.Rerank):
     expected = metrics_from_hits(hits, torch.full((40,), 7), ["map@r"])
     assert scores.values == pytest.approx(expected)
     assert scores.values != score_retrieval(Labeled(points, labels), manifold=manifold, metrics=["map@r"]).values
-    rows = torch.arange(40)
-    same = Labeled(points, labels, rows)
-    again = score_retrieval(same, same, manifold, ["map@r"], rerank=method)
-    assert again.values == pytest.approx(expected)
+    same = Labeled(points, labels, torch.arange(40))
+    assert score_retrieval(same, same, manifold, ["map@r"], rerank=method).values == pytest.approx(expected)
     queries, gallery = Labeled(points[:10], labels[:10]), Labeled(points[10:], labels[10:])
     apart = score_retrieval(queries, gallery, manifold, ["map@r"], rerank=method)
     alone = score_retrieval(Labeled(points[3:4], labels[3:4]), gallery, manifold, ["map@r"], rerank=method)
@@ -189,8 +185,7 @@ def test_mistakes(text: str, message: str):
 
 
 def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Cli):
-    points = points_on("sphere", 40, 5)[1].numpy()
-    np.save(tmp_path / "x.npy", points)
+    np.save(tmp_path / "x.npy", points_on("sphere", 40, 5)[1].numpy())
     np.save(tmp_path / "y.npy", np.arange(40) % 5)
     words = ("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--metric", "map@r", "--metric", "nmi")
     report = dmlkit(*words, "--rerank", "k_reciprocal:k1=6,k2=3", "--json").json()

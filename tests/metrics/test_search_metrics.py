@@ -86,8 +86,7 @@ def test_query_and_gallery(queries, gallery, with_ids, ties):
         Labeled(*arguments[:2], ids if with_ids else None),
         Labeled(*arguments[2:], gallery_ids if with_ids else None),
     ]
-    ours = score_retrieval(*sides, Euclidean(1), NAMES, ties=ties).values
-    assert ours == pytest.approx(naive, abs=1e-12)
+    assert score_retrieval(*sides, Euclidean(1), NAMES, ties=ties).values == pytest.approx(naive, abs=1e-12)
 
 
 @pytest.mark.parametrize("classes", [3, 40])  # 19 positives a query: rows are sorted; about 1: counted
@@ -120,12 +119,10 @@ def test_a_large_tied_group_in_closed_form():
 
 def test_equal_vectors_tie_wherever_they_lie():
     """A matrix product rounds equal columns differently; they must tie all the same."""
-    rng = np.random.default_rng(0)
-    half = rng.standard_normal((500, 512)).astype(np.float32)
+    half = np.random.default_rng(0).standard_normal((500, 512)).astype(np.float32)
     points = np.concatenate([half, half, half])  # each vector with label i twice, and once with another label
     labels = np.concatenate([np.arange(500), np.arange(500), np.roll(np.arange(500), 1)])
-    values = score_retrieval(Labeled(points, labels), metrics=["recall@1"])
-    first_two = values.per_query["recall@1"][:1000]
+    first_two = score_retrieval(Labeled(points, labels), metrics=["recall@1"]).per_query["recall@1"][:1000]
     assert first_two.tolist() == [0.5] * 1000
 
 
@@ -176,8 +173,7 @@ def test_k_beyond_the_gallery_is_clipped_and_said():
 @pytest.mark.parametrize("labels", [LABELS, torch.eye(6, dtype=torch.bool)[LABELS]], ids=["classes", "sets"])
 @pytest.mark.parametrize("has_gallery", [False, True])
 def test_a_note_says_where_embeddings_are_too_near_for_float32(labels, has_gallery):
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(90, 8, generator=generator, dtype=torch.float64)
+    noise = torch.randn(90, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for size in (0.03, 0.0005):
         points = normalize(1 + size * (noise + 2 * noise[LABELS]), dim=1)
         sides = [Labeled(points, labels)] + [Labeled(points.flip(0), labels.flip(0))] * has_gallery

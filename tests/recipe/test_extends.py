@@ -11,7 +11,7 @@ from dmlkit.files.yaml_tree import parse_yaml
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.recipe.overrides import overlay, read_tree
 from dmlkit.recipe.reference import schema
-from tests.conftest import ROOT, Cli, one_line
+from tests.conftest import ROOT, Cli, refuses
 
 BASE = """\
 dataset: {name: glyphs, classes: 40}
@@ -99,8 +99,7 @@ def test_another_folder_of_the_same_collection_is_in_reach(recipes: Callable[...
 
 
 def test_relative_paths_work_from_inside_the_folder(recipes: Callable[..., Path], monkeypatch):
-    path = recipes(birds__own="extends: _base.yaml\n", birds___base=BASE)
-    monkeypatch.chdir(path.parent)
+    monkeypatch.chdir(recipes(birds__own="extends: _base.yaml\n", birds___base=BASE).parent)
     assert read_recipe(Path("own.yaml")) == parse_recipe(BASE, "whole.yaml")
 
 
@@ -121,8 +120,7 @@ def test_rules_across_parts_hold_across_files(recipes: Callable[..., Path]):
     path = recipes(birds__own="extends: _base.yaml\nloss: {name: arcface}\n", birds___base=BASE)
     assert read_recipe(path).loss.name == "arcface"
     path.write_text("extends: _base.yaml\nmanifold: {name: euclidean}\nloss: {name: arcface}\n")
-    with pytest.raises(UserError, match=r"own.yaml:3: loss: arcface needs manifold.similarity cosine"):
-        read_recipe(path)
+    refuses(r"own.yaml:3: loss: arcface needs manifold.similarity cosine", read_recipe, path)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +132,7 @@ def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(recipes, sp
     path = recipes(birds__own=text.replace("CURVATURE", "-9.6"), birds___base=BASE)
     read_recipe(path)
     path.write_text(text.replace("CURVATURE", "-12"))
-    with pytest.raises(UserError, match=r"own.yaml:5: manifold.curvature: got -12, expected -9.6 or weaker"):
-        read_recipe(path)
+    refuses(r"own.yaml:5: manifold.curvature: got -12, expected -9.6 or weaker", read_recipe, path)
     assert read_recipe(path, is_trained=True).manifold.curvature == -12  # a run of earlier versions stays readable
     path.write_text(text.replace("CURVATURE", "-12") + "  similarity: origin_cosine\n")
     read_recipe(path)
@@ -173,8 +170,7 @@ def test_what_may_not_be_extended(recipes: Callable[..., Path], extends: str, me
     (path.parent / "loop.yaml").symlink_to("loop.yaml")
     (path.parent / "chain.yaml").write_text("seed: 1\nextends: own.yaml\n")
     (path.parent / "broken.yaml").write_text("a: 1\nb: [1\n")
-    with one_line(message):
-        read_tree(path)
+    refuses(message, read_tree, path)
 
 
 def test_only_a_file_extends(recipes: Callable[..., Path]):
@@ -217,14 +213,12 @@ def test_a_run_resumes_until_the_extended_file_changes(dmlkit, tiny_recipe, tmp_
     ],
 )
 def test_the_schema_allows_extending(text: str, is_valid: bool):
-    jsonschema = pytest.importorskip("jsonschema")
-    validator = jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(json.loads(json.dumps(schema())))
     assert validator.is_valid(parse_yaml(text, "r.yaml").data) is is_valid
 
 
 def test_the_schema_finds_no_fault_in_a_recipe_of_the_package():
-    jsonschema = pytest.importorskip("jsonschema")
-    validator = jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(json.loads(json.dumps(schema())))
     paths = [path for path in (ROOT / "recipes").rglob("[!_]*.yaml") if path.parent.name != "study"]
     texts = {path: path.read_text("utf-8") for path in paths}
     assert len(paths) > 80 and any("extends" in text for text in texts.values())

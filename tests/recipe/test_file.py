@@ -12,6 +12,7 @@ from dmlkit.metrics.base import MetricConfig
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
 from dmlkit.recipe.reference import schema
 from dmlkit.recipe.schema import Recipe
+from tests.conftest import refuses
 
 GOOD = "dataset: {name: glyphs}\nloss:\n  name: triplet\n  margin: 0.2\n"
 
@@ -199,16 +200,12 @@ def test_a_figure_has_one_name_w14(metrics: str, message: str):
 
 
 def test_unreadable_files(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        read_recipe(tmp_path / "none.yaml")
-    with pytest.raises(UserError, match="cannot read"):
-        read_recipe(tmp_path)
+    refuses("no such file", read_recipe, tmp_path / "none.yaml")
+    refuses("cannot read", read_recipe, tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
-    with pytest.raises(UserError, match="cannot read"):
-        read_recipe(tmp_path / "latin.yaml")
+    refuses("cannot read", read_recipe, tmp_path / "latin.yaml")
     (tmp_path / "big.yaml").write_bytes(b"#" * 2_000_000)
-    with pytest.raises(UserError, match="expected a recipe"):
-        read_recipe(tmp_path / "big.yaml")
+    refuses("expected a recipe", read_recipe, tmp_path / "big.yaml")
 
 
 def test_the_schema_knows_every_loss_and_its_ranges():
@@ -301,8 +298,7 @@ def test_faults_are_told_once_and_in_words_of_recipes_u6_u8(change: str, message
     ],
 )
 def test_an_error_of_yaml_has_the_line_to_correct(text: str, line: int):
-    with pytest.raises(UserError, match=rf"^r\.yaml:{line}: "):
-        parse_yaml(text, "r.yaml")
+    refuses(rf"^r\.yaml:{line}: ", parse_yaml, text, "r.yaml")
 
 
 @pytest.mark.parametrize(

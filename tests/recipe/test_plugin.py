@@ -35,7 +35,7 @@ variants: {steep: {loss.scale: 8.0}, flat: {loss.scale: 1.0}}
 expect: [{better: steep, than: flat, metric: recall@1}]
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 Told = list[tuple[int, str, str]]
 
 

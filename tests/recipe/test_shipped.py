@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.errors import UserError
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.recipe.file import dump_recipe, read_recipe
 from dmlkit.recipe.overrides import copy_recipe, find_recipe, names_of_recipes
-from tests.conftest import ROOT, Cli
+from tests.conftest import ROOT, Cli, refuses
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +18,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_name_is_the_recipe_and_a_file_of_that_name_comes_first(empty: Path):
-    named = read_recipe(Path("glyphs/triplet"))
-    assert named == read_recipe(ROOT / "recipes" / "glyphs" / "triplet.yaml")
+    assert read_recipe(Path("glyphs/triplet")) == read_recipe(ROOT / "recipes" / "glyphs" / "triplet.yaml")
     (empty / "glyphs").mkdir()
     (empty / "glyphs" / "triplet").write_text("dataset: {name: glyphs}\nloss: {name: margin}\n")
     assert read_recipe(Path("glyphs/triplet")).loss.name == "margin"
@@ -34,8 +32,7 @@ def test_a_copy_says_the_same(name: str, empty: Path):
 
 
 def test_copy_writes_where_it_is_told_and_replaces_nothing(empty: Path, dmlkit: Cli):
-    first = dmlkit("copy", "mpa/sop")
-    assert first.out == "written: mpa_base.yaml\nwritten: sop.yaml\n"
+    assert dmlkit("copy", "mpa/sop").out == "written: mpa_base.yaml\nwritten: sop.yaml\n"
     assert dmlkit("copy", "mpa/cub200", "birds.yaml").code == 0  # extends the same file
     (empty / "mpa_base.yaml").write_text("changed")
     refused = dmlkit("copy", "mpa/sop", "other.yaml")
@@ -45,14 +42,12 @@ def test_copy_writes_where_it_is_told_and_replaces_nothing(empty: Path, dmlkit: 
 
 @pytest.mark.parametrize("name", ["glyphs/tripet", "recipes/glyphs/triplet.yaml", "recipes/glyphs/triplet"])
 def test_what_is_nearly_a_name_is_told(name: str):
-    with pytest.raises(UserError, match="did you mean glyphs/triplet, which comes with dmlkit"):
-        find_recipe(Path(name))
+    refuses("did you mean glyphs/triplet, which comes with dmlkit", find_recipe, Path(name))
 
 
 @pytest.mark.parametrize("name", ["photos.yaml", "study/mpa", "grouplet/_base", "../glyphs/triplet"])
 def test_what_is_no_name_is_told(name: str):
-    with pytest.raises(UserError, match="no such file; expected a recipe"):
-        find_recipe(Path(name))
+    refuses("no such file; expected a recipe", find_recipe, Path(name))
 
 
 def test_an_unknown_name_is_not_copied(dmlkit: Cli):

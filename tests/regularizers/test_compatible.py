@@ -22,7 +22,7 @@ from dmlkit.training.experiment import assemble
 from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
 from dmlkit.vectors.embedder import load
-from tests.conftest import ONE_EPOCH, Cli
+from tests.conftest import ONE_EPOCH, Cli, refuses
 
 LABELS = torch.tensor([0, 2, 1, 1, 0])
 
@@ -128,9 +128,7 @@ def test_a_teacher_of_another_width_embeds_the_training_images_and_resuming_chan
 
 
 def test_a_term_that_has_learned_nothing_says_what_to_call():
-    with pytest.raises(
-        ValueError, match="Compatible: got no embeddings of the older run, expected a call of learn_from"
-    ):
+    with pytest.raises(ValueError, match="Compatible: got no embeddings of the older run, expected a call of"):
         Compatible(Sphere(2))(torch.eye(2), torch.tensor([0, 1]))
 
 
@@ -145,16 +143,13 @@ def test_the_space_is_that_of_the_older_run_and_stays_so(tmp_path: Path):
         ("{name: poincare, learnable_curvature: true}", "cannot follow a space that training changes"),
         ("{name: poincare}", r"another space \(manifold.curvature: was .*, now -1.0; .*learnable_curvature: was True"),
     ):
-        with pytest.raises(UserError, match=message):
-            teach(assemble(read_recipe(recipe, [f"manifold={space}"])), start_ranks("cpu"), Silent())
+        refuses(message, teach, assemble(read_recipe(recipe, [f"manifold={space}"])), start_ranks("cpu"), Silent())
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_the_older_run_is_refused(older: Path, tmp_path: Path, dmlkit: Cli):
     recipe = recipe_with(tmp_path, f"{{name: compatible, run: {older}}}")
-    dmlkit("check", recipe, "--set", "embedding_dim=5").refused(
-        "compatible needs embedding_dim 8, got 5, because embeddings of"
-    )
+    dmlkit("check", recipe, "--set", "embedding_dim=5").refused("compatible needs embedding_dim 8, got 5, because")
     dmlkit("check", recipe, "--set", "manifold={name: euclidean, similarity: cosine}").refused(
         "compatible needs manifold.name sphere, got euclidean"
     )

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Product, Sphere
 from dmlkit.manifolds.hyperbolic import Hyperbolic
 from dmlkit.recipe.file import parse_recipe
@@ -16,7 +15,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers import HierarchicalClustering
 from dmlkit.regularizers.hierarchical_clustering import ancestor_depths, triplet_costs
 from dmlkit.training.experiment import assemble, draw_proxies
-from tests.conftest import ONE_EPOCH
+from tests.conftest import ONE_EPOCH, refuses
 
 FACTORS = (Sphere.Config(), Poincare.Config(curvature=-0.5), Lorentz.Config(curvature=-1.7))
 
@@ -30,8 +29,7 @@ def klein_depth(curvature: float, x: Tensor, y: Tensor) -> Tensor:
     """Compute a depth in Klein's model, where geodesics are straight, also those at right angles to a radius."""
     root = (-curvature) ** 0.5
     p, q = (v * (root * v.norm()).tanh() / v.norm() for v in (x, y))
-    along = ((p @ (p - q)) / ((p - q) @ (p - q))).clamp(0, 1)
-    return (p + along * (q - p)).norm().atanh() / root
+    return (p + ((p @ (p - q)) / ((p - q) @ (p - q))).clamp(0, 1) * (q - p)).norm().atanh() / root
 
 
 def naive(depth: list[list[Tensor]], similarity: Tensor, temperature: float) -> Tensor:
@@ -91,8 +89,7 @@ def test_equals_the_loops_on_a_product_of_a_sphere_and_hyperbolic_spaces(tempera
     gradients = [torch.autograd.grad(one, features, retain_graph=True)[0] for one in (value, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-10)
     assert not gradients[0][:, :3].any()  # the sphere says what is similar, and is left alone
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    torch.testing.assert_close(term(points[order], labels), value)
+    torch.testing.assert_close(term(points[torch.tensor([3, 0, 5, 1, 4, 2])], labels), value)
 
 
 def test_similarities_of_one_space_are_its_own_and_those_of_levels_are_shares():
@@ -114,8 +111,7 @@ def test_similarities_of_one_space_are_its_own_and_those_of_levels_are_shares():
     torch.testing.assert_close(
         known(points, labels), naive([list(row) for row in depth], torch.tensor(shared).double(), 0.1)
     )
-    with pytest.raises(UserError, match=r"hierarchical_clustering.levels needs a dataset with levels"):
-        known.use_levels({})
+    refuses(r"hierarchical_clustering.levels needs a dataset with levels", known.use_levels, {})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -153,10 +149,7 @@ def test_origin_border_and_neighbors_have_depths_with_bounded_gradients(space: H
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (
-            {"manifold": {"name": "sphere"}},
-            "needs manifold.name lorentz or poincare, got sphere, because the ancestors",
-        ),
+        ({"manifold": {"name": "sphere"}}, "needs manifold.name lorentz or poincare, got sphere, because the"),
         (
             {"manifold": {"name": "product", "factors": ({"name": "sphere"}, {"name": "euclidean"})}},
             "got product, because the ancestors of a tree lie in hyperbolic space; a product needs a hyperbolic factor",

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
 from dmlkit.regularizers import Hierarchy
 from dmlkit.regularizers.hierarchy import DrawnTriplets, draw_triplets, triplet_values
+from tests.conftest import refuses
 
 LABELS = torch.arange(8) // 2
 
@@ -149,8 +149,7 @@ def test_images_that_share_more_levels_are_nearer():
     plain = Hierarchy(Euclidean(2), num_proxies=8)
     plain.use_levels(levels)
     assert plain.levels is None
-    with pytest.raises(UserError, match=r"hierarchy.levels needs a dataset with levels"):
-        term.use_levels({})
+    refuses(r"hierarchy.levels needs a dataset with levels", term.use_levels, {})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -22,7 +22,7 @@ from dmlkit.samplers import ClassBalanced, HardClasses, Paired
 from dmlkit.samplers.base import ALL_PAIRS, SamplerConfig
 from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
-from tests.conftest import ONE_EPOCH
+from tests.conftest import ONE_EPOCH, refuses
 
 PAIR_LOSSES = sorted(
     [
@@ -207,8 +207,7 @@ def test_classes_without_a_mean_are_dealt():
 
 
 def test_more_drawn_than_a_batch_has_are_refused():
-    with pytest.raises(UserError, match=r"sampler\.drawn_classes: expected at most 5, the classes of a batch, got 6"):
-        hard(drawn_classes=6)
+    refuses(r"sampler\.drawn_classes: expected at most 5, the classes of a batch, got 6", hard, drawn_classes=6)
 
 
 class Stopper(Silent):

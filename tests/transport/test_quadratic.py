@@ -55,8 +55,7 @@ def test_plan_is_optimal(name: str, eps: float):
 def test_agrees_with_cvxpylayers(name: str, eps: float):
     cost, rows, cols = PROBLEMS[name]
     native = Quadratic(regularization=eps).plan(cost, rows, cols)
-    reference = Cvxpy(regularization=eps).plan(cost, rows, cols)
-    torch.testing.assert_close(native, reference, atol=1e-5, rtol=0)
+    torch.testing.assert_close(native, Cvxpy(regularization=eps).plan(cost, rows, cols), atol=1e-5, rtol=0)
 
 
 def finite_difference(solver: TransportSolver, inputs: list[Tensor], moves: list[Tensor], weights: Tensor) -> float:

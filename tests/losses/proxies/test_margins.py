@@ -82,8 +82,7 @@ def test_elastic_margins_are_drawn_around_that_of_the_class(batch, kind: str, dy
     expected = naive(points, labels, unit, rows, kind=kind)
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value, points), torch.autograd.grad(expected, points))
-    still = loss.eval()(points, labels)
-    torch.testing.assert_close(still, naive(points, labels, unit, middle, kind=kind))
+    torch.testing.assert_close(loss.eval()(points, labels), naive(points, labels, unit, middle, kind=kind))
 
 
 def test_draws_are_normal_and_end_at_4_deviations():

@@ -49,16 +49,14 @@ def test_a_step_is_the_loss_of_the_sampled_classes_alone(name: str):
     assert len(classes) == 10 and set(LABELS.tolist()) <= set(classes.tolist())
     alone = build(name, num_classes=10)
     alone.proxies.data.copy_(sampled.proxies.data[classes])
-    labels = torch.tensor([classes.tolist().index(label) for label in LABELS.tolist()])
-    expected = alone(points, labels)
+    expected = alone(points, torch.tensor([classes.tolist().index(label) for label in LABELS.tolist()]))
     torch.manual_seed(5)
     value = sampled(points, LABELS)
     torch.testing.assert_close(value, expected)
     to_points, to_proxies = torch.autograd.grad(value, (points, sampled.proxies))
     expected_gradients = torch.autograd.grad(expected, (points, alone.proxies))
     torch.testing.assert_close((to_points, to_proxies[classes]), expected_gradients)
-    others = torch.ones(CLASSES, dtype=torch.bool).index_fill(0, classes, False)
-    assert not to_proxies[others].any()
+    assert not to_proxies[torch.ones(CLASSES, dtype=torch.bool).index_fill(0, classes, False)].any()
 
 
 @pytest.mark.parametrize("name", SAMPLED)
