@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.cli.app import is_user_error, message_of
+from dmlkit.cli.app import INTERNAL_ERROR, USER_ERROR, message_of
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.files.source import require_path
 from dmlkit.recipe import parse_recipe
@@ -103,10 +103,11 @@ def test_a_memory_error_that_an_import_lost_is_one_of_memory_where_memory_is_lim
     answers: list[list[bool]] = []
     for limit in (resource.RLIM_INFINITY, 2**46):
         resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-        answers.append([is_user_error(error) and "ulimit -v" in message_of(error) for error in lost])
+        messages = [message_of(error) for error in lost]
+        answers.append([code == USER_ERROR and "ulimit -v" in text for text, code in messages])
     resource.setrlimit(resource.RLIMIT_AS, before)
     assert answers == [[False, False], [True, True]]
-    assert "ulimit -u" in message_of(RuntimeError("can't start new thread"))
+    assert "ulimit -u" in message_of(RuntimeError("can't start new thread"))[0]
 
 
 def test_the_key_is_an_attribute_and_survives_another_process():
@@ -167,11 +168,11 @@ def test_memory_that_runs_out_is_no_internal_error_in_any_command():
     with pytest.raises(RuntimeError) as of_the_machine:
         torch.empty(2**52)
     of_a_gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. Including non-PyTorch memory")
-    messages = [message_of(error) for error in (of_the_machine.value, of_a_gpu, MemoryError())]
+    messages, codes = zip(*map(message_of, (of_the_machine.value, of_a_gpu, MemoryError())), strict=True)
     assert messages[0].startswith("not enough memory: can't allocate memory: you tried to allocate ")
     assert messages[1].startswith("not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB; other programs")
     assert messages[2] == "not enough memory: the machine's memory ran out"
-    assert is_user_error(of_a_gpu) and not is_user_error(RuntimeError("expected a tensor"))
+    assert {*codes} == {USER_ERROR} and message_of(RuntimeError("expected a tensor"))[1] == INTERNAL_ERROR
 
 
 def test_a_path_that_appears_while_it_is_missed_is_not_its_own_suggestion(

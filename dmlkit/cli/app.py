@@ -184,28 +184,23 @@ def main() -> None:
     """Run the command line; print an error as one line and exit with 2 (user error) or 70 (internal error)."""
     prepare_environment()
     with interruptible() as received:
-        _run(received)
-
-
-def _run(received: list[int]) -> None:
-    try:
-        if sys.flags.optimize > 1:
-            raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python or python -O")
-        app()
-    except KeyboardInterrupt:  # before typer reads a word
-        say_stopped()
-        raise SystemExit(STOPPED) from None
-    except Exception as error:
-        if received:  # compiled code turns a KeyboardInterrupt into an error of its own, such as pydantic's SchemaError
-            say_stopped()
-            raise SystemExit(STOPPED) from None
-        if "--debug" in sys.argv:
-            raise
-        if plugin := sys.modules.get("dmlkit.recipe.plugin"):
-            error = plugin.plugin_error(error) or error
-        for line in lines_of(message_of(error)):
-            print_message(f"error: {line}", "red")
-        raise SystemExit(USER_ERROR if is_user_error(error) else INTERNAL_ERROR) from None
+        try:
+            if sys.flags.optimize > 1:
+                raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python -O")
+            app()
+        except (Exception, KeyboardInterrupt) as error:
+            # before typer reads a word; or compiled code made another error of it, such as pydantic's SchemaError
+            if received or isinstance(error, KeyboardInterrupt):
+                say_stopped()
+                raise SystemExit(STOPPED) from None
+            if "--debug" in sys.argv:
+                raise
+            if plugin := sys.modules.get("dmlkit.recipe.plugin"):
+                error = plugin.plugin_error(error) or error
+            text, code = message_of(error)
+            for line in lines_of(text):
+                print_message(f"error: {line}", "red")
+            raise SystemExit(code) from None
 
 
 @contextmanager
@@ -249,25 +244,18 @@ def say_stopped() -> None:
     typer.secho("stopped; run the same command again", fg="yellow", err=True)
 
 
-def is_user_error(error: Exception) -> bool:
-    """Return whether the input or the machine caused the error, not dmlkit."""
-    return isinstance(error, UserError | OSError) or bool(out_of_memory(error) or killed_reader(error))
-
-
-def message_of(error: Exception) -> str:
-    """Return the message to print for an error."""
+def message_of(error: Exception) -> tuple[str, int]:
+    """Return the message to print for an error, and the exit code."""
     if isinstance(error, UserError | OSError):
-        return reason_of(error)
+        return reason_of(error), USER_ERROR
     if memory := out_of_memory(error):
         advice = "; other programs may use the GPU too, and --device cpu does without it" if "CUDA" in memory else ""
-        return f"not enough memory: {memory}{advice}"
+        return f"not enough memory: {memory}{advice}", USER_ERROR
     if killed := killed_reader(error):
-        return f"{killed}; run the same command again"
-    first = (str(error).splitlines() or [""])[0]
-    return (
-        f"internal error of dmlkit {__version__}: {type(error).__name__}: {first}; "
-        "please report it with the traceback that --debug prints"
-    )
+        return f"{killed}; run the same command again", USER_ERROR
+    what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    report = "please report it with the traceback that --debug prints"
+    return f"internal error of dmlkit {__version__}: {what}; {report}", INTERNAL_ERROR
 
 
 def lines_of(text: str) -> list[str]:

@@ -35,63 +35,58 @@ TEXT_COLUMNS = (
 
 
 class Output:
-    """Output of the command that runs: text goes to standard error if --json is given, which prints only JSON."""
+    """Output of the command that runs: text goes to standard error if --json is given, which prints only JSON.
+
+    Each command gets a new console, since rich looks for colors when it is made.
+    """
 
     console = Console()
 
 
-def say(text: str, *, style: str | None = None, console: Console | None = None) -> None:
+def say(text: str, *, style: str = "") -> None:
     """Print a line of text; a terminal wraps it between words, but not a command, which may be copied as one line."""
-    console = console or Output.console
-    is_one_line = not console.is_terminal or "dmlkit " in text
-    console.print(Text(printable(text), style=style or ""), soft_wrap=is_one_line)
+    is_one_line = not Output.console.is_terminal or "dmlkit " in text
+    Output.console.print(Text(printable(text), style=style), soft_wrap=is_one_line)
 
 
-def say_prose(text: str, *, console: Console | None = None) -> None:
-    """Print a sentence, also in a file as lines of the terminal's width, without breaking a name or a short command.
-
-    Example:
-        >>> say_prose("the gallery is not calibrated; run dmlkit calibrate gal first", console=Console(width=40))
-        the gallery is not calibrated; run
-          dmlkit calibrate gal first
-    """
-    console = console or Output.console
-    for line in wrapped(printable(text), console.width):
-        console.print(Text(line), soft_wrap=True)
+def say_prose(text: str) -> None:
+    """Print a sentence, also in a file as lines of the terminal's width, without breaking a name or a short command."""
+    for line in wrapped(printable(text), Output.console.width):
+        Output.console.print(Text(line), soft_wrap=True)
 
 
-def say_metrics(start: str, metrics: Mapping[str, float], *, console: Console | None = None) -> None:
-    """Print metrics after the start of a line, without breaking a name from its value.
-
-    Example:
-        >>> say_metrics("last (epoch 9)  test", {"recall@1": 0.93214, "map@r": 0.5}, console=Console(width=40))
-        last (epoch 9)  test recall@1 0.932
-          map@r 0.500
-    """
-    console = console or Output.console
+def say_metrics(start: str, metrics: Mapping[str, float]) -> None:
+    """Print metrics after the start of a line, without breaking a name from its value."""
     parts = [f"{name} {value:.3f}".replace(" ", "\0") for name, value in metrics.items()]
-    for line in wrapped("  ".join([f"{start} {parts[0]}", *parts[1:]]) if parts else start, console.width):
-        console.print(Text(printable(line)), soft_wrap=True)
+    for line in wrapped("  ".join([f"{start} {parts[0]}", *parts[1:]]) if parts else start, Output.console.width):
+        Output.console.print(Text(printable(line)), soft_wrap=True)
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a sentence, without breaking a name or a short command; a zero byte is a space to keep."""
+    r"""Return the lines of a sentence, without breaking a name or a short command; a zero byte is a space to keep.
+
+    Example:
+        >>> wrapped("the gallery is not calibrated; run dmlkit calibrate gal first", 40)
+        ['the gallery is not calibrated; run', '  dmlkit calibrate gal first']
+        >>> wrapped("last (epoch 9)  test recall@1\0000.932  map@r\0000.500", 40)
+        ['last (epoch 9)  test recall@1 0.932', '  map@r 0.500']
+    """
     kept = COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
     lines = wrap(kept, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]
 
 
-def print_table(rows: TableRows, title: str | None = None, *, console: Console | None = None) -> None:
+def print_table(rows: TableRows, title: str | None = None) -> None:
     """Print a table with a header row; columns of numbers are right-aligned.
 
     If the longest words of the columns of text do not fit side by side, each row has its texts one below the other. If
     the columns of numbers do not fit either, an interval is below its number.
     """
-    console, texts = console or Output.console, [name in TEXT_COLUMNS for name in rows[0]]
-    if sum(texts) > 1 and _width(rows, texts, console) > console.width:
+    texts = [name in TEXT_COLUMNS for name in rows[0]]
+    if sum(texts) > 1 and _width(rows, texts) > Output.console.width:
         rows = [_stacked(row, texts) for row in rows]
         texts = [*[False] * texts.count(False), True]
-    if _width(rows, texts, console) > console.width:
+    if _width(rows, texts) > Output.console.width:
         rows = [[_broken(cell) for cell in row] for row in rows]
     has_lines = any(isinstance(cell, list) for row in rows for cell in row)
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left", show_lines=has_lines)
@@ -99,12 +94,12 @@ def print_table(rows: TableRows, title: str | None = None, *, console: Console |
         table.add_column(name, justify="left" if text else "right")
     for row in rows[1:]:
         table.add_row(*cells(row))
-    show_table(table, console)
+    show_table(table)
 
 
-def _width(rows: TableRows, texts: Sequence[bool], console: Console) -> int:
+def _width(rows: TableRows, texts: Sequence[bool]) -> int:
     """Return the width of a table that breaks no number and no word."""
-    sizes = [_word_and_line(column, console) for column in zip(*map(cells, rows), strict=True)]
+    sizes = [_word_and_line(column) for column in zip(*map(cells, rows), strict=True)]
     needed = sum(word if text else line for text, (word, line) in zip(texts, sizes, strict=True))
     return needed + PADDING * len(texts) + 1
 
@@ -122,11 +117,10 @@ def _broken(cell: str | list[str]) -> str | list[str]:
     return parts if len(parts) > 1 else cell
 
 
-def show_table(table: Table, console: Console | None = None) -> None:
+def show_table(table: Table) -> None:
     """Print a table. Numbers are never cut; the terminal wraps lines that are too long."""
-    console = console or Output.console
-    width, numbers = console.width, [column.no_wrap or column.justify == "right" for column in table.columns]
-    sizes = [_word_and_line((column.header, *column.cells), console) for column in table.columns]
+    width, numbers = Output.console.width, [column.no_wrap or column.justify == "right" for column in table.columns]
+    sizes = [_word_and_line((column.header, *column.cells)) for column in table.columns]
     widest = [line for _, line in sizes]
     least = [line if number else word for number, (word, line) in zip(numbers, sizes, strict=True)]
     if (room := width - sum(least) - PADDING * len(least) - 1) < 0:  # break words
@@ -137,13 +131,14 @@ def show_table(table: Table, console: Console | None = None) -> None:
         extra = min(widest[place] - least[place], room // (len(least) - done))
         table.columns[place].width, room = least[place] + extra, room - extra
         table.columns[place].no_wrap, table.columns[place].overflow = numbers[place], "fold"
-    console.width = max(width, sum(least) + PADDING * len(least) + 1)
-    console.print(table)
-    console.width = width
+    Output.console.width = max(width, sum(least) + PADDING * len(least) + 1)
+    Output.console.print(table)
+    Output.console.width = width
 
 
-def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[int, int]:
+def _word_and_line(column: Sequence[RenderableType]) -> tuple[int, int]:
     """Return the lengths of the longest word and of the longest line of a column."""
+    console = Output.console
     sizes = [console.measure(cell, options=console.options.update(width=UNBOUNDED)) for cell in column]
     return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
 

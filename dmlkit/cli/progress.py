@@ -8,14 +8,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dmlkit.cli.console import Output, say, say_metrics
+from dmlkit.cli.console import Output, bars, say, say_metrics
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.progress_bar import Advance, image_progress
+from dmlkit.vectors.progress_bar import Advance
 
 if TYPE_CHECKING:
     from dmlkit.recipe.schema import Recipe
@@ -36,15 +35,9 @@ class TrainingProgress:
     """
 
     def __init__(
-        self,
-        console: Console,
-        epochs: int,
-        metric: str | None = None,
-        best: tuple[int, float] | None = None,
-        *,
-        has_workers: bool = True,
+        self, epochs: int, metric: str | None = None, best: tuple[int, float] | None = None, *, has_workers: bool = True
     ) -> None:
-        self.console, self.epochs, self.metric, self.best = console, epochs, metric, best
+        console, self.epochs, self.metric, self.best = Output.console, epochs, metric, best
         self.least_waiting = WAITING if has_workers else inf
         self.current, self.done = 0, 0.0  # epoch, from 1; epochs done, with the share of the current one
         self.loss, self.speed = float("nan"), 0.0
@@ -96,13 +89,13 @@ class TrainingProgress:
         waiting = f"{row.waiting:.0%} of the time waiting for images"
         if self.live and self.live.is_started:
             if row.waiting >= self.least_waiting and not self.has_waited:
-                say(f"note: epoch {row.epoch} spent {waiting}; more training.workers may help", console=self.console)
+                say(f"note: epoch {row.epoch} spent {waiting}; more training.workers may help")
             self.has_waited = self.has_waited or row.waiting >= self.least_waiting
             return
         line = f"epoch {row.epoch}/{self.epochs}  loss {row.loss:.4f}  {row.images_per_second:,.0f} images/s"
-        say_metrics(f"{line}  validation" if row.validation else line, row.validation or {}, console=self.console)
+        say_metrics(f"{line}  validation" if row.validation else line, row.validation or {})
         if row.waiting >= self.least_waiting:
-            say(f"  ({waiting})", console=self.console)
+            say(f"  ({waiting})")
 
     @contextmanager
     def images(self, what: str, total: int) -> Generator[Advance]:
@@ -110,10 +103,10 @@ class TrainingProgress:
         if live:
             live.stop()  # one bar at a time
         started = perf_counter()
-        with image_progress(self.console, what, total) as advance:
+        with bars()(what, total) as advance:
             yield advance
         seconds = perf_counter() - started
-        say(f"{what}: {total:,} images in {seconds:.1f} s", console=self.console)
+        say(f"{what}: {total:,} images in {seconds:.1f} s")
         if self.first:  # comes once: no part of the time of the other epochs
             self.first = self.first[0] + seconds, self.first[1]
         if live:
@@ -121,14 +114,10 @@ class TrainingProgress:
 
 
 def training_progress(recipe: "Recipe", resumed: Path | None) -> TrainingProgress:
-    """Return the progress of a training.
-
-    Args:
-        resumed: folder of the run, if it may have earlier epochs.
-    """
+    """Return the progress of a training; ``resumed`` is the folder of the run, if it may have earlier epochs."""
     metric = recipe.training.select_by
     rows = RunFolder(resumed).read_metrics() if resumed else []
     values = [(row.epoch, row.validation[metric]) for row in rows if row.validation and metric in row.validation]
     best = max(values, key=lambda pair: pair[1], default=None)  # the first one, as in training
     has_workers = recipe.backbone.tuning.stored() is None
-    return TrainingProgress(Output.console, recipe.training.trained_epochs, metric, best, has_workers=has_workers)
+    return TrainingProgress(recipe.training.trained_epochs, metric, best, has_workers=has_workers)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from dmlkit.cli.console import Output, cells, counted, print_table, ranks_of, say, say_json, show_table
+from dmlkit.cli.console import cells, counted, print_table, ranks_of, say, say_json, show_table
 from dmlkit.cli.options import Device, DryRun, Json, Set, Writes, command, each, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import near_path
@@ -69,7 +69,7 @@ def study(
     sets = [word for override in overrides or [] for word in ("--set", override)]
     files = [word for file in plugin_files() for word in ("--plugin", near_path(str(file)))]  # as they were typed
     command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets, *files])
-    progress = RunsProgress(Output.console)
+    progress = RunsProgress()
     is_cut_off = False
     try:
         with progress:

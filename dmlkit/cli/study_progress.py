@@ -2,10 +2,9 @@
 
 from time import perf_counter
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from dmlkit.cli.console import say
+from dmlkit.cli.console import Output, say
 from dmlkit.files.escape import printable
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.status import format_duration
@@ -15,8 +14,7 @@ from dmlkit.training.progress import Silent
 class RunsProgress:
     """`StudyProgress` with a bar over all its epochs in a terminal, and a line after each trained run everywhere."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self) -> None:
         self.runs, self.epochs = 0, 0  # of the study, as far as known
         self.finished = 0  # runs
         self.epochs_behind = 0  # of finished runs
@@ -28,8 +26,8 @@ class RunsProgress:
             TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}", markup=False),
             BarColumn(),
             TextColumn("loss {task.fields[loss]:.3f}  {task.fields[left]}", markup=False),
-            console=console,
-            disable=not console.is_terminal,
+            console=Output.console,
+            disable=not Output.console.is_terminal,
             transient=True,
         )
         self.task = self.bar.add_task("study", total=0, run=1, runs=0, name="", loss=float("nan"), left="")
@@ -42,7 +40,7 @@ class RunsProgress:
         self.bar.stop()
 
     def note(self, line: str) -> None:
-        say(f"note: {line}", console=self.console)
+        say(f"note: {line}")
 
     def expect(self, runs: int, epochs: int) -> None:
         self.runs, self.epochs = runs, epochs
@@ -64,11 +62,7 @@ class RunsProgress:
 
 
 class RunLine(Silent):
-    """`RunProgress` of one run of a study.
-
-    Args:
-        epochs: number of epochs of all its models.
-    """
+    """`RunProgress` of one run of a study, with the epochs of all its models."""
 
     def __init__(self, study: RunsProgress, name: str, epochs: int) -> None:
         self.study, self.name, self.epochs = study, name, epochs
@@ -80,7 +74,7 @@ class RunLine(Silent):
         if study.started is None:
             study.started = self.started
             if study.finished:
-                say(f"the first {study.finished} of {study.runs} runs are already finished", console=study.console)
+                say(f"the first {study.finished} of {study.runs} runs are already finished")
         study.training.setdefault(self.name, 0.0)
         study.bar.update(study.task, run=study.finished + 1, name=study.names())
 
@@ -100,7 +94,7 @@ class RunLine(Silent):
         study.epochs_behind += self.epochs
         study.training.pop(self.name, None)
         first = study.failed.setdefault(reason, self.name)
-        say(f"{self.name} failed: {reason if first == self.name else f'as {first} did'}", console=study.console)
+        say(f"{self.name} failed: {reason if first == self.name else f'as {first} did'}")
 
     def finish(self, figures: dict[str, float]) -> None:
         study = self.study
@@ -112,4 +106,4 @@ class RunLine(Silent):
             metrics = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
             line = f"run {study.finished}/{study.runs}  {self.name}  {metrics}  {took}"
             left = study.time_left() if study.finished < study.runs else ""
-            say(f"{line}, {left}" if left else line, console=study.console)
+            say(f"{line}, {left}" if left else line)

@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.main import get_command
 
 from dmlkit.cli.app import MOST_LINES, app, lines_of, prepare_environment, show_warning
-from dmlkit.cli.console import print_table, say
+from dmlkit.cli.console import Output, print_table, say
 from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.errors import UserError
 from dmlkit.files.escape import UNPRINTABLE, printable
@@ -107,7 +107,8 @@ def test_no_message_holds_what_a_terminal_obeys_s4_s5_t9(dmlkit, tiny_recipe: Pa
 def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     shown = StringIO()
-    with RunsProgress(Console(file=shown, force_terminal=True, width=200)) as progress:
+    monkeypatch.setattr(Output, "console", Console(file=shown, force_terminal=True, width=200))
+    with RunsProgress() as progress:
         progress.expect(1, 1)
         progress.start_run(HOSTILE, 1).start_model()
         progress.bar.refresh()
@@ -171,7 +172,8 @@ def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatc
     prepare_environment()
     file = TextIOWrapper(BytesIO(), encoding="utf-8")
     rows = [["metric", "run", "value", "95 % interval"], ["map@r", "runs/a", "0.2708", "0.1719 .. 0.3698"]]
-    print_table(rows, console=Console(file=file))
+    monkeypatch.setattr(Output, "console", Console(file=file))
+    print_table(rows)
     file.seek(0)
     text = file.read()
     assert all(cell in text for row in rows for cell in row) and "…" not in text
@@ -201,7 +203,8 @@ def test_an_ascii_output_gets_every_character_t15(monkeypatch: pytest.MonkeyPatc
     out = TextIOWrapper(BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     prepare_environment()
-    say("0.1 ± 0.2 …", console=Console())
+    monkeypatch.setattr(Output, "console", Console())
+    say("0.1 ± 0.2 …")
     out.seek(0)
     assert out.read() == "0.1 \\xb1 0.2 \\u2026\n"
 
@@ -226,12 +229,14 @@ def test_python_without_docstrings_is_refused_t15():
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(capsys: pytest.CaptureFixture[str]):
+def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(capsys: pytest.CaptureFixture[str], monkeypatch):
     paths = [f"photos/{letter * 30}/test_001.jpg" for letter in "ab"]
     rows = [["similarity", "a", "b", "images"], ["0.9749", *paths, "12"]]
-    print_table(rows, console=Console(width=80))
+    monkeypatch.setattr(Output, "console", Console(width=80))
+    print_table(rows)
     stacked = capsys.readouterr().out
-    print_table(rows, console=Console(width=140))
+    monkeypatch.setattr(Output, "console", Console(width=140))
+    print_table(rows)
     side_by_side = capsys.readouterr().out
     assert max(map(len, stacked.splitlines())) <= 80
     assert [path in line for line in stacked.splitlines() for path in paths if path in line] == [True, True]
@@ -239,27 +244,34 @@ def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(capsys: py
     assert stacked.index("0.9749") < stacked.index("12") < stacked.index(paths[0]) < stacked.index(paths[1])
 
 
-def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(capsys: pytest.CaptureFixture[str]):
+def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(
+    capsys: pytest.CaptureFixture[str], monkeypatch
+):
     heads = ["group", "queries", "map@r, 95 % interval", "to others, 95 % interval", "Holm's p"]
     rows = [heads, ["front door camera", "40", "0.3826  0.273 .. 0.597", "-0.0376  -0.114 .. +0.017", "1.0000"]]
-    print_table(rows, console=Console(width=80))
+    monkeypatch.setattr(Output, "console", Console(width=80))
+    print_table(rows)
     narrow = capsys.readouterr().out
-    print_table(rows, console=Console(width=140))
+    monkeypatch.setattr(Output, "console", Console(width=140))
+    print_table(rows)
     assert max(map(len, narrow.splitlines())) <= 80 and rows[1][2] in capsys.readouterr().out
     number, interval = (next(line for line in narrow.splitlines() if part in line) for part in ("0.3826", "0.273"))
     assert "-0.0376" in number and "-0.114 .. +0.017" in interval and number.index("0.3826") > interval.index("0.273")
 
 
-def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line():
+def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line(monkeypatch: pytest.MonkeyPatch):
+    def printed(text: str, *, is_terminal: bool) -> str:
+        console = Console(file=(file := StringIO()), width=80, force_terminal=is_terminal, color_system=None)
+        monkeypatch.setattr(Output, "console", console)
+        say(text)
+        return file.getvalue()
+
     line = " ".join(f"{number:07}" for number in range(30))
-    screen, file = StringIO(), StringIO()
-    say(line, console=Console(file=screen, width=80, force_terminal=True, color_system=None))
-    say(line, console=Console(file=file, width=80, force_terminal=False))
-    assert file.getvalue() == line + "\n"
-    assert len(screen.getvalue().splitlines()) == 3 and screen.getvalue().split() == line.split()
+    screen = printed(line, is_terminal=True)
+    assert printed(line, is_terminal=False) == line + "\n"
+    assert len(screen.splitlines()) == 3 and screen.split() == line.split()
     command = f"next: dmlkit serve {'x' * 60} --review june --allow-writes"
-    say(command, console=Console(file=(copied := StringIO()), width=80, force_terminal=True, color_system=None))
-    assert copied.getvalue() == command + "\n"
+    assert printed(command, is_terminal=True) == command + "\n"
 
 
 def test_a_terminal_gets_messages_wrapped_between_words_and_a_file_one_line(monkeypatch: pytest.MonkeyPatch):

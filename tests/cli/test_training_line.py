@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dmlkit.cli import progress as progress_module
+from dmlkit.cli.console import Output
 from dmlkit.cli.progress import TrainingProgress
 from dmlkit.run_folder.documents import EpochRow
 
@@ -29,7 +30,8 @@ def test_the_line_has_epoch_speed_time_left_loss_and_the_best_so_far(monkeypatch
     clock, screen = [100.0], io.StringIO()
     monkeypatch.setattr(progress_module, "perf_counter", lambda: clock[0])
     best = (7, 0.25) if resumed else None
-    progress = TrainingProgress(Console(file=screen, force_terminal=True, width=80), 200, "map@r", best)
+    monkeypatch.setattr(Output, "console", Console(file=screen, force_terminal=True, width=80))
+    progress = TrainingProgress(200, "map@r", best)
     values = {1: 0.2, 2: 0.5, 3: 0.5, 4: 0.4}  # equal values: the first epoch is the best
     with progress:
         assert progress.line().plain == "starting"
@@ -59,7 +61,8 @@ def test_a_pass_that_comes_once_does_not_count_for_the_time_left(monkeypatch: py
     """Half an epoch takes 10 s, and the pretrained network 300 s after the first."""
     clock = [0.0]
     monkeypatch.setattr(progress_module, "perf_counter", lambda: clock[0])
-    progress = TrainingProgress(Console(file=io.StringIO()), 3)
+    monkeypatch.setattr(Output, "console", Console(file=io.StringIO()))
+    progress = TrainingProgress(3)
     for half in range(1, 5):
         clock[0] += 10
         progress.step(epoch=(half - 1) // 2, progress=0.5 + 0.5 * (half % 2 == 0), loss=1.0, images=16)
@@ -69,17 +72,19 @@ def test_a_pass_that_comes_once_does_not_count_for_the_time_left(monkeypatch: py
     assert progress.left == pytest.approx(20)
 
 
-def test_the_line_is_never_wider_than_the_terminal():
+def test_the_line_is_never_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch):
     console = Console(file=io.StringIO(), force_terminal=True, width=40)
-    progress = TrainingProgress(console, 200, "r_precision", (150, 0.5))
+    monkeypatch.setattr(Output, "console", console)
+    progress = TrainingProgress(200, "r_precision", (150, 0.5))
     progress.step(epoch=150, progress=0.5, loss=12.3, images=16)
     (line,) = console.render_lines(progress.line())
     assert cell_len("".join(segment.text for segment in line)) == 40
 
 
-def test_waiting_for_images_is_noted_once_above_the_line():
+def test_waiting_for_images_is_noted_once_above_the_line(monkeypatch: pytest.MonkeyPatch):
     screen = io.StringIO()
-    with TrainingProgress(Console(file=screen, force_terminal=True, width=200), 9, "map@r") as progress:
+    monkeypatch.setattr(Output, "console", Console(file=screen, force_terminal=True, width=200))
+    with TrainingProgress(9, "map@r") as progress:
         for epoch, waiting in enumerate((0.1, 0.5, 0.6), start=1):
             progress.epoch(row(epoch, None, waiting))
     assert screen.getvalue().count("waiting for images") == 1
@@ -87,10 +92,11 @@ def test_waiting_for_images_is_noted_once_above_the_line():
 
 
 @pytest.mark.parametrize("speed", [8.0, 1_024.0, 123_456.0])
-def test_lines_of_epochs_keep_within_80_columns_at_any_speed(speed: float):
+def test_lines_of_epochs_keep_within_80_columns_at_any_speed(monkeypatch: pytest.MonkeyPatch, speed: float):
     values = {f"recall@{k}": 0.5 for k in (1, 2, 4, 8)} | {"map@r": 0.25}
     screen = io.StringIO()
-    progress = TrainingProgress(Console(file=screen, width=80), 200, "map@r")
+    monkeypatch.setattr(Output, "console", Console(file=screen, width=80))
+    progress = TrainingProgress(200, "map@r")
     progress.epoch(row(100, 0.5, waiting=0.3).model_copy(update={"images_per_second": speed, "validation": values}))
     lines = screen.getvalue().splitlines()
     assert f"  {speed:,.0f} images/s  validation recall@1 0.500" in lines[0] and max(map(len, lines)) <= 80

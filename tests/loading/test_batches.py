@@ -15,7 +15,8 @@ from PIL import Image
 from rich.console import Console
 from torchvision.transforms import v2
 
-from dmlkit.cli.app import is_user_error, message_of
+from dmlkit.cli.app import USER_ERROR, message_of
+from dmlkit.cli.console import Output
 from dmlkit.cli.progress import TrainingProgress
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import GlyphsConfig
@@ -113,7 +114,8 @@ def test_a_reader_whose_shared_memory_is_full_is_an_error(monkeypatch: pytest.Mo
     loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
     with pytest.raises(RuntimeError) as found:
         list(loader)
-    assert is_user_error(found.value) and "/dev/shm is full" in message_of(found.value)
+    text, code = message_of(found.value)
+    assert code == USER_ERROR and "/dev/shm is full" in text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
@@ -128,13 +130,15 @@ def test_a_reader_whose_files_are_limited_is_an_error():
             list(loader)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert is_user_error(found.value) and "ulimit -f" in message_of(found.value)
+    text, code = message_of(found.value)
+    assert code == USER_ERROR and "ulimit -f" in text
 
 
 @pytest.mark.parametrize(("waiting", "is_reported"), [(0.0, False), (0.19, False), (0.2, True), (0.434, True)])
-def test_a_slow_loader_is_told(waiting: float, is_reported: bool):
+def test_a_slow_loader_is_told(monkeypatch: pytest.MonkeyPatch, waiting: float, is_reported: bool):
     screen = io.StringIO()
-    progress = TrainingProgress(Console(file=screen, width=200), epochs=2)
+    monkeypatch.setattr(Output, "console", Console(file=screen, width=200))
+    progress = TrainingProgress(epochs=2)
     row = EpochRow(epoch=1, loss=1.0, lr=0.1, images_per_second=10, waiting=waiting, seconds=1, validation=None)
     progress.epoch(row)
     assert ("of the time waiting for images" in screen.getvalue()) == is_reported
