@@ -195,12 +195,11 @@ photos/4.jpg and 3 more'
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(VARYING.sub("*", line), []).append(line)
-    return [_of_kind(found) for found in kinds.values()]
-
-
-def _of_kind(lines: Sequence[str]) -> str:
-    first, *others = (VARYING.findall(line) for line in lines)
-    differing = ([part for part, same in zip(one, first, strict=False) if part != same] for one in others)
-    names = [parts[0].rstrip(":") for parts in differing if parts]
-    more = f"; {len(lines) - 1:,} more of this kind" if others else ""
-    return f"{lines[0]}{more}{': ' if names else ''}{some_of(names, MOST_NAMED - 1)}"
+    texts = list[str]()
+    for alike in kinds.values():
+        first, *others = (VARYING.findall(line) for line in alike)
+        differing = ([part for part, same in zip(other, first, strict=False) if part != same] for other in others)
+        names = [parts[0].rstrip(":") for parts in differing if parts]
+        more = f"; {len(others):,} more of this kind" if others else ""
+        texts.append(f"{alike[0]}{more}{': ' if names else ''}{some_of(names, MOST_NAMED - 1)}")
+    return texts

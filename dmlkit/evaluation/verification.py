@@ -103,7 +103,7 @@ def _table(path: Path, folder: Path) -> list[ImagePair]:
 
 
 def _lfw(path: Path, folder: Path) -> list[ImagePair]:
-    text = read_text(path, "", "no such file; expected a .csv or .txt file of pairs")
+    text = read_text(path, "no such file; expected a .csv or .txt file of pairs")
     pairs: list[ImagePair] = []
     for number, line in enumerate(text.splitlines(), start=1):
         match line.split("\t") if "\t" in line else line.split():

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from dmlkit.errors import UserError, first_line
-from dmlkit.files.regular import require_regular_file, what_instead
+from dmlkit.files.regular import reading, require_regular_file, what_instead
 
 Values = np.ndarray[Any, Any]
 HEADER_BYTES = 10_000  # the longest header that NumPy reads
@@ -45,8 +45,7 @@ def read_arrays(path: Path, types: Mapping[str, type[np.float64 | np.int64]], le
 
     Sizes are checked before decompression: 4 MB of zip may hold 4 GB.
     """
-    require_regular_file(path)
-    try:
+    with reading(path, "these arrays", Exception, missing="missing"):  # NumPy, zipfile and zlib raise many kinds
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename: member.file_size for member in archive.infolist()}
             if set(sizes) != {f"{name}.npy" for name in types}:
@@ -59,10 +58,4 @@ def read_arrays(path: Path, types: Mapping[str, type[np.float64 | np.int64]], le
             if values.dtype != types[name] or values.shape != (length,):
                 expected = f"{np.dtype(types[name])} ({length},)"
                 raise ValueError(f"{name} is {values.dtype} {values.shape}, expected {expected}")
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing") from None
-    except PermissionError:
-        raise
-    except Exception as error:  # numpy, zipfile and zlib raise many kinds for damaged files
-        raise UserError(f"{path}: cannot read these arrays: {error}") from error
-    return arrays
+        return arrays

@@ -20,7 +20,7 @@ except ImportError:  # Windows: partial files of killed processes are not remove
 
 NAME = 200  # characters of a file's name that its partial keeps: a file system allows 255
 FULL = (ENOSPC, EDQUOT, EFBIG)  # the disk is full, or the limit of the quota or of the file's size is reached
-PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial", re.DOTALL)
+PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{32}\.partial", re.DOTALL)  # of the file whose name, cut to `NAME`, is the group
 
 
 @contextmanager
@@ -38,18 +38,11 @@ def atomic_write(path: Path) -> Generator[Path]:
         >>> target.read_text()
         'whole'
     """
-    folder, name = path.parent, path.name[:NAME]
-    with _errors_named(path, name):
-        _remove_abandoned(folder, name)
-        partial, lock = _begin(folder, name)
-        try:
-            yield partial
-            with partial.open("rb+") as file:
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-            os.close(lock)
+    with _partial_of(path) as partial:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
 
 
 @contextmanager
@@ -69,30 +62,22 @@ def atomic_folder(path: Path) -> Generator[Path]:
         (['new'], 1)
     """
     path = path.resolve()  # what a link leads to is replaced, not the link
-    name = path.name[:NAME]
-    with _errors_named(path, name):
-        _remove_abandoned(path.parent, name)
-        partial, lock = _begin(path.parent, name, is_folder=True)
-        try:
-            yield partial
-            for entry in partial.iterdir():
-                with entry.open("rb+") as file:
-                    os.fsync(file.fileno())
-            if not path.exists():
+    with _partial_of(path, is_folder=True) as partial:
+        yield partial
+        for entry in partial.iterdir():
+            with entry.open("rb+") as file:
+                os.fsync(file.fileno())
+        if not path.exists():
+            partial.rename(path)
+        elif not exchange(partial, path):
+            earlier = partial.with_name(f".{path.name[:NAME]}.{uuid4().hex}.partial")
+            path.rename(earlier)
+            try:
                 partial.rename(path)
-            elif not exchange(partial, path):
-                earlier = partial.with_name(f".{name}.{uuid4().hex}.partial")
-                path.rename(earlier)
-                try:
-                    partial.rename(path)
-                except OSError:
-                    earlier.rename(path)
-                    raise
-                shutil.rmtree(earlier)
-        finally:
-            if partial.exists():  # incomplete, or the earlier folder
-                shutil.rmtree(partial)
-            os.close(lock)
+            except OSError:
+                earlier.rename(path)
+                raise
+            shutil.rmtree(earlier)
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -106,20 +91,34 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 @contextmanager
-def _errors_named(path: Path, name: str) -> Generator[None]:
-    """Put the requested path into an OSError about its partial file, or about a full disk, which names no file."""
+def _partial_of(path: Path, *, is_folder: bool = False) -> Generator[Path]:
+    """Yield a locked partial of a path; remove it in the end, and before it those whose writers have ended.
+
+    The requested path is put into an OSError about a partial, or about a full disk, which names no file.
+    """
+    folder, name = path.parent, path.name[:NAME]
     try:
-        yield
+        for entry in folder.iterdir():
+            if is_partial(entry, name):
+                _remove_abandoned(entry)
+        partial, lock = _begin(folder, name, is_folder=is_folder)
+        try:
+            yield partial
+        finally:
+            if partial.exists():  # incomplete, or the earlier folder
+                shutil.rmtree(partial) if is_folder else partial.unlink()
+            os.close(lock)
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
-        if error.errno in FULL if named is None else is_partial(named) and _target_name(named) == name:
+        if error.errno in FULL if named is None else is_partial(named, name):
             error.filename, error.filename2 = str(path), None
         raise
 
 
-def is_partial(path: Path) -> bool:
-    """Return whether a path has the name of a temporary file of `atomic_write`."""
-    return PARTIAL.fullmatch(path.name) is not None
+def is_partial(path: Path, name: str | None = None) -> bool:
+    """Return whether a path has the name of a temporary file of `atomic_write`, perhaps that of one file."""
+    match = PARTIAL.fullmatch(path.name)
+    return match is not None and name in (None, match[1])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -133,12 +132,7 @@ def json_text(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-def _target_name(partial: Path) -> str:
-    """Return the name, cut to `NAME` characters, of the file that a partial belongs to."""
-    return partial.name[1:].rsplit(".", 2)[0]
-
-
-def _begin(folder: Path, name: str, *, is_folder: bool = False) -> tuple[Path, int]:
+def _begin(folder: Path, name: str, *, is_folder: bool) -> tuple[Path, int]:
     """Create a partial; return it with a descriptor that keeps its lock until it is closed or the process ends."""
     while True:
         partial = folder / f".{name}.{uuid4().hex}.partial"
@@ -151,17 +145,15 @@ def _begin(folder: Path, name: str, *, is_folder: bool = False) -> tuple[Path, i
             os.close(lock)
 
 
-def _remove_abandoned(folder: Path, name: str) -> None:
-    """Remove partials of a file whose writers have ended, which is known because their locks are free."""
-    for entry in folder.iterdir():
-        if is_partial(entry) and _target_name(entry) == name:
-            with suppress(OSError):  # Windows opens no folders
-                opened = os.open(entry, os.O_RDONLY)
-                try:
-                    if _lock(opened, wait=False):
-                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-                finally:
-                    os.close(opened)
+def _remove_abandoned(partial: Path) -> None:
+    """Remove a partial whose writer has ended, which is known because its lock is free."""
+    with suppress(OSError):  # Windows opens no folders
+        opened = os.open(partial, os.O_RDONLY)
+        try:
+            if _lock(opened, wait=False):
+                shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+        finally:
+            os.close(opened)
 
 
 def _lock(file: int, *, wait: bool) -> bool:

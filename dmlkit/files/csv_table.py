@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
 from dmlkit.files.escape import ESCAPED, excerpt
-from dmlkit.files.regular import EXTENSIONS, check_regular, other_content, read_start, utf8_of
+from dmlkit.files.regular import EXTENSIONS, other_content, read_start, reading, utf8_of
 
 DELIMITERS = (",", ";", "\t")
 SAMPLE = 2**18  # bytes, of which 10,000 numbers take 250 thousand, and
@@ -55,8 +55,7 @@ class CsvTable(NamedTuple):
     def table(self, numbers: Collection[int] = ()) -> Any:
         """Return the rows as a pyarrow table of text, null for an empty cell.
 
-        Args:
-            numbers: places of columns that are read as float64, with commas for points between semicolons.
+        The columns at the places ``numbers`` are float64, with commas for points between semicolons.
         """
         import pyarrow as pa
         from pyarrow import compute
@@ -112,20 +111,12 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
     """Read a CSV table, without taking it apart: in UTF-8, UTF-16 or Windows-1252, with commas, semicolons or tabs.
 
     A table without a header, which has photos in its first line, has the columns ``path`` and ``label`` in any order.
-
-    Args:
-        missing: what to say if there is no file.
     """
-    try:
-        check_regular(file)
+    with reading(file, "this table", missing=missing):
         content = file.read_bytes()
-        if instead := other_content(content[:512]):
-            raise UserError(f"{file}: cannot read this table: {instead}")
-        content = utf8_of(content, str(file))
-    except FileNotFoundError:
-        raise UserError(f"{file}: {missing}") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot read this table: {error}") from error
+    if instead := other_content(content[:512]):
+        raise UserError(f"{file}: cannot read this table: {instead}")
+    content = utf8_of(content, str(file))
     sample = content[:SAMPLE].decode(errors="ignore")
     if len(content) > SAMPLE:
         sample = sample[: sample.rfind("\n") + 1] or sample
@@ -151,11 +142,7 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
 
 
 def csv_start(file: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the columns and the cells of the first row, if there is one, without reading the file whole.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the names of the columns and the cells of the first row, if any, without reading the file whole."""
     sample = read_start(file, SAMPLE).removeprefix(b"\xef\xbb\xbf").decode(errors="ignore")
     if not sample.strip():
         return [], []
@@ -241,11 +228,7 @@ def column_called(columns: Sequence[str], wanted: str, where: str) -> int | None
 
 
 def own_column(columns: Sequence[str], name: str, where: str, wanted: str = "") -> int:
-    """Return the place of a column that a user names, also in other case.
-
-    Args:
-        wanted: dmlkit's name of the column, for the error.
-    """
+    """Return the place of a column that a user names, also in other case; ``wanted`` is dmlkit's name of it."""
     place = column_called(columns, name, where)
     if place is None:
         usual = f" (or {', '.join(USUAL[name][:5])})" if name in ("path", "label") else ""

@@ -116,15 +116,14 @@ def unambiguous(text: str) -> str:
     return f"'{text}" if ESCAPED.match(text) else text
 
 
-def near_path(path: str | None) -> str:
+def near_path(path: str) -> str:
     """Return a path relative to the working directory if it is inside it, else unchanged.
 
     Example:
         >>> near_path("/elsewhere/runs/a"), near_path(str(Path.cwd() / "runs" / "a"))
         ('/elsewhere/runs/a', 'runs/a')
     """
-    inside = path is not None and Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
-    return str(Path(path).relative_to(Path.cwd())) if inside and path else str(path)
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def as_markdown(rows: Rows) -> str:

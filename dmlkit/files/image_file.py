@@ -86,10 +86,6 @@ def opened(path: str | Path, content: bytes | None = None) -> Generator[Image.Im
     """Open an image, from ``content`` or from the file, and read its header.
 
     Within the block Pillow has no limit of its own; `limit_size` refuses images that are too large.
-
-    Raises:
-        BadImageError: the file is of no known format, or a raw camera file.
-        OSError: it is missing, not regular or empty.
     """
     if os.path.splitext(path)[1].lower() in RAW:  # noqa: PTH122 - Path takes five times as long
         raise BadImageError(
@@ -186,7 +182,6 @@ def to_rgb(
     depends on no other image, nor on its own brightest pixel.
 
     Args:
-        path: name of the image, for errors.
         image: the image, best before its pixels are read, since the file's bits are unknown afterwards.
         crop: cuts a part out of the upright image.
         in_place: whether the image may be changed, which saves a copy.
@@ -253,9 +248,6 @@ def _check_range(path: str | Path, high: float, white: int) -> None:
 
 class LeftOut:
     """Files that walks over the folders below a root leave out, by reason.
-
-    Args:
-        root: folder that the message names.
 
     Example:
         >>> left_out = LeftOut(Path("photos"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,10 +69,8 @@ def read_images(
             of several, ``{"path": "{folder}/{file}"}``, and an empty name leaves a column out. The label, and others,
             may be parts of the path, ``{"label": "(?P<label>[0-9]+)_(?P<group>c[0-9])"}``, also of the images of a
             folder. ``{"unknown": "new|none"}`` are labels that mean none, besides ``unknown``.
-        needs: columns that the table must have.
         confidence: least confidence of a box that a detector found. Default: 0.2.
         images: an image or a folder, whose images alone are taken; others are counted.
-        prints_columns: print a line with the columns that are read.
 
     Returns:
         The table, with dmlkit's names for the columns that it knows, boxes in pixels, and all other columns.
@@ -188,27 +186,19 @@ def in_pixels(found: ImageTable) -> ImageTable:
     import pyarrow as pa
 
     names = text_column(found.table, str(found.file), "path").to_pylist()
-    sizes = dict[str, tuple[int, int] | None]()
+    sizes = dict[str | None, tuple[int, int] | None]()
     boxes = np.stack([found.table[side].to_numpy() for side in BOX], axis=1)
     for row, name in enumerate(names):
         if name not in sizes:
-            sizes[name] = _size(found.root, name)
+            sizes[name], safe = None, None if name is None else inside(found.root, name)
+            if safe is not None:
+                with suppress(BadImageError), decoding(path := str(found.root / safe)):
+                    sizes[name] = upright_size(path)
         boxes[row] *= np.tile(sizes[name] or (np.nan, np.nan), 2)
     table = found.table
     for place, side in enumerate(BOX):
         table = table.set_column(table.column_names.index(side), side, pa.array(boxes[:, place], from_pandas=True))
     return replace(found, table=table, is_share=False)
-
-
-def _size(root: Path, name: str | None) -> tuple[int, int] | None:
-    safe = None if name is None else inside(root, name)
-    if safe is None:
-        return None
-    try:
-        with decoding(path := str(root / safe)):
-            return upright_size(path)
-    except BadImageError:
-        return None
 
 
 SAMPLE = 8  # paths that are looked for
@@ -221,8 +211,12 @@ def with_paths(found: ImageTable) -> ImageTable:
     Slashes stand for backslashes; the folders of another machine at the start of a path are dropped; the images may lie
     in a folder next to the table; and names without a suffix get that of their image.
     """
-    found = with_slashes(found)
-    paths = text_column(found.table, str(found.file), "path")
+    compute, paths = arrow_compute(), text_column(found.table, str(found.file), "path")
+    column = found.table.column_names.index("path")
+    backslashes = rows_where(compute.fill_null(compute.match_substring(paths, "\\"), False))
+    if backslashes.size and are_of_windows([paths[int(backslashes[0])].as_py()], found.root):
+        paths = compute.replace_substring(paths, "\\", "/")
+        found = replace(found, table=found.table.set_column(column, "path", paths))
     distinct = paths.dictionary_encode().dictionary
     rows = sorted({int(row) for row in np.linspace(0, len(distinct) - 1, SAMPLE).round()}) if len(distinct) else []
     sample = [distinct[row].as_py() for row in rows]
@@ -233,7 +227,7 @@ def with_paths(found: ImageTable) -> ImageTable:
     way = next((way for name in sample if (way := _way(found.root, name, folders)) is not None), None)
     if way is None:
         return found
-    compute, (dropped, folder, lacks_suffix) = arrow_compute(), way
+    dropped, folder, lacks_suffix = way
     changed = compute.replace_substring_regex(distinct, rf"^([^/]*/){{{dropped}}}", "") if dropped else distinct
     if folder:
         changed = compute.binary_join_element_wise(folder, changed, "/")
@@ -247,8 +241,8 @@ def with_paths(found: ImageTable) -> ImageTable:
     import pyarrow as pa
 
     known = dict(zip(distinct.to_pylist(), names, strict=True))
-    column = pa.array([known.get(name) for name in paths.to_pylist()], pa.string())
-    return replace(found, table=found.table.set_column(found.table.column_names.index("path"), "path", column))
+    changed = pa.array([known.get(name) for name in paths.to_pylist()], pa.string())
+    return replace(found, table=found.table.set_column(column, "path", changed))
 
 
 def _folders(root: Path) -> list[str]:
@@ -262,9 +256,7 @@ def _folders(root: Path) -> list[str]:
 def _way(root: Path, name: str, folders: Sequence[str]) -> tuple[int, str, bool] | None:
     """Return how a path leads to an image below a root; None if it does not.
 
-    Returns:
-        The number of folders to drop from its start, the fewest; the folder below the root that it is in; and whether
-        it lacks the suffix.
+    Given are the fewest folders to drop from its start, the folder below the root, and whether it lacks the suffix.
     """
     parts = name.replace("\\", "/").split("/")
     for dropped in range(len(parts)):
@@ -308,16 +300,6 @@ def image_names(folder: Path) -> list[str]:
         return []
 
 
-def with_slashes(found: ImageTable) -> ImageTable:
-    """Return a table whose paths have slashes, see `are_of_windows`."""
-    compute, paths = arrow_compute(), text_column(found.table, str(found.file), "path")
-    rows = rows_where(compute.fill_null(compute.match_substring(paths, "\\"), False))
-    if not rows.size or not are_of_windows([paths[int(rows[0])].as_py()], found.root):
-        return found
-    slashed = compute.replace_substring(paths, "\\", "/")
-    return replace(found, table=found.table.set_column(found.table.column_names.index("path"), "path", slashed))
-
-
 def known_columns(
     table: Any,
     where: str,
@@ -331,14 +313,13 @@ def known_columns(
     A column is found by dmlkit's name, also in other case, or by a usual one, see `column_called`; boxes by the names
     of their sides, by those of their left, top and size, or in one column, as the columns `BOX`. Other columns keep
     their names. One line says which columns are read by another name than dmlkit's, and names the others.
-
-    Args:
-        needs: columns that the table must have.
-        named: the user's names of columns, see `read_images`.
     """
     import pyarrow as pa
 
-    names, named = _names(table, where), dict(named or {})
+    try:
+        names, named = list[str](table.column_names), dict(named or {})
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
     for name, column in zip(names, table.columns, strict=True):
         check_texts(column, name, where)
     if wrong := [name for name in named if name not in (*OWN, UNKNOWN)]:
@@ -507,20 +488,11 @@ def _joined(table: Any, pattern: str, where: str) -> _Column:
     return _Column(places, compute.replace_substring_regex(joined, "^/", ""))
 
 
-def _names(table: Any, where: str) -> list[str]:
-    try:
-        return table.column_names
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
-
-
 def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -> tuple[_Column, str] | None:
-    """Return the boxes of a table, by the first of the ways in which columns may have them; None if it has none.
+    """Return the sides of boxes, and what they are read from, empty for the columns `BOX`; None without boxes.
 
-    An empty name of ``bbox`` or of a side leaves all out.
-
-    Returns:
-        The left, top, right and bottom; and what they are read from, empty for the columns `BOX`.
+    They are read in the first of the ways in which columns may have them. An empty name of ``bbox`` or of a side leaves
+    all out.
     """
     own = {name: named[name] for name in (*BOX, "bbox") if name in named}
     if not all(own.values()):
@@ -678,13 +650,6 @@ class SightingCells(NamedTuple):
     longitude: str | None = None
     time: str | None = None
 
-    def check(self, where: str) -> None:
-        """Raise a `UserError` that begins with ``where`` for a wrong cell, or one degree without the other."""
-        latitude, longitude = (degrees_of(getattr(self, column), column, where) for column in LIMITS)
-        if isnan(latitude) != isnan(longitude):
-            raise UserError(f"{where}: got one of latitude and longitude; expected both, or two empty cells")
-        time_of(self.time, where)
-
 
 UNKNOWN_SIGHTING = SightingCells()
 
@@ -699,28 +664,21 @@ def sighting_cells(found: ImageTable) -> list[SightingCells]:
     ]
     rows = [(name, SightingCells(*cells)) for name, *cells in zip(*columns, strict=True)]
     faults = list[str]()
-    for name, one in rows:
+    for name, sighting in rows:
+        where = f"{found.file}: {name}"
+        given = {column: cell for column in LIMITS if (cell := getattr(sighting, column)) is not None}
+        for column, cell in given.items():
+            limit, value = LIMITS[column], number_of(cell)
+            if value is None or not -limit <= value <= limit:
+                faults.append(f"{where}: {column}: got {cell[:50]!r}, expected degrees from {-limit} to {limit}")
+        if len(given) == 1:
+            faults.append(f"{where}: got one of latitude and longitude; expected both, or two empty cells")
         try:
-            one.check(f"{found.file}: {name}")
+            time_of(sighting.time, where)
         except UserError as error:
             faults.append(str(error))
     raise_faults(faults)
-    return [one for _, one in rows]
-
-
-def degrees_of(cell: str | None, column: str, where: str) -> float:
-    """Return degrees; nan for an empty cell.
-
-    Example:
-        >>> degrees_of("-12.5", "latitude", "birds.csv: 1.jpg")
-        -12.5
-    """
-    if cell is None:
-        return nan
-    limit, value = LIMITS[column], number_of(cell)
-    if value is None or not -limit <= value <= limit:
-        raise UserError(f"{where}: {column}: got {cell[:50]!r}, expected degrees from {-limit} to {limit}")
-    return value
+    return [sighting for _, sighting in rows]
 
 
 COLONS = r"^(\d{4}):(\d\d):(\d\d)(?=\D|$)"  # of a date as EXIF has it
@@ -737,11 +695,7 @@ def in_days(time: datetime | None) -> float:
 
 
 def time_of(cell: str | None, where: str) -> datetime | None:
-    """Return the time in a cell; None for an empty one, and for the zeros of a camera without a clock.
-
-    Raises:
-        UserError: the cell is not a time; the error begins with ``where``.
-    """
+    """Return the time in a cell; None for an empty one, and for the zeros of a camera without a clock."""
     text = re.sub(COLONS, r"\1-\2-\3", (cell or "").strip())
     if not text or text.startswith("0000-00-00"):
         return None

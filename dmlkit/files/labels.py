@@ -50,10 +50,7 @@ def stated_label(text: str, where: str) -> str:
 def label_notes(counts: Mapping[str, int], where: str, read: Callable[[str], str | None] = label_of) -> list[str]:
     """Return a line on labels that are read in another spelling, on images without one, and on letters' case.
 
-    Args:
-        counts: number of images by the text of their label.
-        where: beginning of each line.
-        read: returns the label that a text means.
+    ``counts`` are the numbers of images by the text of their label; ``read`` returns the label that a text means.
 
     Example:
         >>> print("\\n".join(label_notes({"c00": 2, "c00 ": 1, "Crow": 1, "crow": 3, "": 4}, "t.csv")))

@@ -100,20 +100,17 @@ def is_plain_folder(path: Path) -> bool:
 
 
 @contextmanager
-def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator[None]:
+def writing(path: Path, *errors: type[Exception]) -> Generator[None]:
     """Create the folder of a file, and turn errors of a failed write into a `UserError` that names the file.
 
-    Args:
-        errors: exceptions other than OSError that a library raises for a full disk.
-        advice: what to do, after the error.
+    ``errors`` are those other than OSError that a library raises for a full disk.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except (OSError, *errors) as error:
         reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
-        after = f"; {advice}" if advice else ""
-        raise UserError(f"{path}: cannot write this file: {reason}{after}") from error
+        raise UserError(f"{path}: cannot write this file: {reason}") from error
 
 
 def write_output(path: Path, text: str) -> None:

@@ -19,11 +19,7 @@ SUSPICIOUS = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)"
 
 
 class PickedPaths(Sequence[str]):
-    """Selected strings of a sequence, not copied: copying a million paths would take a gigabyte.
-
-    Args:
-        rows: (n,) int64, positions to select.
-        prefix: text to put before each string.
+    """Strings of a sequence at ``rows``, each after ``prefix``, not copied: a million paths would take a gigabyte.
 
     Example:
         >>> list(PickedPaths(["a.jpg", "b.jpg", "c.jpg"], np.array([2, 0]), prefix="birds/"))
@@ -111,11 +107,7 @@ def read_lines(path: Path, faults: list[str]) -> list[str]:
 
 
 def raise_faults(faults: Iterable[str], advice: str = "") -> None:
-    """Raise a `UserError` with a line per kind of problem, see `merged`, if there are any.
-
-    Args:
-        advice: how to list all of them.
-    """
+    """Raise a `UserError` with a line per kind of problem, see `merged`, and how to list all, if there are any."""
     every = list(faults)
     lines = merged(every)
     if lines:

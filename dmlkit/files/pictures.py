@@ -37,10 +37,7 @@ DASHES = ("-", "--", "-.", ":")
 def picture(path: Path, height: float, columns: int = 1) -> Generator[Any]:
     """Yield a matplotlib figure to draw in; it is written atomically when the block ends.
 
-    Args:
-        path: a file name that ends in one of `PICTURES`; its folder is created.
-        height: height in millimeters.
-        columns: width in columns of a paper.
+    Its height is in millimeters, its width in columns of a paper; the file's name ends in one of `PICTURES`.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

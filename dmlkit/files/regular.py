@@ -5,12 +5,13 @@ Reading a FIFO or a device might never end. Nothing here imports torch.
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from zlib import crc32
 
-from dmlkit.errors import UserError, warn_once
+from dmlkit.errors import UserError, first_line, warn_once
 from dmlkit.files.escape import excerpt
 
 HEIC = frozenset({".heic", ".heics", ".heif", ".heifs", ".hif"})
@@ -38,10 +39,7 @@ KINDS = {
 
 
 def check_regular(path: str | Path) -> None:
-    """Check that a path is a regular file, or a link to one, before it is opened.
-
-    Raises:
-        OSError: the path is something else, which the message names, or it is missing.
+    """Raise an `OSError` unless a path is a regular file, or a link to one, before it is opened.
 
     Example:
         >>> check_regular("/dev/zero")
@@ -60,11 +58,7 @@ def cache_folder() -> Path:
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """Read the first ``size`` bytes of a regular file. The size in its status is not used: files in /proc report 0.
-
-    Raises:
-        OSError: see `check_regular`; or the file cannot be read.
-    """
+    """Read the first ``size`` bytes of a regular file. The size in its status is not used: files in /proc report 0."""
     check_regular(path)
     with path.open("rb") as file:
         return file.read(size)
@@ -95,16 +89,25 @@ def what_instead(path: Path, otherwise: str) -> str:
         return otherwise
 
 
-def read_text(path: Path, option: str, missing: str) -> str:
-    """Read a text file that an option names; ``missing`` says what was expected if there is none."""
-    require_regular_file(path)
-    where = f"{option} {path}".lstrip()
+@contextmanager
+def reading(path: Path, what: str, *errors: type[Exception], missing: str = "no such file") -> Generator[None]:
+    """Check that a path is a regular file, and turn errors of reading it into a `UserError` that says what it is."""
     try:
-        return utf8_of(path.read_bytes(), where).decode()
+        check_regular(path)
+        yield
     except FileNotFoundError:
-        raise UserError(f"{where}: {missing}") from None
-    except OSError as error:
-        raise UserError(f"{where}: cannot read this file: {error}") from error
+        raise UserError(f"{path}: {missing}") from None
+    except (UserError, MemoryError):
+        raise
+    except (OSError, *errors) as error:
+        raise UserError(f"{path}: cannot read {what}: {what_instead(path, first_line(error))}") from error
+
+
+def read_text(path: Path, missing: str = "no such file") -> str:
+    """Read a text file, see `utf8_of`; ``missing`` says what was expected if there is none."""
+    with reading(path, "this file", missing=missing):
+        content = path.read_bytes()
+    return utf8_of(content, str(path)).decode()
 
 
 def utf8_of(content: bytes, where: str) -> bytes:

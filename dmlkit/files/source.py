@@ -334,9 +334,6 @@ def is_study(path: Path) -> bool:
 def without_set(text: str, values: Mapping[str, object]) -> str:
     """Return an error on data that may have moved, for a command that takes no ``--set``: the run records the place.
 
-    Args:
-        values: the values of all parameters of the command by name.
-
     Example:
         >>> without_set("photos: no such folder; if it has moved, use --set dataset.root=PATH", {"run": None})
         'photos: no such folder; if it has moved, change dataset.root in recipe.yaml of the run'
@@ -347,32 +344,23 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
         return f"{name}: a pretrained model has no images of its own; run dmlkit embed {name} FOLDER first{other}"
     of_gallery = any((path / GALLERY_MARK).exists() for path in paths)  # to whose run --set does not apply
     of_images = isinstance(values.get("images"), Path | list)
-    if "overrides" in values and not of_images and not of_gallery:
-        return text
     before, moved, rest = text.partition(MOVED)
-    key, _, after = rest.partition("=PATH")
-    runs = [path for path in paths if moved and all((path / name).exists() for name in RUN_MARKS)]
-    places = (f"dataset.{key}: {_place_in(run, key)}: " for run in runs)
-    files = (str(run / "recipe.yaml") for run, place in zip(runs, places, strict=True) if place in before)
-    file = next(files, "recipe.yaml of the run")
-    return f"{before}if it has moved, change dataset.{key} in {file}{after}" if moved else text
-
-
-def _place_in(run: Path, key: str) -> Path | None:
-    """Return the path that a key of the dataset has in the recipe of a run."""
+    if not moved or ("overrides" in values and not of_images and not of_gallery):
+        return text
     from dmlkit.files.yaml_tree import read_yaml  # only for an error
 
-    with suppress(UserError, LookupError, TypeError):  # no recipe: nothing was read there
-        return Path(read_yaml(run / "recipe.yaml", "recipe", "").data["dataset"][key])
-    return None
+    key, _, after = rest.partition("=PATH")
+    file = "recipe.yaml of the run"
+    for recipe in [path / "recipe.yaml" for path in paths]:
+        with suppress(UserError, LookupError, TypeError):  # no recipe: nothing was read there
+            if f"dataset.{key}: {Path(read_yaml(recipe, 'recipe', '').data['dataset'][key])}: " in before:
+                file = str(recipe)
+                break
+    return f"{before}if it has moved, change dataset.{key} in {file}{after}"
 
 
 def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> None:
-    """Raise a `UserError` for the first option that does not apply to the kind of a source.
-
-    Args:
-        options: value by option; an empty value is not checked.
-    """
+    """Raise a `UserError` for the first option with a value that does not apply to the kind of a source."""
     for name, value in options.items():
         if value and kind not in APPLIES[name]:
             words = " ".join(map(str, value)) if isinstance(value, list | tuple) else value

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dmlkit.errors import UserError, first_line, some_of, warn_once
+from dmlkit.errors import UserError, some_of, warn_once
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.csv_table import CsvTable, column_called, csv_start, key_of, number_of, read_csv
 from dmlkit.files.image_table import WHOLE, arrow_compute, check_texts, text_column
 from dmlkit.files.readers.base import reader_of
-from dmlkit.files.regular import check_regular, read_text, what_instead
+from dmlkit.files.regular import read_text, reading
 
 ARRAYS = (".npy", ".npz", ".safetensors")
 CSV = (".csv", ".tsv")
@@ -116,8 +116,7 @@ class VectorFile:
 def holds_vectors(path: Path, *, with_paths: bool = False) -> bool:
     """Return whether a file has vectors, by its suffix, or by the names and types of the columns of a table.
 
-    Args:
-        with_paths: include tables that have the paths of images too.
+    Tables that have the paths of images too count only ``with_paths``.
     """
     suffix = path.suffix.lower()
     if suffix not in TABLES:
@@ -171,7 +170,7 @@ def read_label_file(path: Path) -> Any:
     if suffix == ".npy":
         return as_column(read_array(path), str(path)).cast(pa.string())
     if suffix == ".txt":
-        return pa.array(read_text(path, "", "no such file").splitlines(), pa.string())
+        return pa.array(read_text(path).splitlines(), pa.string())
     if suffix in ARRAYS:
         arrays = _arrays(path)
         names: Sequence[str] = [name for name, values in arrays.items() if values.ndim == 1]
@@ -266,8 +265,8 @@ def _numbers_of(column: Any, name: str, path: Path) -> Values:
 
 def _arrays(path: Path) -> dict[str, Values]:
     """Read the arrays of an .npz or .safetensors file; one of Python objects, which are never read, is empty."""
-    try:
-        check_regular(path)
+    # numpy, zipfile, zlib and safetensors raise many kinds for damaged files
+    with reading(path, "these arrays", Exception, missing=f"no such file; expected {EXPECTED}"):
         if path.suffix.lower() == ".npz":
             with np.load(path, allow_pickle=False) as stored:
                 return {name: _unpickled(stored, name) for name in stored.files}
@@ -277,12 +276,6 @@ def _arrays(path: Path) -> dict[str, Values]:
         with safe_open(path, "pt") as stored:  # NumPy has no bfloat16
             tensors: dict[str, torch.Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         return {name: (one.float() if one.dtype == torch.bfloat16 else one).numpy() for name, one in tensors.items()}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected {EXPECTED}") from None
-    except PermissionError:
-        raise
-    except Exception as error:  # numpy, zipfile, zlib and safetensors raise many kinds for damaged files
-        raise UserError(f"{path}: cannot read these arrays: {what_instead(path, first_line(error))}") from error
 
 
 def _unpickled(stored: Any, name: str) -> Values:

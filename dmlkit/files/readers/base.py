@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from dmlkit.errors import UserError, some_of
+from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.csv_table import USUAL, csv_start, key_of
 from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import BOX
@@ -88,10 +88,7 @@ class Reader(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if cls.__module__.startswith(f"{BUILT_IN}."):
-            Reader.known.append(cls())
-        else:
-            Reader.known.insert(0, cls())
+        Reader.known.insert(len(Reader.known) if cls.__module__.startswith(f"{BUILT_IN}.") else 0, cls())
 
     def recognizes(self, path: Path) -> bool:
         """Return whether a path has this format, by its name and, for a folder, by the names in it."""
@@ -118,10 +115,10 @@ def reader_of(path: Path) -> Reader | None:
     return next((reader for reader in Reader.known if reader.recognizes(path)), None)
 
 
-def start_of(path: Path, size: int = 4_000) -> bytes:
+def start_of(path: Path) -> bytes:
     """Return the first bytes of a file; none of one that cannot be read, which is reported where it is read whole."""
     try:
-        return read_start(path, size)
+        return read_start(path, 4_000)
     except OSError:
         return b""
 
@@ -189,17 +186,13 @@ def box_of(left: float, top: float, width: float, height: float) -> dict[str, fl
 @lru_cache(maxsize=1)  # an annotation file may take a gigabyte
 def _json(path: Path, _state: tuple[int, int]) -> Any:
     try:
-        return json.loads(read_text(path, "", "no such file").lstrip())
+        return json.loads(read_text(path).lstrip())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot read this JSON file: {error}") from error
 
 
 def json_at(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, parsed once, although several readers look at it.
-
-    Raises:
-        UserError: it cannot be read; an empty object stands for a file with anything else.
-    """
+    """Return the object in a JSON file, parsed once, although several readers look at it; empty for anything else."""
     state = path.stat()
     content = _json(path, (state.st_size, state.st_mtime_ns))
     return content if isinstance(content, dict) else {}
@@ -243,5 +236,5 @@ def counted_out(file: Path, counts: Iterable[tuple[int, str, str]]) -> list[str]
         >>> counted_out(Path("md.json"), [(2, "video", "videos"), (0, "failure", "failures")])
         ['md.json: left out: 2 videos']
     """
-    parts = [f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count]
+    parts = [counted(*entries) for entries in counts if entries[0]]
     return [f"{file}: left out: {', '.join(parts)}"] if parts else []

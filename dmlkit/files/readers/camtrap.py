@@ -42,8 +42,12 @@ class CamtrapReader(Reader):
         home, faults = path if path.is_dir() else path.parent, list[str]()
         media = {one["mediaID"]: one for _, one in _rows(home / MEDIA, ("mediaID", "deploymentID", "filePath"))}
         sites = {one["deploymentID"]: one for _, one in _rows(home / DEPLOYMENTS, ("deploymentID",))}
-        observations = _rows(home / OBSERVATIONS, ("mediaID", "deploymentID", "observationType", "individualID"))
-        seen = _of_media(home, observations, media, faults)
+        lines = _rows(home / OBSERVATIONS, ("mediaID", "deploymentID", "observationType", "individualID"))
+        observations = [(f"{home / OBSERVATIONS}:{line}", one) for line, one in lines]
+        of_media = [(where, one) for where, one in observations if one["mediaID"]]
+        missing = [(where, one["mediaID"]) for where, one in of_media if one["mediaID"] not in media]
+        faults += [f"{where}: mediaID {medium!r} is not in {MEDIA}" for where, medium in missing]
+        seen = [_Seen(where, media[one["mediaID"]], one) for where, one in of_media if one["mediaID"] in media]
         seen += _of_events(home, observations, media, {one.medium["mediaID"] for one in seen})
         observed = {one.medium["mediaID"] for one in seen}
         animals = [one for one in seen if one.observation["observationType"] == ANIMAL]
@@ -68,26 +72,12 @@ def _rows(file: Path, needs: Sequence[str]) -> list[tuple[int, Cells]]:
     return list(table.rows())
 
 
-def _of_media(
-    home: Path, observations: Sequence[tuple[int, Cells]], media: Mapping[str, Cells], faults: list[str]
-) -> list[_Seen]:
-    """Return the observations of single media; one of a medium that is not listed is a fault."""
-    found = list[_Seen]()
-    for line, one in observations:
-        where = f"{home / OBSERVATIONS}:{line}"
-        if one["mediaID"] in media:
-            found.append(_Seen(where, media[one["mediaID"]], one))
-        elif one["mediaID"]:
-            faults.append(f"{where}: mediaID {one['mediaID']!r} is not in {MEDIA}")
-    return found
-
-
 def _of_events(
-    home: Path, observations: Sequence[tuple[int, Cells]], media: Mapping[str, Cells], observed: set[str]
+    home: Path, observations: Sequence[tuple[str, Cells]], media: Mapping[str, Cells], observed: set[str]
 ) -> Iterator[_Seen]:
     """Yield the observations of events, for each medium of their deployment and time that has none of its own."""
     of_site: dict[str, list[tuple[datetime, Cells]]] = defaultdict(list)
-    events = [(f"{home / OBSERVATIONS}:{line}", one) for line, one in observations if not one["mediaID"]]
+    events = [(where, one) for where, one in observations if not one["mediaID"]]
     for one in media.values() if events else ():
         if one["mediaID"] not in observed:
             of_site[one["deploymentID"]].append((_time(one, "timestamp", str(home / MEDIA)), one))

@@ -68,11 +68,9 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _folders(file: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Yield the split and the folder of images of each of its keys, which may have several.
+    """Yield the split and the folders of images of each of its keys, below the file.
 
-    Raises:
-        UserError: one is missing or not below the file, where Roboflow's ``../train/images`` is read as
-            ``train/images``.
+    Roboflow's ``../train/images`` is read as ``train/images``.
     """
     for key, split in SPLITS.items():
         given: Any = content.get(key) or []

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from dmlkit.errors import UserError
 from dmlkit.files.csv_table import own_column
 from dmlkit.files.readers.base import ImageTable, Reader, has_paths, reader_of
 
@@ -27,8 +26,7 @@ class ImageFolderReader(Reader):
         parts, places, tables = _tables(path), list[str](), list[pa.Table]()
         for file in parts:
             reader = reader_of(file)
-            if reader is None:
-                raise UserError(f"{file}: expected a table")
+            assert reader is not None  # by the name of the file
             found = reader.read(file)
             columns = found.table.column_names
             place = columns.index(NAME) if NAME in columns else own_column(columns, "path", str(file), "path")

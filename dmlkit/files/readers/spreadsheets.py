@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dmlkit.errors import UserError, first_line, some_of
+from dmlkit.errors import UserError, some_of
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.readers.base import ImageTable, Reader, as_text, start_of
-from dmlkit.files.regular import WORKBOOKS, check_regular, read_text, what_instead
+from dmlkit.files.regular import WORKBOOKS, read_text, reading
 
 
 class CsvReader(Reader):
@@ -34,15 +34,10 @@ class ExcelReader(Reader):
             raise UserError(f"{path}: needs python-calamine: pip install 'dmlkit[excel]'; or save the sheet as CSV")
         from python_calamine import CalamineError, SheetVisibleEnum, load_workbook
 
-        try:
-            check_regular(path)
+        with reading(path, "this workbook", CalamineError):
             book = load_workbook(str(path))
             visible = [one.name for one in book.sheets_metadata if one.visible == SheetVisibleEnum.Visible]
             sheets = {name: book.get_sheet_by_name(name).to_python(skip_empty_area=False) for name in visible}
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file") from None
-        except (OSError, CalamineError) as error:
-            raise UserError(f"{path}: cannot read this workbook: {what_instead(path, first_line(error))}") from error
         sheet, *others = [name for name, rows in sheets.items() if any(map(any, rows))] or [""]
         if not sheet:
             raise UserError(f"{path}: this workbook has no cells; expected a line with the columns' names")
@@ -69,27 +64,17 @@ class ParquetReader(Reader):
 
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
+        from pyarrow import parquet
 
-        try:
-            check_regular(path)
-            return ImageTable(_arrow_table(path), path, path.parent)
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file") from None
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot read this table: {what_instead(path, first_line(error))}") from error
-
-
-def _arrow_table(path: Path) -> Any:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    if path.suffix.lower() == ".parquet":
-        return parquet.read_table(path)
-    source: Any = pa.memory_map(str(path))
-    try:
-        return pa.ipc.open_file(source).read_all()
-    except pa.ArrowInvalid:  # a stream, as the library datasets writes it
-        return pa.ipc.open_stream(source).read_all()
+        with reading(path, "this table", pa.ArrowException, UnicodeDecodeError):
+            if path.suffix.lower() == ".parquet":
+                return ImageTable(parquet.read_table(path), path, path.parent)
+            source: Any = pa.memory_map(str(path))
+            try:
+                table = pa.ipc.open_file(source).read_all()
+            except pa.ArrowInvalid:  # a stream, as the library datasets writes it
+                table = pa.ipc.open_stream(source).read_all()
+            return ImageTable(table, path, path.parent)
 
 
 class JsonRowsReader(Reader):
@@ -106,7 +91,7 @@ class JsonRowsReader(Reader):
         import pyarrow as pa
 
         rows, places = dict[str, list[str | None]](), list[str]()
-        text = read_text(path, "", "no such file")
+        text = read_text(path)
         entries = enumerate(text.splitlines(), start=1)
         lines = [(f"{path}:{number}", line) for number, line in entries if line.strip()]
         if path.suffix.lower() == ".json":

@@ -59,12 +59,8 @@ def _some(folder: Path) -> list[Path]:
 
 
 def _parsed(file: Path) -> tuple[str, list[ElementTree.Element]]:
-    """Return the name of the image of a file, and its objects.
-
-    Raises:
-        UserError: it is no XML, defines entities, which might be files or without end, or names no image.
-    """
-    text = read_text(file, "", "no such file")
+    """Return the name of the image of a file, and its objects; entities might be files, or without end."""
+    text = read_text(file)
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise UserError(f"{file}: has a DOCTYPE, which may define entities; remove it")
     try:

@@ -69,7 +69,7 @@ def box_lines(folder: Path, file: Path, faults: list[str]) -> list[BoxLine]:
     """Return the boxes of a text file below a folder; lines that are none are faults."""
     name = file.relative_to(folder).with_suffix("").as_posix()
     found = list[BoxLine]()
-    for number, line in enumerate(read_text(file, "", "no such file").splitlines(), start=1):
+    for number, line in enumerate(read_text(file).splitlines(), start=1):
         words = line.split()
         if len(_numbers(words)) in (5, 6) or (len(_numbers(words)) >= 7 and len(words) % 2):
             found.append(BoxLine(f"{file}:{number}", name, words))
