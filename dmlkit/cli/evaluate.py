@@ -225,11 +225,7 @@ class Shown:
     """Values of evaluated points in the column of the scope, if they have it themselves."""
 
     def tell(self, report: "Report", evaluation: Any, *, title: str, run: Path | None = None) -> None:
-        """Print a report, and write the table of classes if requested.
-
-        Args:
-            run: run of evaluated embeddings, whose table has the column.
-        """
+        """Print a report, and write the table of classes; ``run`` is that of embeddings, whose table has the column."""
         from dmlkit.evaluation.compare import interval_text
         from dmlkit.evaluation.report import with_stored_forms
 
@@ -320,11 +316,7 @@ def print_evidence(evidence: "Evidence | None") -> None:
 
 
 def print_values(by: "ByColumn | None", metrics: "Sequence[str] | None" = None) -> None:
-    """Print metrics per value of a column, if asked for, worst first, with differences from all others.
-
-    Args:
-        metrics: names of the metrics. Default: the last one.
-    """
+    """Print metrics, by default the last one, per value of a column, worst first, with differences from all others."""
     if by is None:
         return
     for name in metrics or [list(by.values[0].metrics)[-1]]:

@@ -1,6 +1,7 @@
 """``dmlkit gallery``: labeled embeddings to which images are added and from which they are removed."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,22 +10,11 @@ import typer
 
 from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose
 from dmlkit.cli.option_groups import BoxOptions, MovedModelOptions
-from dmlkit.cli.options import (
-    APPS,
-    AS_PARTNER,
-    Checkpoint,
-    Json,
-    ModelDevice,
-    RunPath,
-    Writes,
-    command,
-    existing,
-    second_run,
-)
+from dmlkit.cli.options import APPS, AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, second_run
 from dmlkit.errors import merged
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_gallery
+from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_gallery, require_path
 
 if TYPE_CHECKING:
     from dmlkit.gallery.incoming import Incoming
@@ -270,7 +260,7 @@ def migrate(
         Path | None,
         "IMAGES",
         "Folder that has the images of the gallery now, if they have moved.",
-        existing("the folder that has the images now"),
+        partial(require_path, expected="the folder that has the images now"),
     ] = None,
     /,
     *,

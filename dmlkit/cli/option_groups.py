@@ -1,6 +1,7 @@
 """Groups of options that several commands share; a group is one parameter of a command, see `with_options`."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +14,11 @@ from dmlkit.cli.options import (
     RunDevice,
     RunSplit,
     SetDataset,
-    existing,
     second_run,
     where_of,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import Kind, check_options, kind_of, require_folder, require_run
+from dmlkit.files.source import Kind, check_options, kind_of, require_folder, require_path, require_run
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
@@ -69,7 +69,7 @@ class BoxOptions(TableOptions):
         "PATH",
         "Use boxes of the images: a folder of YOLO's .txt files or of Pascal VOC's .xml files, or a file of COCO, "
         "MegaDetector or SpeciesNet.",
-        existing("a folder of .txt files or a .json file"),
+        partial(require_path, expected="a folder of .txt files or a .json file"),
     ] = None
     box_margin: Annotated[
         float | None, "SHARE", "Margin on each side of a box, as a share of its width or height. Default: 0."
@@ -160,11 +160,7 @@ class FusedModelOptions(ModelOptions):
     ] = None
 
     def choose(self, source: Path, *asked: Path) -> "ModelChoice":
-        """Return the model for what is compared with a source, and print the weight of a second one, see `fusion_of`.
-
-        Args:
-            asked: what is compared with it. Default: images that are not known yet.
-        """
+        """Return the model for what is compared with a source, and print the weight of a second one."""
         if asked:
             self.check_device(source, *asked)
 

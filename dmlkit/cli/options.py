@@ -19,7 +19,6 @@ from dmlkit.files.regular import TABLES
 from dmlkit.files.source import (
     partner_path,
     require_labels,
-    require_path,
     require_queries,
     require_run,
     require_second_run,
@@ -231,11 +230,6 @@ APPS = defaultdict[str, typer.Typer](typer.Typer)
 def command(*lines: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds a command with examples to those of its module; ``more`` is that of typer."""
     return lambda run: APPS[run.__module__].command(epilog=examples(*lines), **more)(with_options(run))
-
-
-def existing(expected: str) -> Callable[[Path], None]:
-    """Return a check that a path exists; ``expected`` says what should be there."""
-    return partial(require_path, expected=expected)
 
 
 def each(check: Callable[[Path], object]) -> Callable[[list[Path]], object]:

@@ -52,11 +52,7 @@ def versions() -> Iterator[str]:
 
 
 def error_and_recipe(source: Path) -> tuple[str, str]:
-    """Return the first line of the error of a recipe, empty if it has none, and its text, without paths and names.
-
-    Raises:
-        UserError: there is no such file or run.
-    """
+    """Return the first line of the error of a recipe, empty if it has none, and its text, without paths and names."""
     from dmlkit.recipe.overrides import find_recipe, read_tree
 
     if source.is_dir():

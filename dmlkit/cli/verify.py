@@ -1,10 +1,11 @@
 """``dmlkit verify``: whether two images show the same class."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, ranks_of, say, say_json
-from dmlkit.cli.options import AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, existing, second_run
+from dmlkit.cli.options import AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, second_run
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import LOCAL, require_image, require_path
@@ -37,7 +38,7 @@ def verify(
         Path | None,
         "FOLDER",
         "Folder of the paths in PAIRS. Default: the folder of that file.",
-        existing("the folder of the images"),
+        partial(require_path, expected="the folder of the images"),
     ] = None,
     prior: Annotated[
         float,

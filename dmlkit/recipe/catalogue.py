@@ -54,15 +54,13 @@ def stored_reference() -> Reference | None:
         if stored["fingerprint"] != fingerprint():
             return None
         recipe, below, families, schema = stored["reference"]
-        members = {family: tuple(map(_member, rows)) for family, rows in families.items()}
+        members = {
+            family: tuple(MemberReference(name, meaning, _keys(keys), *more) for name, meaning, keys, *more in rows)
+            for family, rows in families.items()
+        }
         return Reference(_keys(recipe), {name: _keys(keys) for name, keys in below.items()}, members, schema)
     except (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):  # none, no home, or damaged
         return None
-
-
-def _member(row: Sequence[Any]) -> MemberReference:
-    name, meaning, keys, plugin, heading = row
-    return MemberReference(name, meaning, _keys(keys), plugin, heading)
 
 
 def _keys(rows: Iterable[Sequence[Any]]) -> tuple[KeyReference, ...]:

@@ -50,17 +50,12 @@ def parse_recipe(
     return _resolve(parse_yaml(text, source), overrides, is_trained)
 
 
-def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool = False) -> Recipe:
+def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool) -> Recipe:
     apply_overrides(tree, overrides)
     rename_keys(tree)
     _name_default_members(tree.data)
     spell_out(tree)
     write_out(tree, is_trained)
-    return validate(tree, is_trained)
-
-
-def validate(tree: Tree, is_trained: bool = False) -> Recipe:
-    """Convert a tree to a recipe."""
     try:
         # strict in JSON mode: lists become tuples, and nothing else is coerced
         recipe = Recipe.model_validate_json(json.dumps(tree.data), context={"is_trained": is_trained})
@@ -97,7 +92,7 @@ BACKBONE: TypeAdapter[BackboneConfig] = TypeAdapter(Annotated[BackboneConfig, on
 KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weights in info.metadata}
 
 
-def write_out(tree: Tree, is_trained: bool = False) -> None:
+def write_out(tree: Tree, is_trained: bool) -> None:
     """Add the keys that a backbone's weights determine and the tree does not have.
 
     Weights of a trained recipe were checked before the training; it would import torchvision again.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,7 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
 
 IS_RECIPE = re.compile(r"\A(?!.*?^claim:).*?^(extends|loss):", re.MULTILINE | re.DOTALL)  # a claim is a study's
 COMMENT = re.compile(r"#\s?(.*)")
+EDITORS = "yaml-language-server:"  # start of a comment for them
 PUBLISHED = re.compile(r"published:\s*(.+)", re.IGNORECASE)
 
 
@@ -262,19 +264,11 @@ def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:
     for path in sorted(root.rglob("*.yaml")):
         text = "" if path.name.startswith("_") else path.read_text(encoding="utf-8", errors="replace")
         if IS_RECIPE.search(text):
-            headers.setdefault(path.parent, []).append(_read_header(path, text))
+            matches = takewhile(bool, map(COMMENT.fullmatch, text.splitlines()))
+            lines = [match[1].strip() for match in matches if match and not match[1].startswith(EDITORS)]
+            published = (match[1] for line in lines if (match := PUBLISHED.fullmatch(line)))
+            header = RecipeHeader(path, next(iter(lines), ""), next(published, ""))
+            headers.setdefault(path.parent, []).append(header)
     if not headers:
         raise UserError(f"{root} contains no recipes; expected .yaml files with a dataset and a loss")
     return headers
-
-
-def _read_header(path: Path, text: str) -> RecipeHeader:
-    comment: list[str] = []
-    for line in text.splitlines():
-        match = COMMENT.fullmatch(line)
-        if match is None:
-            break
-        if not match[1].startswith("yaml-language-server:"):
-            comment.append(match[1].strip())
-    published = (match[1] for line in comment if (match := PUBLISHED.fullmatch(line)))
-    return RecipeHeader(path, next(iter(comment), ""), next(published, ""))

@@ -81,20 +81,19 @@ def describe() -> Reference:
     from dmlkit.recipe.schema import FAMILIES, EvaluationConfig, Recipe, TrainingConfig
 
     families = {
-        family: tuple(describe_member(member) for _, member in sorted(root.variants.items()))
+        family: tuple(_described(member) for _, member in sorted(root.variants.items()))
         for family, root in FAMILIES.items()
     }
     below = {"training": tuple(keys_of(TrainingConfig)), "evaluation": tuple(keys_of(EvaluationConfig))}
     return Reference(tuple(keys_of(Recipe)), below, families, schema())
 
 
-def describe_member(member: type[ComponentConfig]) -> MemberReference:
-    """Return the reference of a member: the first line of its docstring, and its keys."""
-    plugin = plugin_of(member)
+def _described(member: type[ComponentConfig]) -> MemberReference:
+    plugin, name = plugin_of(member), member.model_fields["name"].default
     meaning = as_text((member.__doc__ or "").strip().partition("\n")[0])
-    name = member.model_fields["name"].default
-    title = plugin.title if plugin else None
-    return MemberReference(name, meaning, tuple(keys_of(member)), title, member.listed_under())
+    return MemberReference(
+        name, meaning, tuple(keys_of(member)), plugin.title if plugin else None, member.listed_under()
+    )
 
 
 def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:

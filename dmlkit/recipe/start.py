@@ -71,7 +71,7 @@ class Photos:
 
 def starting_recipe(setting: Photos) -> str:
     """Return the text of a recipe: YAML with comments."""
-    photos = f"{setting.trained:,} photos of {trained_classes(setting):,} classes"
+    photos = f"{setting.trained:,} photos of {setting.classes - held_out_classes(setting):,} classes"
     return "\n".join(
         [
             f"# A first recipe that trains on {photos}, by dmlkit start",
@@ -104,11 +104,6 @@ def held_out_classes(setting: Photos) -> int:
     is_none = setting.names_validation or setting.dataset.tests_known
     fraction = 0.0 if is_none else validation_fraction(setting.classes)
     return max(2, ceil(setting.classes * fraction)) if fraction else 0
-
-
-def trained_classes(setting: Photos) -> int:
-    """Return the number of classes that are trained on."""
-    return setting.classes - held_out_classes(setting)
 
 
 def _dataset(setting: Photos) -> list[str]:

@@ -93,7 +93,6 @@ class Basis(Document, frozen=True):
     kind: ClassVar[str] = "basis of a model of every class"
 
     run: str
-    """Path of the run."""
     selected_by: str
     """Metric that chooses checkpoints."""
     checkpoint: ScoredCheckpoint
@@ -155,11 +154,10 @@ class Alignment(Document, frozen=True):
     embeddings: str
     """Path of the older embeddings."""
     fingerprint: str
-    """Fingerprint of the model that made them."""
+    """That of the model that made them."""
     run: str
     """Path of the newer run, which is unchanged."""
     map: Literal["orthogonal", "linear"]
-    """Chosen map."""
     shrinkage: float | None
     """Strength with which a linear map is pulled to the orthogonal one; null for the orthogonal one."""
     errors: dict[str, float]
