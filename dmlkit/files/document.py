@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from dmlkit import __version__
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import json_text, write_text
-from dmlkit.files.regular import require_regular_file
+from dmlkit.files.regular import reading
 
 MAX_BYTES = 100_000_000  # per document: the size of the largest, a manifest with a million skipped images
 
@@ -55,15 +55,12 @@ class Document(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the document of a file."""
-        require_regular_file(path)
-        try:
+        missing = f"missing; expected a {cls.kind} that dmlkit wrote"
+        with reading(path, f"this {cls.kind}", UnicodeDecodeError, missing=missing):
             if path.stat().st_size > MAX_BYTES:
                 raise UserError(f"{path}: expected a {cls.kind}, got a file of more than {MAX_BYTES:,} bytes")
-            return cls.from_json(path.read_text(encoding="utf-8"), str(path))
-        except FileNotFoundError:
-            raise UserError(f"{path}: missing; expected a {cls.kind} that dmlkit wrote") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot read this {cls.kind}: {error}") from error
+            text = path.read_text(encoding="utf-8")
+        return cls.from_json(text, str(path))
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
