@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from dmlkit.errors import UserError, merged
-from dmlkit.files.regular import check_regular
+from dmlkit.files.regular import reading
 
 MAX_FAULTS = 20  # kinds of problems in one message
 DATA_CHECK = "; run dmlkit data check --all to list all"
@@ -97,13 +97,11 @@ def unreadable_name(path: str) -> str:
 def read_lines(path: Path, faults: list[str]) -> list[str]:
     """Read the lines of a text file; report in ``faults`` if it is missing, not regular or not UTF-8."""
     try:
-        check_regular(path)
-        return path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        faults.append(f"{path}: no such file; unpack the archive again")
-    except (OSError, UnicodeDecodeError) as error:
-        faults.append(f"{path}: cannot read this list: {error}")
-    return []
+        with reading(path, "this list", UnicodeDecodeError, missing="no such file; unpack the archive again"):
+            return path.read_text(encoding="utf-8").splitlines()
+    except UserError as error:
+        faults.append(str(error))
+        return []
 
 
 def raise_faults(faults: Iterable[str], advice: str = "") -> None:
