@@ -28,9 +28,9 @@ import sys
 if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses such a Python, a clone on the path does not
     sys.exit(f"dmlkit needs Python 3.11 or later; this is Python {sys.version_info[0]}.{sys.version_info[1]}")
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dmlkit.component.lazy import import_on_demand
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,23 +44,4 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Embedder", "ImageGallery", "UserError", "evaluate", "load", "open_gallery", "start", "train"]
 __version__ = "0.1.0"
 
-if not TYPE_CHECKING:  # each is imported when it is first asked for: torch takes seconds
-    _PLACES = {
-        "Client": ("dmlkit.serve.client", "Client"),
-        "Embedder": ("dmlkit.vectors.embedder", "Embedder"),
-        "ImageGallery": ("dmlkit.evaluation.image_gallery", "ImageGallery"),
-        "evaluate": ("dmlkit.evaluation.run", "evaluate_run"),
-        "open_gallery": ("dmlkit.evaluation.image_gallery", "open_gallery"),
-        "load": ("dmlkit.vectors.embedder", "load"),
-        "start": ("dmlkit.training.start", "start"),
-        "train": ("dmlkit.training.train", "train"),
-    }
-
-    def __getattr__(name: str) -> object:
-        if name not in _PLACES:
-            raise AttributeError(f"module 'dmlkit' has no attribute {name!r}; it has {', '.join(__all__)}")
-        module, attribute = _PLACES[name]
-        return getattr(import_module(module), attribute)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+import_on_demand(__name__)  # torch takes seconds

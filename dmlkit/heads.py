@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
+from dmlkit.component import Component, ComponentConfig, Requirement, import_on_demand, option
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.lorentz import Lorentz
@@ -233,4 +233,4 @@ class MobiusLinear(_HyperbolicLinear, name="mobius_linear"):
         super().__post_init__()
 
 
-suggest_members(__name__)
+import_on_demand(__name__)

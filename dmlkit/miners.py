@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
+from dmlkit.component import Component, ComponentConfig, Requirement, import_on_demand, option
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 
@@ -182,4 +182,4 @@ class DistanceWeighted(Miner, name="distance_weighted"):
         return log_weights.softmax(1).nan_to_num()
 
 
-suggest_members(__name__)
+import_on_demand(__name__)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat
 from torch import nn
 from torch.optim import Optimizer
 
-from dmlkit.component import ComponentConfig, suggest_members
+from dmlkit.component import ComponentConfig, import_on_demand
 from dmlkit.manifolds.base import load_geoopt
 
 __all__ = [
@@ -119,4 +119,4 @@ class RiemannianSGDConfig(OptimizerConfig, frozen=True):
         return load_geoopt().optim.RiemannianSGD(self.groups(parameters), stabilize=STABILIZE, **options)
 
 
-suggest_members(__name__)
+import_on_demand(__name__)

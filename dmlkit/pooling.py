@@ -7,7 +7,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
+from dmlkit.component import Component, ComponentConfig, Requirement, import_on_demand, option
 
 __all__ = ["Avg", "AvgMax", "Cls", "GeM", "Max", "Pooling", "PoolingConfig"]
 
@@ -129,4 +129,4 @@ class Cls(Pooling, name="cls"):
         return token
 
 
-suggest_members(__name__)
+import_on_demand(__name__)

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from dmlkit.component import ComponentConfig, suggest_members
+from dmlkit.component import ComponentConfig, import_on_demand
 
 __all__ = ["ConstantConfig", "CosineConfig", "ScheduleConfig", "StepConfig"]
 
@@ -73,4 +73,4 @@ class StepConfig(ScheduleConfig, frozen=True):
         return self.gamma ** (int(epoch) // self.every)
 
 
-suggest_members(__name__)
+import_on_demand(__name__)

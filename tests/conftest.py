@@ -344,7 +344,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def plugin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Load the text of a plug-in file; its members are removed after the test."""
-    from dmlkit.recipe.plugin import load_file, rebuild_unions
+    from dmlkit.recipe.plugin import load_file
     from dmlkit.recipe.schema import FAMILIES
 
     before = {root: dict(root.variants) for root in FAMILIES.values()}
@@ -358,7 +358,6 @@ def plugin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     for root, variants in before.items():
         root.variants.clear()
         root.variants.update(variants)
-    rebuild_unions()
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,18 @@
 """The registry: a new member is found without being listed anywhere."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+import dmlkit.losses
 from dmlkit.component import ComponentConfig, MemberError, one_of
-from dmlkit.recipe.plugin import rebuild_unions
 from dmlkit.recipe.schema import FAMILIES
+
+EVERY = {path.stem for path in Path(dmlkit.losses.__path__[0]).glob("*.py")} - {"__init__", "base"}  # files of losses
 
 
 class ShapeConfig(ComponentConfig, frozen=True): ...
@@ -80,17 +85,46 @@ class House(BaseModel):
     wall: Wall
 
 
-def test_a_member_that_comes_late_is_in_every_union_once_they_are_rebuilt():
+def test_a_member_that_comes_late_is_in_every_union():
     text = '{"wall": {"frames": {"left": {"name": "frame", "inner": {"name": "frame", "inner": {"name": "late"}}}}}}'
-    with pytest.raises(ValidationError, match="expected tags"):
+    with pytest.raises(ValidationError, match="should have one of the names frame, room "):
         House.model_validate_json(text)
 
     class LateConfig(PlaceConfig, frozen=True):
         name: Literal["late"] = "late"
 
-    rebuild_unions()
     inner = House.model_validate_json(text).wall.frames["left"].inner
     assert inner == FrameConfig(inner=LateConfig())
+
+
+@pytest.mark.parametrize(
+    ("asked", "imported"),
+    [
+        ("LossConfig.variants['triplet']", {"triplet"}),
+        ("dmlkit.losses.Triplet", {"triplet"}),
+        ("'pair_loss' in LossConfig.variants", EVERY),  # no member: all files are searched
+        ("LossConfig.variants['matryoshka']", EVERY),  # it has no file of its own
+        ("len(LossConfig.variants)", EVERY),
+    ],
+)
+def test_a_member_is_imported_when_it_is_asked_for(asked: str, imported: set[str]):
+    code = (
+        "import sys, dmlkit.losses; from dmlkit.losses import LossConfig\n"
+        f"before = {{*sys.modules}}; {asked}; print(*{{*sys.modules}} - before)"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    new = {name.removeprefix("dmlkit.losses.") for name in output.split() if name.startswith("dmlkit.losses.")}
+    assert new & EVERY - {"pair_loss"} == imported - {"pair_loss"}
+
+
+def test_a_plugin_cannot_take_the_name_of_a_member_that_is_not_imported(tmp_path: Path):
+    """The two members have a file of their own and one with others."""
+    code = "from pathlib import Path; from dmlkit.recipe.plugin import load_file; load_file(Path('plugin.py'))"
+    for name in ("triplet", "per_factor"):
+        text = f"from dmlkit.losses import Loss\nclass Mine(Loss, name={name!r}):\n    def compute(self, *_): ..."
+        (tmp_path / "plugin.py").write_text(text)
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+        assert f"plugin.py: cannot load this plug-in: the name {name!r} is taken by dmlkit" in ended.stderr
 
 
 def test_members_are_frozen():
@@ -101,8 +135,6 @@ def test_members_are_frozen():
 def test_a_misspelt_class_gets_a_suggestion():
     with pytest.raises(ImportError, match="ProxyAncor"):
         from dmlkit.losses import ProxyAncor  # noqa: F401
-    import dmlkit.losses
-
     with pytest.raises(AttributeError, match="did you mean 'ProxyAnchor'"):
         dmlkit.losses.ProxyAncor  # noqa: B018
 

@@ -23,7 +23,7 @@ def test_no_name_is_that_of_a_folder():
 
 
 def test_another_name_is_told_with_those_there_are():
-    with pytest.raises(AttributeError, match="no attribute 'fit'; it has Client, Embedder, ImageGallery, "):
+    with pytest.raises(AttributeError, match="no attribute 'fit'; available: Client, Embedder, ImageGallery, "):
         getattr(dmlkit, "fit")  # noqa: B009
 
 

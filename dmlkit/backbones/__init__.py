@@ -1,12 +1,16 @@
 """Backbones, which turn images into features; the networks of torchvision share a file."""
 
-from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.backbones.bn_inception import BNInception
-from dmlkit.backbones.identity import Identity, IdentityConfig
-from dmlkit.backbones.small_cnn import SmallCNN
-from dmlkit.backbones.timm import Timm
-from dmlkit.backbones.torchvision import ConvNeXt, GoogLeNet, ResNet18, ResNet50, ResNet101, ViT
-from dmlkit.component import load_family
+from typing import TYPE_CHECKING
+
+from dmlkit.component import import_on_demand
+
+if TYPE_CHECKING:
+    from dmlkit.backbones.base import Backbone, BackboneConfig
+    from dmlkit.backbones.bn_inception import BNInception
+    from dmlkit.backbones.identity import Identity, IdentityConfig
+    from dmlkit.backbones.small_cnn import SmallCNN
+    from dmlkit.backbones.timm import Timm
+    from dmlkit.backbones.torchvision import ConvNeXt, GoogLeNet, ResNet18, ResNet50, ResNet101, ViT
 
 __all__ = [
     "BNInception",
@@ -24,4 +28,4 @@ __all__ = [
     "ViT",
 ]
 
-load_family(__name__)
+import_on_demand(__name__)

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dmlkit.component import ComponentConfig, Requirement, suggest_members
+from dmlkit.component import ComponentConfig, Requirement, import_on_demand
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Pooling
 
@@ -255,4 +255,4 @@ def merge(backbone: nn.Module) -> None:
                 parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
 
-suggest_members(__name__)
+import_on_demand(__name__)

@@ -1,18 +1,21 @@
 """Components: families that find their own members, and members whose attributes are their options."""
 
-from dmlkit.component.family import (
-    ComponentConfig,
-    MemberError,
-    NameTakenError,
-    OptionsConfig,
-    Requirement,
-    components_below,
-    from_weights,
-    load_family,
-    one_of,
-    suggest_members,
-)
-from dmlkit.component.options import Component, option, recipe_key
+from typing import TYPE_CHECKING
+
+from dmlkit.component.lazy import import_on_demand
+
+if TYPE_CHECKING:
+    from dmlkit.component.family import (
+        ComponentConfig,
+        MemberError,
+        NameTakenError,
+        OptionsConfig,
+        Requirement,
+        components_below,
+        from_weights,
+        one_of,
+    )
+    from dmlkit.component.options import Component, option, recipe_key
 
 __all__ = [
     "Component",
@@ -23,9 +26,10 @@ __all__ = [
     "Requirement",
     "components_below",
     "from_weights",
-    "load_family",
+    "import_on_demand",
     "one_of",
     "option",
     "recipe_key",
-    "suggest_members",
 ]
+
+import_on_demand(__name__)

@@ -8,8 +8,6 @@ from inspect import Parameter, isclass, isfunction, signature
 from types import UnionType, new_class
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import ConfigDict
-
 from dmlkit.component.family import ComponentConfig, MemberError, OptionsConfig, one_of
 
 REQUIRED: Any = Parameter.empty
@@ -67,8 +65,6 @@ def config_of(cls: Any, name: str | None) -> Any:
         "__annotations__": {**annotations, "component": ClassVar[Any]},
         "component": cls,
         roots[0].builder if roots else "build": _builder(cls, next(iter([*roots, *bases]))),
-        # A union of a family is complete only after all of its members are imported.
-        "model_config": ConfigDict(defer_build=True),
     }
     config = new_class(
         title,

@@ -1,20 +1,20 @@
 """Families of components that find their own members.
 
-A family root (``LossConfig``) records its subclasses by their ``name``. ``Annotated[LossConfig, one_of]``
-becomes a tagged union over them, so a recipe's ``loss: {name: triplet, margin: 0.1}`` is validated by the
-class that owns the options. A new member is one new file in the family's folder.
+A family root (``LossConfig``) records its subclasses by their ``name``. A field ``Annotated[LossConfig, one_of]``
+accepts each of them, so a recipe's ``loss: {name: triplet, margin: 0.1}`` is validated by the class that owns the
+options. A new member is one new file in the family's folder, which is imported when the member is asked for.
 """
 
-import sys
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from inspect import isclass
 from pkgutil import iter_modules
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,54 @@ class _Blank:
     pass
 
 
+class Members(MutableMapping[str, type[Any]]):
+    """Members of a family by name, in alphabetical order; those in its folder are imported when they are asked for.
+
+    A name imports the file that is called so, and the whole family if there is none, as a loop over the members does.
+    Files whose names start with an underscore and subfolders have no members.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self.folder = folder  # package whose files are not all imported yet
+        self.imported: dict[str, type[Any]] = {}
+
+    def _import(self, name: str | None = None) -> None:
+        """Import the file of a name; without a name, or if it has no file, import all of them."""
+        if self.folder is None:
+            return
+        infos = iter_modules(import_module(self.folder).__path__)
+        files = [info.name for info in infos if not info.ispkg and not info.name.startswith("_")]
+        for file in [name] if name in files else files:
+            import_module(f"{self.folder}.{file}")
+        if name not in files:
+            self.folder = None
+
+    def __getitem__(self, name: str) -> type[Any]:
+        if name not in self.imported:
+            self._import(name)
+        if name not in self.imported:  # a file such as base.py
+            self._import()
+        return self.imported[name]
+
+    def __setitem__(self, name: str, member: type[Any]) -> None:
+        self.imported[name] = member
+
+    def __delitem__(self, name: str) -> None:
+        del self.imported[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._import()
+        return iter(sorted(self.imported))
+
+    def __len__(self) -> int:
+        self._import()
+        return len(self.imported)
+
+
 class ComponentConfig(OptionsConfig, frozen=True):
     """Base of every family root. A direct subclass is a root; a subclass of a root is a member. A subclass defined
-    with ``abstract=True`` is neither: it holds what several members share.
+    with ``abstract=True`` is neither: it holds what several members share. If the root is in a module ``base``, its
+    folder holds the members.
 
     Raises:
         MemberError: a member's ``name`` is not a Literal with a default, another member has the same name, or a method
@@ -91,7 +136,7 @@ class ComponentConfig(OptionsConfig, frozen=True):
         1.0
     """
 
-    variants: ClassVar[dict[str, type[Any]]]
+    variants: ClassVar[Members]
     builder: ClassVar[str] = "build"
     """Method that returns the component, in the configurations that are derived from components."""
     name: str
@@ -107,7 +152,8 @@ class ComponentConfig(OptionsConfig, frozen=True):
     @classmethod
     def __pydantic_init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         if ComponentConfig in cls.__bases__:
-            cls.variants = {}
+            folder, _, module = cls.__module__.rpartition(".")
+            cls.variants = Members(folder if module == "base" else None)
             return
         if abstract:
             return
@@ -118,7 +164,8 @@ class ComponentConfig(OptionsConfig, frozen=True):
         lacking = cls.lacks()
         if lacking:
             raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{hook}()' for hook in lacking)}")
-        known = cls.variants.get(name)
+        of_folder = cls.__module__.startswith(f"{cls.variants.folder}.")  # the file that is being imported
+        known = (cls.variants.imported if of_folder else cls.variants).get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NameTakenError(name, known, cls)
         cls.variants[name] = cls
@@ -141,21 +188,24 @@ class OneOf:
     """Marker for ``Annotated[Root, one_of]``: ``name`` selects the member."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices = {tag(name): handler.generate_schema(variant) for name, variant in source.variants.items()}
-        return core_schema.tagged_union_schema(choices, discriminator=_discriminator)
+        return core_schema.with_info_plain_validator_function(partial(_validate, source), metadata={"family": source})
 
 
 one_of = OneOf()
 
 
-def tag(name: str) -> str:
-    """Return the union tag of a member: in angle brackets, so that it never equals a key in an error's location."""
-    return f"<{name}>"
-
-
-def _discriminator(value: Any) -> str | None:
+def _validate(family: type[ComponentConfig], value: Any, info: ValidationInfo) -> Any:
+    """Validate a value by the member of a family that it names."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return tag(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        raise PydanticCustomError("member_without_name", "Input should be a mapping with the name of a member")
+    member = family.variants.get(name)
+    if member is None:
+        known = ", ".join(family.variants)
+        raise PydanticCustomError("unknown_member", "Input should have one of the names {known}", {"known": known})
+    if info.mode == "json":  # where lists become tuples
+        return member.model_validate_json(json.dumps(value), context=info.context)
+    return member.model_validate(value, context=info.context)
 
 
 def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], ComponentConfig]]:
@@ -168,34 +218,3 @@ def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[t
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
             yield from components_below((*key, index), item)
-
-
-def load_family(package: str) -> None:
-    """Import every file of a family's folder, which registers its members.
-
-    Subfolders and files whose names start with an underscore have none; they may import packages that take seconds.
-
-    The folder's ``__init__`` also imports them by name, for editors and type checkers. A new file works in recipes
-    before it is added there; a test prints the line to add.
-    """
-    for module_info in iter_modules(sys.modules[package].__path__, f"{package}."):
-        if not module_info.ispkg and not module_info.name.startswith(f"{package}._"):
-            import_module(module_info.name)
-    suggest_members(package)
-
-
-def suggest_members(module: str) -> None:
-    """Let ``dmlkit.losses.Tripet`` raise an error that names the members of the family.
-
-    The function is set here because a ``__getattr__`` in the source would let every name pass the type checker.
-    """
-    known = [key for key in sys.modules[module].__all__ if isclass(vars(sys.modules[module])[key])]
-
-    def find(name: str) -> object:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known))}"
-        raise AttributeError(f"module {module!r} has no attribute {name!r}; {hint}")
-
-    vars(sys.modules[module])["__getattr__"] = find

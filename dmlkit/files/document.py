@@ -103,9 +103,9 @@ class Document(BaseModel, frozen=True, extra="forbid"):
             return cls.model_validate_json(json.dumps(fields, allow_nan=False), strict=True)
         except ValidationError as error:
             first: Any = error.errors()[0]
-            key = "".join(f"{step}." for step in first["loc"] if not str(step).startswith("<"))  # a union's tag
-            if first["type"] == "union_tag_invalid":
-                name = first["ctx"]["tag"].strip("<>")
+            key = "".join(f"{step}." for step in first["loc"])
+            if first["type"] == "unknown_member":
+                name = first["input"]["name"]
                 raise UserError(
                     f"{description}: {key}name: {name!r} is unknown; install the plug-in that defines it, or give its "
                     "file with --plugin"

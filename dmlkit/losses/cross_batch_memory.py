@@ -14,8 +14,9 @@ from dmlkit.losses.pair_loss import PairLoss
 
 def compares_pairs(loss: LossConfig) -> LossConfig:
     """Return the configuration of a pair loss."""
-    able = sorted(name for name, kind in LossConfig.variants.items() if issubclass(kind.component or object, PairLoss))
-    if loss.name not in able:
+    if not issubclass(loss.component or object, PairLoss):
+        kinds = LossConfig.variants.items()
+        able = [name for name, kind in kinds if issubclass(kind.component or object, PairLoss)]
         raise ValueError(
             f"{loss.name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(able)}"
         )

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from dmlkit.component import ComponentConfig
 from dmlkit.files.escape import EXCERPT, excerpt
 from dmlkit.files.yaml_tree import Key, Tree
 
@@ -32,25 +33,24 @@ def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) 
 def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
     if fault["type"] == "requirements":
         return [_requirement_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
-    location = fault["loc"]
-    key: Key = tuple(step for step in location if not _is_tag(step))
+    key: Key = fault["loc"]
     match fault["type"]:
         case "extra_forbidden":
-            known = list(_model_at(location[:-1], model).model_fields)
+            known = list(_model_at(key[:-1], tree.data, model).model_fields)
             return [key_line(tree, key, f"unknown key; {suggest(str(key[-1]), known)}")]
         case "missing":
             return [key_line(tree, key, "this key is missing and has no default; add it")]
-        case "union_tag_invalid":
-            family, name = _model_at(location, model), fault["input"]["name"]
+        case "unknown_member":
+            family, name = _model_at(key, tree.data, model), fault["input"]["name"]
             what = family.__name__.removesuffix("Config").lower()
-            text = f"unknown {what} {quoted(name)}; {suggest_member(name, sorted(family.variants))}"
+            text = f"unknown {what} {quoted(name)}; {suggest_member(name, [*family.variants])}"
             return [fault_line(tree, (*key, "name"), text)]
-        case "union_tag_not_found":
-            family = _model_at(location, model)
+        case "member_without_name":
+            family = _model_at(key, tree.data, model)
             if isinstance(fault["input"], str) and hasattr(family, "names_known"):
                 hint = suggest_member(fault["input"], family.names_known())
                 return [fault_line(tree, key, f"unknown name {quoted(fault['input'])}; {hint}")]
-            known = ", ".join(sorted(family.variants))
+            known = ", ".join(family.variants)
             got = "a mapping without a name" if isinstance(fault["input"], dict) else quoted(fault["input"])
             text = f"got {got}; expected a mapping such as {{name: NAME}}, with NAME one of {known}"
             return [fault_line(tree, key, text)]
@@ -106,18 +106,14 @@ def suggest_member(name: str, known: Sequence[str]) -> str:
     return f"{hint}{'' if hint.endswith('?') else ';'} or load its file with --plugin FILE"
 
 
-def _is_tag(step: str | int) -> bool:
-    return isinstance(step, str) and step.startswith("<") and step.endswith(">")
-
-
-def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:
-    """Return the model class that a pydantic error location points into."""
-    model: Any = root
+def _model_at(location: Key, data: Any, model: Any) -> Any:
+    """Return the model class at the location of an error; a family's root where no member is named."""
     for step in location:
-        if _is_tag(step):
-            model = model.variants[str(step)[1:-1]]
-        elif isinstance(step, str):
+        data = data[step]
+        if isinstance(step, str):
             model = next(models_in(model.model_fields[step].annotation))
+        if isinstance(data, dict) and issubclass(model, ComponentConfig):
+            model = model.variants.get(str(data.get("name")), model)
     return model
 
 

@@ -12,7 +12,7 @@ import hashlib
 import re
 import sys
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -97,8 +97,6 @@ def load_installed() -> None:
                 warnings.warn(f"plug-in {plugin.title} is skipped: {error}; fix or uninstall it", stacklevel=2)
         else:
             _loaded.append(plugin)
-    if _loaded:
-        rebuild_unions()
 
 
 def load_file(path: Path) -> Plugin:
@@ -115,14 +113,13 @@ def load_file(path: Path) -> Plugin:
         return plugin
     with _all_or_nothing():
         _run(path, plugin)
-        members = [member for root in _roots() for member in root.variants.values()]
+        members = [member for root in _roots() for member in root.variants.imported.values()]
         if not any(map(plugin.holds, [*members, *map(type, Reader.known)])):
             raise UserError(
                 f"{path}: this plug-in defines no member of a family; expected a class such as "
                 'Mine(Loss, name="mine"), or one that derives from DatasetConfig, Reader or another root'
             )
     _loaded.append(plugin)
-    rebuild_unions()
     return plugin
 
 
@@ -200,7 +197,7 @@ def _roots() -> list[type[ComponentConfig]]:
 @contextmanager
 def _all_or_nothing() -> Generator[None]:
     """Remove the members of a plug-in if it fails, except members of dmlkit that it was the first to import."""
-    before, readers = {root: set(root.variants) for root in _roots()}, list(Reader.known)
+    before, readers = {root: set(root.variants.imported) for root in _roots()}, list(Reader.known)
     try:
         yield
     except UserError:
@@ -208,38 +205,10 @@ def _all_or_nothing() -> Generator[None]:
             reader for reader in Reader.known if reader in readers or type(reader).__module__.startswith("dmlkit.")
         ]
         for root in _roots():
-            for name in set(root.variants) - before.get(root, set()):
+            for name in set(root.variants.imported) - before.get(root, set()):
                 if root.variants[name].__module__.partition(".")[0] != "dmlkit":
                     del root.variants[name]
         raise
-
-
-def rebuild_unions() -> None:
-    """Rebuild every model that has a union of members: a union is fixed once built, but members were added later."""
-    known: dict[type[BaseModel], bool] = {}
-    holders = [model for model in _below(BaseModel) if _holds_union(model, known)]
-    for model in holders:  # otherwise a model would be rebuilt from another's old schema
-        if "__pydantic_core_schema__" in vars(model):
-            del model.__pydantic_core_schema__
-    for model in holders:
-        model.model_rebuild(force=True)
-
-
-def _below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for model in root.__subclasses__():
-        yield model
-        yield from _below(model)
-
-
-def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> bool:
-    """Return whether the model, or a model nested in it, has a union of members."""
-    from dmlkit.recipe.faults import models_in  # with YAML: 30 ms, which only plug-ins need
-
-    if model not in known:
-        known[model] = False  # for now: models may refer to each other in a cycle
-        inside = [part for field in model.model_fields.values() for part in models_in(field.annotation)]
-        known[model] = any(ComponentConfig in part.__bases__ or _holds_union(part, known) for part in inside)
-    return known[model]
 
 
 class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):

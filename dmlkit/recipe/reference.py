@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from inspect import cleandoc, getsource
 from itertools import pairwise
 from textwrap import dedent
@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core.core_schema import ModelSchema
+from pydantic_core.core_schema import ModelSchema, definition_reference_schema, tagged_union_schema
 
 from dmlkit.component import Component, ComponentConfig, from_weights
 from dmlkit.files.atomic import write_text
@@ -80,10 +80,7 @@ def describe() -> Reference:
     """Return the reference of all recipe keys known in this process."""
     from dmlkit.recipe.schema import FAMILIES, EvaluationConfig, Recipe, TrainingConfig
 
-    families = {
-        family: tuple(_described(member) for _, member in sorted(root.variants.items()))
-        for family, root in FAMILIES.items()
-    }
+    families = {family: tuple(map(_described, root.variants.values())) for family, root in FAMILIES.items()}
     below = {"training": tuple(keys_of(TrainingConfig)), "evaluation": tuple(keys_of(EvaluationConfig))}
     return Reference(tuple(keys_of(Recipe)), below, families, schema())
 
@@ -145,7 +142,21 @@ def schema() -> dict[str, Any]:
 
 
 class _WithMeanings(GenerateJsonSchema):
-    """Schema generator that describes the keys of each model by the docstrings below them."""
+    """Schema generator that describes the keys of each model by the docstrings below them, and families by members."""
+
+    @cached_property
+    def described(self) -> set[type[ComponentConfig]]:
+        """Families whose members are in the schema, or will be."""
+        return set()
+
+    def function_plain_schema(self, schema: Any) -> dict[str, Any]:
+        """Describe a family as the union of its members, and only refer to them the next time, as within a member."""
+        family: type[ComponentConfig] = schema["metadata"]["family"]
+        members: dict[str, Any] = {name: member.__pydantic_core_schema__ for name, member in family.variants.items()}
+        if family in self.described:
+            members = {name: definition_reference_schema(member["ref"]) for name, member in members.items()}
+        self.described.add(family)
+        return self.tagged_union_schema(tagged_union_schema(members, discriminator=str))
 
     def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
         described = super().model_schema(schema)

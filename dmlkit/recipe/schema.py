@@ -220,7 +220,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         kind, taken = self.dataset.sample, self.backbone.sample
         held = f"dataset {self.dataset.name} has {kind}s"
         if taken != kind:
-            able = [name for name, variant in sorted(BackboneConfig.variants.items()) if variant.sample == kind]
+            able = [name for name, variant in BackboneConfig.variants.items() if variant.sample == kind]
             yield (
                 ("backbone", "name"),
                 f"{self.backbone.name} takes {taken}s, but {held}; use {' or '.join(able) or 'a plug-in'}",
@@ -244,7 +244,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 if owner is None or value in choices:  # a component without the key is refused by its name
                     continue
                 if fact in type(owner).__class_vars__:  # no key: name the members that have it
-                    variants = sorted(owner.variants.items())
+                    variants = owner.variants.items()
                     choices = tuple(name for name, variant in variants if getattr(variant, fact) in choices)
                     needed, value = ".".join((*place, "name")), owner.name
                 allowed = " or ".join("null" if choice is None else str(choice) for choice in choices)
@@ -354,7 +354,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             return
         key = ("training", "shard_proxies")
         if not self.loss.shares_classes:
-            able = [name for name, variant in sorted(LossConfig.variants.items()) if variant.shares_classes]
+            able = [name for name, variant in LossConfig.variants.items() if variant.shares_classes]
             yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
         if self.training.precision == "fp16":
             yield key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16"

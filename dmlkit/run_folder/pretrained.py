@@ -48,7 +48,7 @@ def backbone_keys(name: str) -> dict[str, Any]:
     family, _, value = name.partition(":")
     known = [
         member
-        for member, config in sorted(BackboneConfig.variants.items())
+        for member, config in BackboneConfig.variants.items()
         if config.published_input is not BackboneConfig.published_input
     ]
     if family not in known:

@@ -1,15 +1,19 @@
 """Transforms from an image of any size to a normalized tensor, for training and for evaluation."""
 
-from dmlkit.component import load_family
-from dmlkit.transforms.base import Resizing, TransformConfig
-from dmlkit.transforms.presets import (
-    BNInceptionConfig,
-    CgmlCarsConfig,
-    HypViTConfig,
-    ImageNetConfig,
-    PlainConfig,
-    PretrainedConfig,
-)
+from typing import TYPE_CHECKING
+
+from dmlkit.component import import_on_demand
+
+if TYPE_CHECKING:
+    from dmlkit.transforms.base import Resizing, TransformConfig
+    from dmlkit.transforms.presets import (
+        BNInceptionConfig,
+        CgmlCarsConfig,
+        HypViTConfig,
+        ImageNetConfig,
+        PlainConfig,
+        PretrainedConfig,
+    )
 
 __all__ = [
     "BNInceptionConfig",
@@ -22,4 +26,4 @@ __all__ = [
     "TransformConfig",
 ]
 
-load_family(__name__)
+import_on_demand(__name__)

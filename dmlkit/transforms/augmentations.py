@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, Discriminator, Field, NonNegativeInt, PositiveInt, Tag, model_validator
 from torch import Tensor
 
-from dmlkit.component import ComponentConfig, suggest_members
+from dmlkit.component import ComponentConfig, import_on_demand
 
 __all__ = [
     "AugmentationConfig",
@@ -285,4 +285,4 @@ class TrivialAugmentConfig(FromTorchvisionConfig, frozen=True):
     """Value 0..255, or one per channel, of pixels from outside the image; null is black."""
 
 
-suggest_members(__name__)
+import_on_demand(__name__)
