@@ -104,8 +104,9 @@ def calibrate(
         _calibrate_run(source, far, chosen.device, asked, of_run, json=json)
         return
 
-    from dmlkit.evaluation.by_value import column_table, identification_rates_by_value
+    from dmlkit.evaluation.by_value import column_table
     from dmlkit.evaluation.calibration import plot_reliability
+    from dmlkit.evaluation.rates_by_value import identification_rates_by_value
     from dmlkit.gallery.folder import GalleryFolder
     from dmlkit.identify.calibrated import calibration_file
     from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_by_value, calibrate_gallery
@@ -222,8 +223,9 @@ def _calibrate_run(
     json: bool,
 ) -> None:
     """Choose the threshold for pairs of a run, store it, and print its rates."""
-    from dmlkit.evaluation.by_value import column_table, pair_rates_by_value
+    from dmlkit.evaluation.by_value import column_table
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run, plot_reliability
+    from dmlkit.evaluation.rates_by_value import pair_rates_by_value
     from dmlkit.run_folder.folder import RunFolder
 
     ranks = ranks_of(device)

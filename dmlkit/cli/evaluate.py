@@ -342,7 +342,7 @@ def print_values(by: "ByColumn | None", metrics: "Sequence[str] | None" = None) 
 def tell_points(source: Path, other: Path | None, shown: Shown, labels: dict[Path, Path], manifold: str | None) -> None:
     """Evaluate points, searched among themselves or in others."""
     from dmlkit.evaluation.arrays import evaluate_points
-    from dmlkit.evaluation.by_value import own_values, points_table
+    from dmlkit.evaluation.rates_by_value import own_values, points_table
     from dmlkit.gallery.sources import array_points, open_points
 
     scope = shown.scope

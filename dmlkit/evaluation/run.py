@@ -18,7 +18,6 @@ from dmlkit.evaluation.augmented import check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
-from dmlkit.evaluation.second import by_features, local_features
 from dmlkit.files.source import LOCAL
 from dmlkit.files.where import Where
 from dmlkit.metrics.base import Points
@@ -220,6 +219,8 @@ def _with_fusion(
 ) -> dict[str, Any]:
     """Embed with two models, or prepare local scores of the embedded images."""
     if fusion.run == LOCAL:
+        from dmlkit.evaluation.second import by_features, local_features  # with identify/, which training needs not
+
         features, _ = local_features(trained, ranks, dataset, embeddings, bar)
         return {"rescorer": by_features(features, fusion)}
     both = fuse(trained, fusion, ranks)

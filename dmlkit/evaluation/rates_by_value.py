@@ -1,0 +1,136 @@
+"""Error rates of a calibration per value of a column, and the columns of galleries and embeddings."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.distributed.launch import Ranks
+from dmlkit.errors import UserError
+from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column
+from dmlkit.files.csv_table import column_called
+from dmlkit.files.image_table import SIGHTING
+from dmlkit.files.readers.base import reader_of
+from dmlkit.files.regular import TABLES
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.sources import open_points, split_points
+from dmlkit.identify.calibrated import Identification
+from dmlkit.identify.calibration import most_tried
+from dmlkit.identify.decisions import labeled_decider
+from dmlkit.identify.probability import Trials, are_repeated, drawn_rows
+from dmlkit.identify.second import LocalMatches
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.threshold import Threshold
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.points import PointSet, PointsInMemory
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.trained import load_model
+
+BLOCK_ENTRIES = 2**23  # similarities at once: 32 MB in float32
+
+
+def own_values(column: str, table: Path | None, points: PointSet) -> list[str | None] | None:
+    """Return the values of the labeled images of a gallery in a column of its own; None without such a column."""
+    if table is not None or not isinstance(points, GalleryFolder):
+        return None
+    columns = points.cells()
+    place = column_called([*columns], column, f"--by {column}: {points.source}")
+    values = None if place is None else zip([*columns.values()][place], points.labels, strict=True)
+    return values and [value for value, label in values if label is not None]
+
+
+def points_table(column: str, table: Path | None, points: PointSet) -> Path | None:
+    """Return the table of the images of points, which has a column; None for that of the dataset of their run.
+
+    Args:
+        table: the table. Default: the one that was embedded.
+        points: a folder of embeddings knows what was embedded; the images of a gallery may come from several places.
+    """
+    if table is None and isinstance(points, EmbeddingFolder):
+        source = Path(points.manifest.source)
+        advice = f"name a table with the columns path and {column}: --by FILE:{column}"
+        if source.suffix.lower() in TABLES or reader_of(source) is not None:
+            if not source.exists():
+                raise UserError(f"--by {column}: {source}, which was embedded, is no longer there; {advice}")
+            table = source
+        elif source.exists() and column not in SIGHTING:  # otherwise the name of a split
+            raise UserError(f"--by {column}: {points.source} has the images of {source}, which is no table; {advice}")
+    column_table(column, table, points.run)
+    return table
+
+
+@torch.no_grad()  # the curvature of a manifold may be learned
+def pair_rates_by_value(
+    path: Path, threshold: Threshold, column: str, table: Path | None, *, ranks: Ranks, bar: Bar = no_bar
+) -> ByColumn:
+    """Measure FAR and FRR of a run's threshold per value of a column, over the pairs of test images.
+
+    Each image is compared with all others; its rates are those of its own pairs, so that a pair counts for the values
+    of both of its images. Images that are alone in their class are left out.
+    """
+    run = RunFolder(path)
+    own_table = column_table(column, table, path)
+    points = split_points(run, load_model(run, ranks, threshold.checkpoint), ranks, "test", bar)
+    codes = points.class_codes()[1]
+    rates = rates_of_images(points, codes, threshold.threshold)
+    rows = (codes.bincount()[codes] > 1).nonzero()[:, 0]
+    assert points.images is not None
+    images = [points.images.dataset.key(row) for row in points.images.rows[rows].tolist()]
+    values = read_column(images, own_table, column)
+    own = {name: rate[rows] for name, rate in rates.items()}
+    return figures_by_value(own, codes[rows], values, column, are_errors=True)
+
+
+def rates_of_images(points: PointsInMemory, codes: Tensor, threshold: float) -> dict[str, Tensor]:
+    """Return FAR and FRR of the pairs of each image, both (N,) float64; 0 for an image without such pairs.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = torch.tensor([[0.0], [1.0], [1.5], [9.0]])
+        >>> points = PointsInMemory("line", Euclidean(1), line, [""] * 4, ["a", "a", "b", "b"])
+        >>> found = rates_of_images(points, torch.tensor([0, 0, 1, 1]), -1.0)
+        >>> found["far"].tolist(), found["frr"].tolist()
+        ([0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 1.0])
+    """
+    every, manifold = points.points, points.manifold
+    false, rejected = torch.zeros(len(every), dtype=torch.float64), torch.zeros(len(every), dtype=torch.float64)
+    for rows in torch.arange(len(every)).split(max(1, BLOCK_ENTRIES // len(every))):
+        accepted = manifold.similarity(every[rows], every) >= threshold
+        same = codes[rows, None] == codes
+        false[rows] = (accepted & ~same).sum(1).double()
+        accepted[torch.arange(len(rows)), rows] = True  # itself
+        rejected[rows] = (~accepted & same).sum(1).double()
+    sizes = codes.bincount()[codes].double()
+    return {"far": false / (len(every) - sizes).clamp(min=1), "frr": rejected / (sizes - 1).clamp(min=1)}
+
+
+def identification_rates_by_value(path: Path, calibration: Identification, column: str, table: Path | None) -> ByColumn:
+    """Measure FPIR and FNIR of a calibrated gallery per value of a column, over images of the gallery.
+
+    Each image whose label has others is identified twice, without itself and without its whole label. The probability
+    and its threshold are those of the calibration, which was fitted to these images too. Images of labels that the
+    model was trained on are left out as in `trials_of`.
+    """
+    gallery = open_points(path)
+    own_table = column_table(column, table, gallery.run)
+    names, decider = labeled_decider(gallery, near=calibration.near, second=LocalMatches.of(gallery))
+    allowed = (
+        np.ones(len(names), bool) if calibration.is_optimistic else ~np.isin(names, calibration.trained_labels or ())
+    )
+    rows = np.flatnonzero(are_repeated(decider) & allowed[decider.codes])
+    rows = drawn_rows(rows, decider.codes, most_tried(decider))
+    points, classes = decider.points_of(rows[:, None]), decider.codes[rows]
+    numbers = decider.numbers[torch.from_numpy(rows)]
+    own, without = (
+        Trials.of(decider, points, classes, rows, absent=absent, numbers=numbers) for absent in (False, True)
+    )
+    fit = calibration.fits[0]
+    said = [fit.sigmoid.of(trials.margins, trials.scores) for trials in (own, without)]
+    rates = {
+        "fpir": torch.from_numpy(said[1] >= fit.threshold).double(),
+        "fnir": torch.from_numpy(~(own.right & (said[0] >= fit.threshold))).double(),
+    }
+    paths = decider.searched.paths
+    values = read_column([paths[int(row)] for row in rows], own_table, column)
+    return figures_by_value(rates, torch.from_numpy(classes), values, column, are_errors=True)
