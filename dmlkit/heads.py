@@ -9,11 +9,7 @@ from torch import Tensor, nn
 
 from dmlkit.component import Component, ComponentConfig, Requirement, import_on_demand, option
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.euclidean import Euclidean
-from dmlkit.manifolds.lorentz import Lorentz
-from dmlkit.manifolds.poincare import Poincare
 from dmlkit.manifolds.products import without_autocast
-from dmlkit.manifolds.sphere import Sphere
 
 __all__ = ["Head", "HeadConfig", "Linear", "LorentzLinear", "MobiusLinear", "Neck", "NoHead"]
 
@@ -34,6 +30,9 @@ class Head(Component, nn.Module, ABC, family=HeadConfig):
 
     A head has two steps: `project` may run in half precision, and `to_points` always runs in at least float32,
     because a unit vector in bfloat16 is off by 4e-3.
+
+    Raises:
+        ValueError: the head requires another manifold.
     """
 
     gives_before: bool = option(default=False, init=False)
@@ -42,6 +41,14 @@ class Head(Component, nn.Module, ABC, family=HeadConfig):
     """F, width of the backbone's features h."""
     manifold: Manifold = option(kw_only=False)
     """The manifold of the points; its ``dim`` is the number of outputs."""
+
+    def __post_init__(self) -> None:
+        for requirement in self.requirements():
+            name = type(self.manifold).Config.model_fields["name"].default
+            if requirement.key == "manifold.name" and name not in requirement.allowed:
+                expected = " or ".join(map(str, requirement.allowed))
+                text = f"expected the manifold {expected}, got {name}, because {requirement.reason}"
+                raise ValueError(f"{type(self).__name__}: {text}")
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features (B, F) to points (B, D)."""
@@ -137,8 +144,7 @@ class Neck(Head, name="neck"):
         yield Requirement("manifold.name", ("euclidean", "sphere"), reason)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.manifold, Euclidean | Sphere):
-            raise ValueError(f"Neck: expected Euclidean space or the sphere, got {type(self.manifold).__name__}")
+        super().__post_init__()
         self.norm = nn.BatchNorm1d(self.manifold.dim)
         self.norm.bias.requires_grad_(False)
 
@@ -162,6 +168,7 @@ class _HyperbolicLinear(Head):
     bias: nn.Parameter | None = option(init=False)  # a tangent vector at the origin, which starts at 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.linear = nn.Linear(self.num_features, self.manifold.dim, bias=False)
         nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")  # as in the linear head
         self.bias = nn.Parameter(torch.zeros(self.manifold.dim)) if self.has_bias else None
@@ -185,21 +192,14 @@ class LorentzLinear(_HyperbolicLinear, name="lorentz_linear"):
     same parameters both compute the same points. W h is clipped by the manifold, h is not. Without the bias the layer
     is a linear layer followed by an exponential map.
 
-    Raises:
-        ValueError: the manifold is not the hyperboloid.
-
     Example:
+        >>> from dmlkit.manifolds import Lorentz
         >>> LorentzLinear(64, Lorentz(16))(torch.randn(2, 64)).shape
         torch.Size([2, 17])
     """
 
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("manifold.name", ("lorentz",), "its bias is transported along geodesics of the hyperboloid")
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.manifold, Lorentz):
-            raise ValueError(f"LorentzLinear: expected the hyperboloid, got {type(self.manifold).__name__}")
-        super().__post_init__()
 
 
 class MobiusLinear(_HyperbolicLinear, name="mobius_linear"):
@@ -215,10 +215,8 @@ class MobiusLinear(_HyperbolicLinear, name="mobius_linear"):
     parameters `LorentzLinear` computes points with the same log maps. By the same identity the layer without the bias
     is a linear layer followed by an exponential map: see docs/geometry.md.
 
-    Raises:
-        ValueError: the manifold is not the ball.
-
     Example:
+        >>> from dmlkit.manifolds import Poincare
         >>> points = MobiusLinear(64, Poincare(16))(torch.randn(2, 64))
         >>> points.shape, bool((points.norm(dim=1) < 1).all())
         (torch.Size([2, 16]), True)
@@ -226,11 +224,6 @@ class MobiusLinear(_HyperbolicLinear, name="mobius_linear"):
 
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("manifold.name", ("poincare",), "Möbius operations are those of the ball")
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.manifold, Poincare):
-            raise ValueError(f"MobiusLinear: expected the Poincaré ball, got {type(self.manifold).__name__}")
-        super().__post_init__()
 
 
 import_on_demand(__name__)

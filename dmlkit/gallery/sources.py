@@ -20,7 +20,6 @@ from dmlkit.files.where import Where, cells_of
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, require_points
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
@@ -188,6 +187,8 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str, where: 
         space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
         where: conditions on the columns of the file.
     """
+    from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, require_points  # with searches of metrics
+
     vectors = VectorFile(path)
     try:
         points = as_embeddings(vectors.values, str(path))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 from dmlkit.gallery.folder import KEPT, gallery_of
-from dmlkit.gallery.index import ApproximateGallery
 from dmlkit.gallery.sources import open_points, open_queries
 from dmlkit.identify.answers import Answers
 from dmlkit.identify.second import LocalMatches
@@ -30,6 +29,9 @@ from dmlkit.nearest.search import QUERY_ROWS, Neighbors, StoredGallery
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.points import PointItem, PointSet, PointsInMemory, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
+
+if TYPE_CHECKING:
+    from dmlkit.gallery.index import ApproximateGallery
 
 RESCORED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
 Method = Literal["index", "exact"] | Rerank
@@ -145,20 +147,24 @@ class SearchedOften(PointsInMemory):
         return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.boxes[row]) for row in places]
 
     @cached_property
-    def searcher(self) -> StoredGallery | ApproximateGallery:
+    def searcher(self) -> "StoredGallery | ApproximateGallery":
         """Search of these points, through the index of the gallery that they were read from, if it has one."""
-        gallery = gallery_of(self)
-        if gallery is not None and gallery.approximate:
-            return ApproximateGallery(gallery, gallery.approximate, self)
-        return StoredGallery(self.manifold, self, keeps_vectors=True)
+        return _indexed(self, self) or StoredGallery(self.manifold, self, keeps_vectors=True)
 
 
-def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | ApproximateGallery:
+def searcher_of(searched: PointSet, *, exact: bool = False) -> "StoredGallery | ApproximateGallery":
     """Return the search: through the index of a gallery that has one, unless it shall be exact."""
     if isinstance(searched, SearchedOften):
         return searched.searcher
-    gallery = gallery_of(searched)
-    if gallery is not None and gallery.approximate and not exact:
-        return ApproximateGallery(gallery, gallery.approximate)
     is_small = 4 * len(searched) * searched.manifold.point_dim <= KEPT
-    return StoredGallery(searched.manifold, searched, keeps_vectors=is_small)
+    indexed = None if exact else _indexed(searched)
+    return indexed or StoredGallery(searched.manifold, searched, keeps_vectors=is_small)
+
+
+def _indexed(searched: PointSet, points: PointsInMemory | None = None) -> "ApproximateGallery | None":
+    gallery = gallery_of(searched)
+    if gallery is None or not gallery.approximate:
+        return None
+    from dmlkit.gallery.index import ApproximateGallery  # with all that changes a gallery
+
+    return ApproximateGallery(gallery, gallery.approximate, points)

@@ -28,7 +28,7 @@ from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
 from dmlkit.losses.base import too_curved
-from dmlkit.manifolds import Lorentz, ManifoldConfig, Poincare, Sphere
+from dmlkit.manifolds import ManifoldConfig, Sphere
 from dmlkit.manifolds.base import NEEDS_BOUNDED
 from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
 from dmlkit.metrics.ranking.rerank import parse_rerank
@@ -265,7 +265,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     def _unrelated_points_out_of_reach(self) -> Faults:
         manifold, terms = self.manifold, components_below((), (self.loss, self.regularizers))
         bounded = [term.name for _, term in terms if NEEDS_BOUNDED in term.requirements()]
-        if bounded and isinstance(manifold, (Poincare.Config, Lorentz.Config)):
+        if bounded and manifold.name in ("poincare", "lorentz"):
             options: Any = manifold
             fault = too_curved(bounded[0], options.curvature, options.similarity)
             if fault:
