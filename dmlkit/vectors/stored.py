@@ -12,7 +12,6 @@ from dmlkit.errors import warn
 from dmlkit.files.arrays import Values
 from dmlkit.loading.inputs import refuse_nothing_read
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.features import stored_features, trained_part
 from dmlkit.vectors.fill import FillJob, PartEmbedder, UnwritableError, fill
 from dmlkit.vectors.in_memory import Embeddings, embed_images, fused
 from dmlkit.vectors.progress_bar import Advance, Bar, no_bar
@@ -39,11 +38,15 @@ def split_embeddings(
 
     def compute(job: FillJob, numbers: list[int], advance: Advance) -> None:
         """Compute parts from the images, or from the features of frozen layers that training has stored."""
-        model, features = trained, stored_features(run, trained, dataset, job.keys)
-        if features is not None:
-            recipe = trained.recipe.model_copy(update={"transform": None})
-            part = trained_part(trained.recipe, trained.model).to(trained.device).eval()
-            job, model = replace(job, dataset=features), TrainedModel.of(recipe, part)
+        model = trained
+        if trained.recipe.backbone.tuning.stored() is not None:
+            from dmlkit.vectors.features import stored_features, trained_part
+
+            features = stored_features(run, trained, dataset, job.keys)
+            if features is not None:
+                recipe = trained.recipe.model_copy(update={"transform": None})
+                part = trained_part(trained.recipe, trained.model).to(trained.device).eval()
+                job, model = replace(job, dataset=features), TrainedModel.of(recipe, part)
         PartEmbedder(job, model, ranks)(numbers, advance)
 
     job = FillJob(dataset, image_keys(dataset, trained.recipe.dataset), run.vectors, stored_model(trained))
