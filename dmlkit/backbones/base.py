@@ -72,11 +72,7 @@ class BackboneConfig(ComponentConfig, frozen=True):
         return {}
 
     def published_input(self) -> PublishedInput:
-        """Return how images were prepared for the weights, for ``transform: {name: pretrained}``.
-
-        Raises:
-            UserError: the weights have no known preprocessing.
-        """
+        """Return how images were prepared for the weights, for ``transform: {name: pretrained}``; raise if unknown."""
         raise OptionError(
             "transform.name",
             "pretrained uses the preprocessing published with the weights, but no preprocessing is "
@@ -114,8 +110,7 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
     def blocks(self) -> list[nn.Module]:
         """Return the blocks from input to output; the last one includes what follows it, e.g. a final norm.
 
-        Raises:
-            UserError: the backbone is not divided into blocks.
+        A backbone that is not divided into blocks raises a `UserError`.
         """
         raise OptionError(
             "backbone.tuning", f"{type(self).__name__} is not divided into blocks; use another tuning, e.g. full"
@@ -125,9 +120,6 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
         """Freeze the modules that do not train: they get no gradients and always stay in evaluation mode.
 
         The backward pass ends at the first weight that trains, because autograd stores nothing before it.
-
-        Raises:
-            UserError: the backbone does not support this tuning.
         """
         trained = {module for top in tuning.trained_modules(self, self.blocks) for module in top.modules()}
         self._frozen = frozenset(self.modules()) - trained

@@ -73,11 +73,7 @@ class Torchvision(Backbone):
         return PublishedInput(crop, crop / resize, False, interpolation, tuple(preset.mean), tuple(preset.std))
 
     def build_network(self, head: str, **options: Any) -> None:
-        """Set the network, with its weights and without its classifier, and the number of its features.
-
-        Args:
-            head: name of the linear classifier, which the identity replaces.
-        """
+        """Set the network, with its weights and the identity in place of its classifier ``head``, and num_features."""
         from torchvision import models
 
         published = self.published_weights()

@@ -366,8 +366,9 @@ def tell_run(
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.evaluation.augmented import WORDS
     from dmlkit.evaluation.compare import result_of
-    from dmlkit.evaluation.run import check_scope, evaluate_scope
+    from dmlkit.evaluation.run import evaluate_scope, evaluated_recipe
     from dmlkit.evaluation.second import choose_second
+    from dmlkit.run_folder.folder import RunFolder
     from dmlkit.vectors.manifest import LocalFusion
 
     progress, scope = bars(), shown.scope
@@ -375,7 +376,7 @@ def tell_run(
     if copies is not None:
         scope = replace(scope, copies=copies)
     elif second is not None:
-        check_scope(source, scope)
+        evaluated_recipe(RunFolder(source), scope)  # before anything is embedded
         fusion = choose_second(source, second, checkpoint=checkpoint, ranks=ranks, bar=progress)
         scope = replace(scope, fusion=fusion.weight if isinstance(fusion, LocalFusion) else fusion)
     elif not (scope.rerank or scope.images or scope.overrides or checkpoint == "pretrained"):

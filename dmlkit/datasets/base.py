@@ -162,22 +162,14 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return dataset
 
     def limited(self, where: Where) -> Self:
-        """Return the dataset of the rows of its table that fulfill conditions.
-
-        Raises:
-            UserError: it is no table.
-        """
+        """Return the dataset of the rows of its table that fulfill conditions; raise if it is no table."""
         raise UserError(
             f"--where {where.text}: the dataset is {self.title}, which has no columns; create a gallery from a table "
             "with this column, or remove this option"
         )
 
     def build(self, split: Split) -> Dataset:
-        """Return the samples of a split; validation classes come from the training classes, never from test.
-
-        Raises:
-            UserError: a file is missing, too few classes are left for the split, or the run has no such classes.
-        """
+        """Return the samples of a split; validation classes come from the training classes, never from test."""
         return self.images_of(self._listed_with_notes(), split)
 
     def searched(self, split: Split) -> Dataset:
@@ -407,11 +399,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return [*super().lacks(), *(["load"] if (cls.load, cls.listing) == (root.load, root.listing) else [])]
 
     def unlabeled(self, path: Path) -> Dataset:
-        """Return the samples of a file without their labels, for ``dmlkit embed``, unless samples are images.
-
-        Raises:
-            UserError: the file has no such samples, or dmlkit does not know how to read them.
-        """
+        """Return the samples of a file without their labels, for ``dmlkit embed``, unless samples are images."""
         raise UserError(f"{path}: the model takes {self.sample}s, which are not read from files; use --split")
 
     def load(self, split: Literal["train", "test", "all"]) -> Dataset:
@@ -434,14 +422,8 @@ def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "te
 
     The last half of the sorted classes is for testing. Of the n classes of the first half, floor(n / 4) contiguous ones
     are for validation: those before class floor(fold * n / 4), counted cyclically, so fold 0 has the last ones. If 4
-    does not divide n, the remaining classes are never used for validation.
-
-    Args:
-        count: total number of classes.
-        fold: 0..3.
-
-    Raises:
-        UserError: there are fewer than 16 classes, so that a fold would have fewer than two.
+    does not divide n, the remaining classes are never used for validation. There are 16 classes at least, since each
+    fold needs two.
 
     Example:
         >>> folds = class_fold(200, fold=1)  # CUB-200-2011

@@ -182,13 +182,12 @@ def folder_levels(root: Path) -> list[list[Path]]:
     There is one level, the classes, if one of its folders has images of its own.
     """
     levels = [class_folders(root)]
-    while levels[-1] and all(_has_only_folders(folder) for folder in levels[-1]):
+    while levels[-1] and all(
+        class_folders(folder) and not any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
+        for folder in levels[-1]
+    ):
         levels.append(class_folders(levels[-1][0]))
     return levels
-
-
-def _has_only_folders(folder: Path) -> bool:
-    return bool(class_folders(folder)) and not any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
 
 
 def deeper_classes(root: Path) -> str | None:

@@ -233,9 +233,6 @@ def saved_images(path: Path, columns: Mapping[str, str], folder: Path) -> ImageT
     """Save the images of a stored dataset as files in a folder, and return their table with all other columns.
 
     None for another path, see `stored_dataset`.
-
-    Raises:
-        UserError: there is such a folder, or the images cannot be read or written.
     """
     import pyarrow as pa
 

@@ -35,10 +35,6 @@ def evaluate_points(
     Args:
         gallery: points of the same model to search in instead.
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
-        rerank: method by which the queries are ranked once more.
-
-    Raises:
-        UserError: no item has a label, gallery and queries are equal or of two models, or nothing can be scored.
     """
     queries, notes = _labeled(points)
     items = None

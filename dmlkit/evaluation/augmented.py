@@ -47,9 +47,6 @@ def embed_with_copies(
     ``flip`` adds the mirror image, ``scales`` the image resized and cropped to `SCALES` times as many pixels a side.
     Copies are made of the full image, so that larger ones have more detail. The mean is taken of features, see
     `Manifold.to_features`; on the sphere it has the direction of the sum.
-
-    Args:
-        own: embeddings of those that could be read.
     """
     model, recipe = trained.model, trained.recipe
     manifold, device, transform = model.manifold, ranks.device, recipe.transform

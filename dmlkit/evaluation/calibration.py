@@ -267,10 +267,7 @@ def _draw(sizes: Tensor, generator: torch.Generator) -> Tensor:
 def plot_reliability(found: Reliability, output: Path, *, title: str, share: str) -> Path:
     """Draw the bins of probabilities with their intervals, and the diagonal on which calibrated ones lie.
 
-    Args:
-        found: the bins, on classes that did not fit the probabilities.
-        title: what the probabilities are of.
-        share: label of the vertical axis: what is counted.
+    ``share`` is the label of the vertical axis: what is counted.
     """
     said, right = ([getattr(one, name) for one in found.bins] for name in ("probability", "share"))
     ends = [one.interval or (one.share, one.share) for one in found.bins]

@@ -213,7 +213,9 @@ def score_dataset(
     own_ids = ids if dataset.groups is None else dataset.groups[ids]  # an image on both sides never finds itself
 
     def side(points: Tensor, rows: Tensor) -> Labeled:
-        return Labeled(points[rows], at_levels(dataset, labels[rows]), own_ids[rows] if has_gallery else None)
+        own: Labels = {name: of_class[labels[rows]] for name, of_class in dataset.levels.items()} or labels[rows]
+        own = own if dataset.members is None else dataset.members[labels[rows]]
+        return Labeled(points[rows], own, own_ids[rows] if has_gallery else None)
 
     def score(given: Points, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
         points = given.embeddings.to(device)
@@ -269,14 +271,6 @@ def _junk_notes(scores: Scores, labels: Tensor, query: Tensor, searched: Tensor)
     if count:
         of = f"{count} of them" if count < len(alone) else "all of them"
         yield f"{of} have images of their class in their own group alone, so they are not scored"
-
-
-def at_levels(dataset: Dataset, labels: Tensor) -> Labels:
-    """Return labels (n,) of a dataset at each level of its hierarchy, or as a matrix if images have several; as they
-    are if there is neither."""
-    if dataset.members is not None:
-        return dataset.members[labels]
-    return {name: of_class[labels] for name, of_class in dataset.levels.items()} or labels
 
 
 def check_levels(metrics: Sequence[MetricConfig], dataset: Dataset) -> None:

@@ -221,12 +221,7 @@ class Report(Document, frozen=True):
         run: Path | None = None,
         own: Sequence[str | None] | None = None,
     ) -> "Report":
-        """Return the report with the metrics per value of a column.
-
-        Args:
-            run: run of evaluated embeddings, whose dataset it is.
-            own: values of all evaluated rows, in place of a table.
-        """
+        """Return the report with the metrics per value of a column of the dataset of a run, or with their ``own``."""
         if own is not None:
             values = [own[row] for row in evaluation.scores.queries.tolist()]
         else:

@@ -128,7 +128,7 @@ def evaluate_scope(
         keep: read the report that is stored, if there is one with the same settings.
     """
     run = RunFolder(path)
-    recipe, split = _recipe_of(run, scope), scope.evaluated_split
+    recipe, split = evaluated_recipe(run, scope), scope.evaluated_split
     trained = load_model(run, ranks, checkpoint)
     weights = trained.fingerprint
     question = Question.of(recipe, weights, trained.checkpoint, split)
@@ -230,13 +230,8 @@ def _with_fusion(
     return {"points": Points(second.points, second.labels, both.manifold)}
 
 
-def check_scope(path: Path, scope: Scope) -> None:
-    """Check that a run has what is to be evaluated, before anything is embedded."""
-    _recipe_of(RunFolder(path), scope)
-
-
-def _recipe_of(run: RunFolder, scope: Scope) -> Recipe:
-    """Return the run's recipe with the changes for this evaluation."""
+def evaluated_recipe(run: RunFolder, scope: Scope) -> Recipe:
+    """Return a run's recipe with the changes for an evaluation, which the run is checked for."""
     for override in scope.overrides:
         key = parse_override(override).key
         if not any(key == read or key.startswith(f"{read}.") for read in READ):

@@ -6,7 +6,6 @@ The weight is chosen on validation classes. First comes what both have in common
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -123,11 +122,6 @@ def map_at_r(
     return found.per_query["map@r"]
 
 
-def rescored_map(found: Embeddings, manifold: Manifold, rescorer: Rescorer, share: float, asked: Tensor) -> Tensor:
-    """Return the `map_at_r` of images with a share of the second similarity."""
-    return map_at_r(found.points, found.labels, manifold, asked, replace(rescorer, share=share))
-
-
 def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: Tensor) -> np.ndarray:
     """Return the similarities (P,) float64 of pairs of rows of points, computed for 65 536 pairs at once."""
     blocks = zip(first.split(2**16), second.split(2**16), strict=True)
@@ -138,11 +132,7 @@ def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: T
 def choose_second(
     run: Path, other: Path, *, checkpoint: CheckpointName | None = None, ranks: Ranks, bar: Bar = no_bar
 ) -> Fusion:
-    """Choose the weight of the similarity that ``--with`` adds, on the validation classes of a run.
-
-    Args:
-        other: a second run, or one of `PARTNERS`.
-    """
+    """Choose the weight of the similarity of a second run or of one of `PARTNERS`, on a run's validation classes."""
     folder = RunFolder(run)
     trained = load_model(folder, ranks, checkpoint)
     if other in PARTNERS:
@@ -275,15 +265,15 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
     def known(rows: Tensor, items: Tensor) -> Tensor:
         return torch.from_numpy(table[rows.numpy()].toarray()).gather(1, items)
 
+    def mixed_map(share: float, asked: Tensor) -> Tensor:
+        return map_at_r(points, labels, manifold, asked, replace(rescorer, share=share, score=known))
+
     second, scores = (torch.cat(column) for column in zip(*blocks, strict=True))
     first = torch.arange(size)[:, None].expand_as(second)
     others = first != second
     pairs = first[others], second[others]
     both = [similarities_of(manifold, points, *pairs), scores[others].numpy()]
-
-    return Weighing(
-        labels, pairs, both, partial(rescored_map, found, manifold, replace(rescorer, score=known))
-    ).choice()
+    return Weighing(labels, pairs, both, mixed_map).choice()
 
 
 def by_features(features: Tensor, fusion: Fusion) -> Rescorer:

@@ -64,11 +64,7 @@ Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Progress bar of a step, given its name and its number of images; it is called with the number of images done."""
 
 
-def _no_bar(_what: str, _total: int) -> AbstractContextManager[Callable[[int], None]]:
-    return nullcontext(lambda _: None)
-
-
-def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
+def survey(config: DatasetConfig, bar: Bar = lambda _what, _total: nullcontext(lambda _: None)) -> Survey:
     """Count the images of a dataset, and measure a sample of them."""
     listing = config.listed()
     if listing is None:
@@ -164,10 +160,6 @@ DAY = "day"
 """Column of groups that no table needs: the images of each class of one day are a group."""
 
 
-def _has_day(target: Path) -> bool:
-    return lists_images(target) and DAY in read_images(target, needs=("path",), prints_columns=False).table.column_names
-
-
 def dataset_at(
     target: Path,
     dataset: str | None = None,
@@ -183,10 +175,13 @@ def dataset_at(
         columns: see `read_images`; ``{"group": "day"}`` groups by day, unless a table has a column ``day``.
     """
     columns = dict(columns or {})
-    if columns.get("group") != DAY or is_recipe(target) or _has_day(target):
-        return _dataset_at(target, dataset, overrides, columns, root)
-    del columns["group"]
-    return _dataset_at(target, dataset, overrides, columns, root).model_copy(update={"group": DAY})
+    by_day = columns.get("group") == DAY and not is_recipe(target)
+    if by_day and lists_images(target):
+        by_day = DAY not in read_images(target, needs=("path",), prints_columns=False).table.column_names
+    if by_day:
+        del columns["group"]
+    found = _dataset_at(target, dataset, overrides, columns, root)
+    return found.model_copy(update={"group": DAY}) if by_day else found
 
 
 def _dataset_at(

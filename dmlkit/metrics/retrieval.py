@@ -155,15 +155,12 @@ def expected_reciprocal(above: Tensor, tied: Tensor, hits: Tensor) -> Tensor:
     .. math:: P(X > x) = \prod_{i=1}^{x} \frac{m - h - i + 1}{m - i + 1}
     """
     cases, case = torch.stack([above, tied, hits]).unique(dim=1, return_inverse=True)
-    values = [_expected_reciprocal(*column) for column in cases.T.tolist()]
-    return torch.tensor(values, dtype=torch.float64, device=above.device)[case]
-
-
-def _expected_reciprocal(above: int, tied: int, hits: int) -> float:
-    x = torch.arange(1, tied - hits + 2, dtype=torch.float64)  # the possible positions of the first hit
-    later = ((tied - hits - x + 1) / (tied - x + 1)).cumprod(0)  # P(X > x)
-    probability = torch.cat([later.new_ones(1), later[:-1]]) - later
-    return float((probability / (above + x)).sum())
+    values: list[Tensor] = []
+    for a, m, h in cases.T.tolist():
+        x = torch.arange(1, m - h + 2, dtype=torch.float64)  # the possible positions of the first hit
+        later = ((m - h - x + 1) / (m - x + 1)).cumprod(0)  # P(X > x)
+        values.append(((torch.cat([later.new_ones(1), later[:-1]]) - later) / (a + x)).sum())
+    return torch.stack(values).to(above.device)[case]
 
 
 class NdcgConfig(CutoffConfig, frozen=True):

@@ -248,10 +248,7 @@ def part_comparison(values: Tensor, part: Tensor, classes: Tensor) -> Comparison
     Resamples draw classes with all their queries, of the part and others. The interval is that of
     `bootstrap_intervals`; the p-value is that of Student's t for the difference divided by its standard error over the
     resamples (Cameron, Gelbach & Miller 2008), with as many classes as the side with the lower `effective_number`. If
-    a side has fewer than `LEAST_CLASSES` classes, the interval is infinite and p is 1.
-
-    Args:
-        part: (Q,) bool, neither all true nor all false.
+    a side has fewer than `LEAST_CLASSES` classes, the interval is infinite and p is 1. The part (Q,) is bool.
     """
     from scipy.special import stdtr
 

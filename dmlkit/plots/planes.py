@@ -91,13 +91,7 @@ NEIGHBOR_ROWS = 512  # rows whose distances to all points are in memory at once:
 def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int], None] = lambda _: None) -> Tensor:
     """Compute t-SNE (van der Maaten & Hinton 2008) of the manifold's distances, (N, 2) float64, from `principal_plane`.
 
-    The same input gives the same result.
-
-    Args:
-        advance: receives the progress in steps that add up to N.
-
-    Raises:
-        UserError: openTSNE is not installed.
+    The same input gives the same result. ``advance`` receives the progress in steps that add up to N.
     """
     try:
         from openTSNE import TSNEEmbedding

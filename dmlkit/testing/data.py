@@ -24,9 +24,6 @@ def check_dataset(config: DatasetConfig) -> None:
     Labels, names and paths of every split are consistent; no class of the test split is in training or validation;
     images are uint8 RGB, vectors float32, the same at each call; building the dataset again gives the same.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.datasets import GlyphsConfig
         >>> check_dataset(GlyphsConfig(classes=20, images_per_class=3, size=16))
@@ -130,9 +127,6 @@ DATASET: tuple[Promise, ...] = (
 def check_transform(config: TransformConfig) -> None:
     """Check a transform against its contract: uint8 squares of the configured size, random only in training.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.transforms import PlainConfig
         >>> check_transform(PlainConfig(size=32))
@@ -142,9 +136,6 @@ def check_transform(config: TransformConfig) -> None:
 
 def check_augmentation(config: AugmentationConfig) -> None:
     """Check an augmentation against its contract: uint8 images keep their shape, random only by torch's generator.
-
-    Raises:
-        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.transforms.augmentations import RandomErasingConfig

@@ -33,9 +33,6 @@ def check_loss(config: LossConfig) -> None:
     the numbering of the classes matters; half precision is computed in float32; a loss restored from a checkpoint
     continues identically; no step waits for a GPU; invalid batches and other manifolds raise errors.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.losses import Contrastive
         >>> check_loss(Contrastive.Config())
@@ -278,9 +275,6 @@ def check_regularizer(config: RegularizerConfig) -> None:
 
     Its value is a finite scalar with finite gradients, also for degenerate batches; half precision is computed in
     float32; inputs are not changed, no step waits for a GPU, and its state_dict is complete.
-
-    Raises:
-        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.regularizers import GraphConsistency

@@ -19,9 +19,6 @@ def check_manifold(config: ManifoldConfig) -> None:
     finite differences; paired and matrix forms agree; the vectors for indexes rank as the similarity does; points map
     back to their features; proxies are points; the state_dict restores the geometry.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.manifolds import Sphere
         >>> check_manifold(Sphere.Config(similarity="cosine"))

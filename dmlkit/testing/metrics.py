@@ -17,9 +17,6 @@ def check_metric(config: MetricConfig) -> None:
     gives 1 for perfect embeddings, a fraction for each query, and no less for a closer positive; the order of images
     does not matter, and pessimistic ties do not increase it.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.metrics import RecallConfig
         >>> check_metric(RecallConfig(k=(1, 4)))

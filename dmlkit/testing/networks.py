@@ -30,9 +30,6 @@ def check_backbone(config: BackboneConfig) -> None:
     The features of an image do not depend on other images; statistics and affine parameters of batch norms freeze
     independently; frozen epochs have no gradients; every pooling except the class token works.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.backbones import SmallCNN
         >>> check_backbone(SmallCNN.Config(width=4))
@@ -148,9 +145,6 @@ def check_tuning(config: TuningConfig, backbone: BackboneConfig) -> None:
     Weights that are not tuned have no gradient and stay bit-identical, including batch norms; tuned weights have a
     gradient and change; features need a gradient if anything is tuned.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.backbones import SmallCNN
         >>> from dmlkit.backbones.tuning import LastBlocksConfig
@@ -203,9 +197,6 @@ def check_head(config: HeadConfig) -> None:
     """Check a head against its contract, on every manifold that its requirements allow.
 
     Outputs are points; gradients are finite, also for features that are 0; half precision ends before the manifold.
-
-    Raises:
-        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.heads import Linear
@@ -267,9 +258,6 @@ HEAD: tuple[Promise, ...] = (
 
 def check_pooling(config: PoolingConfig) -> None:
     """Check a pooling against its contract: maps (B, C, H, W) of any size become vectors (B, C), per image.
-
-    Raises:
-        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.pooling import GeM

@@ -16,10 +16,7 @@ DIM = 8  # features of the manifolds on which components are checked
 
 
 def hold(promises: Sequence[Promise], subject: str, *arguments: Any) -> None:
-    """Check a component against promises, without changing the caller's random state.
-
-    Args:
-        promises: each is called with the arguments.
+    """Check a component against promises, each called with the arguments, without changing the random state.
 
     Example:
         >>> def is_small(number):

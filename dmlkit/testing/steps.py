@@ -21,9 +21,6 @@ LABELS = torch.arange(30).repeat_interleave(20)[torch.randperm(600, generator=to
 def check_sampler(config: SamplerConfig) -> None:
     """Check a sampler against its contract: pure in (seed, epoch), with the reported length and batch size.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.samplers import Random
         >>> check_sampler(Random.Config())
@@ -68,9 +65,6 @@ DIM = 6
 
 def check_miner(config: MinerConfig) -> None:
     """Check a miner against its contract: valid positives and negatives, without gradient, for any batch.
-
-    Raises:
-        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.miners import Hard
@@ -157,9 +151,6 @@ def check_optimizer(config: OptimizerConfig) -> None:
 
     An optimizer that ``is_riemannian`` also keeps points on the sphere.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.optimizers import AdamWConfig
         >>> check_optimizer(AdamWConfig())
@@ -211,9 +202,6 @@ OPTIMIZER: tuple[Promise, ...] = (
 
 def check_schedule(config: ScheduleConfig) -> None:
     """Check a schedule against its contract: a factor from 0 to 1 that rises linearly in the warm-up up to 1.
-
-    Raises:
-        AssertionError: the contract is broken; the message says how.
 
     Example:
         >>> from dmlkit.schedules import CosineConfig

@@ -16,9 +16,6 @@ def check_transport(config: TransportConfig) -> None:
     gradient; dtype and device are kept; empty rows and columns may be dropped; constants per row and column change
     nothing; invalid problems raise errors. A solver that moves nothing is not checked for sums.
 
-    Raises:
-        AssertionError: the contract is broken; the message says how.
-
     Example:
         >>> from dmlkit.transport import Exact
         >>> check_transport(Exact.Config())

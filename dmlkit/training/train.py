@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from dmlkit.distributed.exchange import gather_counts, gather_rows
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
-from dmlkit.errors import UserError, killed_reader, out_of_memory, warn
+from dmlkit.errors import UserError, first_line, killed_reader, out_of_memory, warn
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
@@ -243,25 +243,14 @@ def fit(
 
 
 def _move_model(experiment: Experiment, ranks: Ranks) -> None:
-    """Move the model to its device, its backbone compiled if the recipe says so."""
-    if experiment.recipe.training.compile and _compiles(ranks.device):
-        experiment.model.backbone.compile()
+    """Move the model to its device; compile its backbone if the recipe says so, where there is a C++ compiler."""
+    if experiment.recipe.training.compile:
+        try:
+            torch.compile(nn.ReLU())(torch.ones(2, device=ranks.device))
+            experiment.model.backbone.compile()
+        except Exception as error:  # of a class that PyTorch keeps to itself
+            warn(f"training.compile: trains without it, because torch.compile fails here: {first_line(error)}")
     experiment.model.to(ranks.device)
-
-
-def _compiles(device: torch.device) -> bool:
-    """Return whether torch.compile works here; it needs a C++ compiler, which not every machine has."""
-
-    def double(values: Tensor) -> Tensor:
-        return values + values
-
-    try:
-        torch.compile(double)(torch.ones(2, device=device))
-    except Exception as error:  # of a class that PyTorch keeps to itself
-        reason = str(error).strip().partition("\n")[0]
-        warn(f"training.compile: trains without it, because torch.compile fails here: {reason}")
-        return False
-    return True
 
 
 def _first_state(experiment: Experiment, run: RunFolder, ranks: Ranks, resume: bool) -> State:

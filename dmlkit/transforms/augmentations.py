@@ -96,7 +96,12 @@ class FromTorchvisionConfig(AugmentationConfig, frozen=True, abstract=True):
     """
 
     transform: ClassVar[str]
-    """Name in ``torchvision.transforms.v2``."""
+    """Name in ``torchvision.transforms.v2``. Default: that of the class without ``Config``."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        cls.transform = cls.__dict__.get("transform", cls.__name__.removesuffix("Config"))
+        super().__pydantic_init_subclass__(abstract, **kwargs)
 
     def build(self) -> ImageTransform:
         from torchvision.transforms import InterpolationMode, v2
@@ -113,7 +118,6 @@ class FromTorchvisionConfig(AugmentationConfig, frozen=True, abstract=True):
 class AutoAugmentConfig(FromTorchvisionConfig, frozen=True):
     """A random one of 25 pairs of operations that were found for a dataset (Cubuk et al. 2019)."""
 
-    transform: ClassVar[str] = "AutoAugment"
     name: Literal["auto_augment"] = "auto_augment"
     policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
     """Dataset for which the pairs were found."""
@@ -131,7 +135,6 @@ class AutoAugmentConfig(FromTorchvisionConfig, frozen=True):
 class ColorJitterConfig(FromTorchvisionConfig, frozen=True):
     """Random brightness, contrast, saturation and hue, in random order."""
 
-    transform: ClassVar[str] = "ColorJitter"
     name: Literal["color_jitter"] = "color_jitter"
     brightness: NumberOrRange[Factor, Factor] = 0.0
     """b draws the factor from 1 - b (at least 0) to 1 + b; a range draws it from there."""
@@ -146,7 +149,6 @@ class ColorJitterConfig(FromTorchvisionConfig, frozen=True):
 class GaussianBlurConfig(FromTorchvisionConfig, frozen=True):
     """Blur with a Gaussian of random width."""
 
-    transform: ClassVar[str] = "GaussianBlur"
     name: Literal["gaussian_blur"] = "gaussian_blur"
     kernel_size: Annotated[PositiveInt, AfterValidator(_odd)]
     """Side of the kernel in pixels, an odd number up to ``size``; SimCLR uses a tenth of the image."""
@@ -157,7 +159,6 @@ class GaussianBlurConfig(FromTorchvisionConfig, frozen=True):
 class RandAugmentConfig(FromTorchvisionConfig, frozen=True):
     """Several random operations of one strength (Cubuk et al. 2020)."""
 
-    transform: ClassVar[str] = "RandAugment"
     name: Literal["rand_augment"] = "rand_augment"
     num_ops: Annotated[int, Field(ge=1, le=14)] = 2
     """Number of operations, at most the 14 that there are."""
@@ -181,7 +182,6 @@ class RandAugmentConfig(FromTorchvisionConfig, frozen=True):
 class RandomAffineConfig(FromTorchvisionConfig, frozen=True):
     """Random rotation, shift, scaling and shear around the center."""
 
-    transform: ClassVar[str] = "RandomAffine"
     name: Literal["random_affine"] = "random_affine"
     degrees: NumberOrRange[Annotated[float, Field(ge=0, le=180)], Angle]
     """d draws the angle from -d to d degrees; a range draws it from there."""
@@ -200,7 +200,6 @@ class RandomAffineConfig(FromTorchvisionConfig, frozen=True):
 class RandomErasingConfig(FromTorchvisionConfig, frozen=True):
     """A random box of the image gets one color (Zhong et al. 2020)."""
 
-    transform: ClassVar[str] = "RandomErasing"
     name: Literal["random_erasing"] = "random_erasing"
     p: Share = 0.5
     scale: Range[Share] = (0.02, 0.33)
@@ -214,7 +213,6 @@ class RandomErasingConfig(FromTorchvisionConfig, frozen=True):
 class RandomGrayscaleConfig(FromTorchvisionConfig, frozen=True):
     """The image without its colors."""
 
-    transform: ClassVar[str] = "RandomGrayscale"
     name: Literal["random_grayscale"] = "random_grayscale"
     p: Share = 0.1
 
@@ -222,7 +220,6 @@ class RandomGrayscaleConfig(FromTorchvisionConfig, frozen=True):
 class RandomHorizontalFlipConfig(FromTorchvisionConfig, frozen=True):
     """Left and right swapped, for transforms without ``flip``."""
 
-    transform: ClassVar[str] = "RandomHorizontalFlip"
     name: Literal["random_horizontal_flip"] = "random_horizontal_flip"
     p: Share = 0.5
 
@@ -230,7 +227,6 @@ class RandomHorizontalFlipConfig(FromTorchvisionConfig, frozen=True):
 class RandomPerspectiveConfig(FromTorchvisionConfig, frozen=True):
     """The image seen from a random side."""
 
-    transform: ClassVar[str] = "RandomPerspective"
     name: Literal["random_perspective"] = "random_perspective"
     p: Share = 0.5
     distortion_scale: Share = 0.5
@@ -244,7 +240,6 @@ class RandomPerspectiveConfig(FromTorchvisionConfig, frozen=True):
 class RandomRotationConfig(FromTorchvisionConfig, frozen=True):
     """Random rotation around the center."""
 
-    transform: ClassVar[str] = "RandomRotation"
     name: Literal["random_rotation"] = "random_rotation"
     degrees: NumberOrRange[Annotated[float, Field(ge=0, le=180)], Angle]
     """d draws the angle from -d to d degrees; a range draws it from there."""
@@ -257,7 +252,6 @@ class RandomRotationConfig(FromTorchvisionConfig, frozen=True):
 class RandomSolarizeConfig(FromTorchvisionConfig, frozen=True):
     """Bright pixels inverted, as in BYOL."""
 
-    transform: ClassVar[str] = "RandomSolarize"
     name: Literal["random_solarize"] = "random_solarize"
     p: Share = 0.5
     threshold: Level
@@ -267,7 +261,6 @@ class RandomSolarizeConfig(FromTorchvisionConfig, frozen=True):
 class RandomVerticalFlipConfig(FromTorchvisionConfig, frozen=True):
     """Top and bottom swapped."""
 
-    transform: ClassVar[str] = "RandomVerticalFlip"
     name: Literal["random_vertical_flip"] = "random_vertical_flip"
     p: Share = 0.5
 

@@ -31,12 +31,7 @@ def resize(image: Tensor, height: int, width: int, interpolation: Interpolation)
 
 
 class RandomResizedCrop:
-    """Crop of at least ``min_scale`` of the area, 3:4 to 4:3, resized to a square and mirrored with probability 1/2.
-
-    Args:
-        min_scale: smallest share of the area, in 0..1.
-        flip: whether half of the crops are mirrored.
-    """
+    """Crop of at least ``min_scale`` of the area, 3:4 to 4:3, resized to a square; ``flip`` mirrors half of them."""
 
     def __init__(self, size: int, min_scale: float, *, flip: bool, interpolation: Interpolation = "bilinear") -> None:
         self.size, self.min_scale, self.flip = size, min_scale, flip

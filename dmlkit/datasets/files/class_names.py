@@ -76,11 +76,7 @@ def path_fault(name: str, levels: Sequence[str]) -> str | None:
 
 
 def path_levels(names: Sequence[str], levels: Sequence[str]) -> Levels:
-    """Return the levels of classes whose names are paths.
-
-    Args:
-        names: C unique paths, each with one part per level.
-        levels: names of the levels, coarsest first.
+    """Return the levels of classes whose C unique names are paths with one part per level, coarsest first.
 
     Example:
         >>> path_levels(["corvus/corax", "pica/pica", "corvus/corone"], ["genus", "species"])
@@ -154,32 +150,25 @@ def in_groups(names: Sequence[str], separator: str) -> list[str]:
         >>> in_groups(["c|z", "a|b", "x", "c", "b|y"], "|")
         ['a|b', 'b|y', 'c', 'c|z', 'x']
     """
-    parent: dict[str, str] = {}
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
 
-    def root(label: str) -> str:
-        while parent.setdefault(label, label) != label:
-            parent[label] = label = parent[parent[label]]
-        return label
-
-    for name in names:
-        first, *others = name.split(separator)
-        for other in others:
-            one, two = sorted((root(first), root(other)))
-            parent[two] = one  # the root of a group is its first label
-    return sorted(names, key=lambda name: (root(name.partition(separator)[0]), name))
+    if not names:
+        return []
+    sets = csr_array(members_of(names, separator)[1].astype(np.int32))
+    groups = connected_components(sets.T @ sets)[1][sets.indices[sets.indptr[:-1]]]  # in the order of their first label
+    return [name for _, name in sorted(zip(groups.tolist(), names, strict=True))]
 
 
 def cut_between_groups(names: Sequence[str], separator: str, place: int, ends: tuple[int, int]) -> int | None:
     """Return the position nearest to ``place`` at which sorted sets can be cut without dividing a label.
 
+    A position is the number of sets before the cut. The smaller of two is returned, and None if each cut divides a
+    label.
+
     Args:
         names: C sets in the order of `in_groups`.
-        separator: separator of the labels of a set.
-        place: position, the number of sets before the cut.
         ends: smallest and largest position.
-
-    Returns:
-        The position; the smaller of two, and None if each cut divides a label.
 
     Example:
         >>> cut_between_groups(["a|b", "b|y", "c", "x"], "|", 1, (1, 3))

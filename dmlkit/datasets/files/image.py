@@ -71,11 +71,8 @@ def decode_image(path: str | Path, content: bytes | None, box: Box | None, max_p
 class Turns:
     """Bound on the pixels that the processes of one loader decode at once; a larger image waits for all others.
 
-    Eight processes decode images of 24 megapixels without waiting, and two those of 80, which take 1.4 GB each.
-
-    Args:
-        most: the bound.
-        unit: pixels that are counted as one; smaller images never wait.
+    Eight processes decode images of 24 megapixels without waiting, and two those of 80, which take 1.4 GB each. Images
+    of less than a ``unit`` never wait.
     """
 
     def __init__(self, most: int = 200_000_000, unit: int = 8_000_000) -> None:

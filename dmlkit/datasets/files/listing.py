@@ -100,13 +100,7 @@ class Listing:
 
         They are those of the data's own splits, if these share classes; otherwise the last images of each class, by
         their time or in the order of the listing. Images of one time, or in that order of one group, are in one split;
-        those without a time are in none.
-
-        Args:
-            share: share of the images of each class to train on.
-
-        Raises:
-            OptionError: the dataset has separate query and gallery images, or no image has a time.
+        those without a time are in none. ``share`` is that of the images of each class to train on.
         """
         if self.query is not None:
             raise OptionError("dataset.split", f"images and time {NO_QUERIES}")
@@ -197,11 +191,7 @@ class Listing:
         return np.array([in_days(time) for time in self._times()])
 
     def _times(self) -> list[datetime | None]:
-        """Return when the images were taken, by the table, and where it has no time by EXIF.
-
-        Raises:
-            UserError: a cell is no time.
-        """
+        """Return when the images were taken, by the table, and where it has no time by EXIF."""
         found, faults = list[datetime | None](), list[str]()
         for row in range(len(self.labels)):
             cell = None if self.times is None else self.times[row]
