@@ -184,10 +184,10 @@ def results(
     output: Output = None,
 ) -> None:
     """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""
-    from dmlkit.study.report import plot_study, read_results, requested_metrics
+    from dmlkit.study.report import plot_study, read_results
 
     output, figures = output or study / "plots" / "results.png", read_results(study)
-    plot_study(figures, output, metrics=requested_metrics(figures, metric))
+    plot_study(figures, output, metric=metric)
     variants = counted(len(figures.variants), "variant")
     say(f"wrote {output}: {variants}, {counted(len(figures.seeds), 'seed')}")
 

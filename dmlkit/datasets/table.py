@@ -338,12 +338,10 @@ class TableRows:
         if "super_class" not in self.table.column_names:
             return None, []
         names, codes = self._encoded("super_class")
-        order = np.argsort(np.array(names, dtype=object), kind="stable")
-        position = np.empty(len(names), dtype=np.int64)
-        position[order] = np.arange(len(names))
+        ordered, position = np.unique(np.array(names, dtype=object), return_inverse=True)
         of_class = np.zeros(classes, dtype=np.int64)
         kept = (self.keep & (labels >= 0)).nonzero()[0]
         of_class[labels[kept]] = position[codes[kept]]
         clashes = kept[of_class[labels[kept]] != position[codes[kept]]]
         self._refuse(clashes, "the label has another super_class in other rows; use one super_class per label")
-        return of_class, [names[index] for index in order]
+        return of_class, ordered.tolist()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.dataset import Dataset, PickedSamples
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples, evenly_spread
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.distributed.launch import Ranks
@@ -24,7 +24,6 @@ from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.metrics.statistics import ratio_interval
-from dmlkit.plots.split import evenly_spread
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.progress_bar import Bar, no_bar

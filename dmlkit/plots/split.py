@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Dataset, evenly_spread
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError
@@ -112,16 +112,6 @@ class EmbeddedSplit:
             raise UserError(
                 f"{what} shows images, but {self.run.path} embeds {kind}s; use another kind of plot, or no --thumbnails"
             )
-
-
-def evenly_spread(values: Tensor, count: int) -> Tensor:
-    """Return at most ``count`` of some values (n,), evenly spread.
-
-    Example:
-        >>> evenly_spread(torch.arange(10), 4).tolist()
-        [0, 3, 6, 9]
-    """
-    return values[torch.linspace(0, len(values) - 1, min(count, len(values))).round().long()]
 
 
 def embed_split(

@@ -72,7 +72,11 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
     for name, results in studies.items():
         if claims[results.claim] > 1:  # the same study of other data
             results = results.model_copy(update={"claim": f"{results.claim} ({name})"})
-        sections.append(study_section(results, plots[name]))
+        claim, table = markdown(results.claim), as_markdown(trained_rows(results))
+        verdicts = [as_markdown(statement_rows({"": results}))] if results.verdicts else []
+        picture_of = f"![{claim}]({quote(plots[name])})"  # relative to the page
+        paragraphs = [f"## {claim}", *_source_paragraph(results), *verdicts, table, picture_of]
+        sections.append("\n\n".join([*paragraphs, *_repeat_paragraphs(results)]))
     return [*disagreement_paragraphs(studies), counts, EXPLANATION, *sections]
 
 
@@ -142,16 +146,6 @@ Results are those of test classes, with the checkpoint that was best on validati
 holds if its whole interval is above 0; without a word it is not separable. "Not after Holm": not after the correction
 for all statements and metrics of the study. "Not trained": a variant is below its own network before training by every
 metric."""
-
-
-def study_section(results: StudyResults, plot: str) -> str:
-    """Return one study as Markdown: claim, verdicts, results, the picture, relative to the document, and command."""
-    claim = markdown(results.claim)
-    paragraphs = [f"## {claim}", *_source_paragraph(results)]
-    if results.verdicts:
-        paragraphs.append(as_markdown(statement_rows({"": results})))
-    paragraphs += [as_markdown(trained_rows(results)), f"![{claim}]({quote(plot)})"]
-    return "\n\n".join([*paragraphs, *_repeat_paragraphs(results)])
 
 
 def _source_paragraph(results: StudyResults) -> list[str]:
@@ -312,14 +306,16 @@ LOG_RATIO = 10  # swept values with at least this ratio are drawn on a logarithm
 COLOR, FAINT = "#2060a0", "#9ab8d8"
 
 
-def plot_study(results: StudyResults, path: Path, *, metrics: tuple[str, ...] | None = None) -> None:
+def plot_study(results: StudyResults, path: Path, *, metric: str | None = None) -> None:
     """Draw the mean and 95 % interval of every variant, and each run as a faint dot, in one panel per metric.
 
     A bar marks the network before training where it lies among the runs. For a swept numeric key a curve with a band is
     drawn over its values. The axis of the figures does not start at 0, so means are drawn as points and not as bars.
     By default all metrics of the study are drawn, each as wide as a column.
     """
-    names, metrics = list(results.variants), metrics or results.metrics
+    if metric not in (None, *results.metrics):
+        raise UserError(f"--metric {metric}: not a metric of this study; expected one of {', '.join(results.metrics)}")
+    names, metrics = list(results.variants), results.metrics if metric is None else (metric,)
     height = 62.0 if results.axis else 16 + 5.5 * len(names)
     with picture(path, height, len(metrics)) as figure:
         panels = figure.subplots(1, len(metrics), squeeze=False, sharey=not results.axis)[0]
@@ -329,13 +325,6 @@ def plot_study(results: StudyResults, path: Path, *, metrics: tuple[str, ...] | 
             else:
                 _draw_points(axes, metric, results.variants)
             axes.grid(alpha=0.3)
-
-
-def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, ...]:
-    """Return the requested metric of a study, or all metrics."""
-    if metric not in (None, *results.metrics):
-        raise UserError(f"--metric {metric}: not a metric of this study; expected one of {', '.join(results.metrics)}")
-    return results.metrics if metric is None else (metric,)
 
 
 def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Dataset, evenly_spread
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import Ranks, resolve_device, start_ranks
 from dmlkit.errors import UserError
@@ -188,7 +188,7 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
 def _read(dataset: Dataset, recipe: Recipe, *, training: bool) -> tuple[Tensor, float]:
     """Read evenly spaced images; return those that can be read, repeated to a batch, and the seconds per image."""
     inputs = inputs_of(dataset, recipe.transform, training=training)
-    rows = sorted({int(row) for row in torch.linspace(0, len(dataset) - 1, TIMED).round()})
+    rows: list[int] = evenly_spread(torch.arange(len(dataset)), TIMED).tolist()
     inputs[rows[0], 0]  # what is imported and cached at the first image
     started = perf_counter()
     batch = collate([inputs[row, 0] for row in rows])

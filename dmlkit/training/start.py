@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained, is_at_hand
 from dmlkit.backbones.weights import FREE, UNKNOWN
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.dataset import Dataset, PickedSamples
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples, evenly_spread
 from dmlkit.distributed.launch import Ranks, resolve_device, start_ranks
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.evaluation.evaluate import Evaluation, score_split
@@ -274,22 +273,8 @@ def measure(setting: Photos, ranks: Ranks, bar: Bar = no_bar) -> MeasuredModel:
 def some_photos(dataset: Dataset) -> PickedSamples:
     """Return at most `MOST_IMAGES` evenly spaced photos of at most `MOST_CLASSES` classes, two of each at least."""
     sizes = dataset.labels.bincount(minlength=len(dataset.class_names))
-    able = (sizes > 1).nonzero()[:, 0]
-    classes = able[evenly(len(able), MOST_CLASSES)]
+    classes = evenly_spread((sizes > 1).nonzero()[:, 0], MOST_CLASSES)
     each = max(2, MOST_IMAGES // max(1, len(classes)))
-    rows: list[Tensor] = []
-    for label in classes.tolist():
-        own = (dataset.labels == label).nonzero()[:, 0]
-        rows.append(own[evenly(len(own), each)])
+    rows = [evenly_spread((dataset.labels == label).nonzero()[:, 0], each) for label in classes.tolist()]
     picked = torch.cat([torch.zeros(0, dtype=torch.int64), *rows])
     return PickedSamples(dataset, picked, dataset.labels[picked])
-
-
-def evenly(count: int, most: int) -> Tensor:
-    """Return at most ``most`` evenly spaced numbers below ``count``.
-
-    Example:
-        >>> evenly(10, 4).tolist(), evenly(3, 4).tolist()
-        ([0, 3, 6, 9], [0, 1, 2])
-    """
-    return torch.linspace(0, max(0, count - 1), min(count, most)).round().long()

@@ -272,3 +272,13 @@ def class_subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
     labels = relabel[dataset.labels]
     rows = (labels >= 0).nonzero()[:, 0]
     return PickedSamples(dataset, rows, labels[rows], classes)
+
+
+def evenly_spread(values: Tensor, count: int) -> Tensor:
+    """Return at most ``count`` of some values (n,), evenly spread.
+
+    Example:
+        >>> evenly_spread(torch.arange(10), 4).tolist(), evenly_spread(torch.arange(3), 4).tolist()
+        ([0, 3, 6, 9], [0, 1, 2])
+    """
+    return values[torch.linspace(0, max(0, len(values) - 1), min(count, len(values))).round().long()]

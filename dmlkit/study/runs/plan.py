@@ -85,20 +85,14 @@ class Plan:
                 scores = {one.label: score for one, score in self._scored(variant)}
                 edge = edges_of(variant.candidates, candidate)
                 tuned = Tuned(chosen=candidate.label, validation=scores, edge=edge)
-            classes = self._classes(variant, candidate, figures)
+            paths = {seed: RunFolder(self.run(variant, candidate, seed).folder).test_classes_path for seed in figures}
+            classes = None  # those of the Reality Check would be of four models together
+            if self.study.config.protocol == "official" and all(path.exists() for path in paths.values()):
+                classes = {seed: ClassMetrics.read(path) for seed, path in paths.items()}
             results[variant.name] = VariantResults.of(
                 figures, self.study.config.reported(), tuned=tuned, classes=classes
             )
         return results
-
-    def _classes(self, variant: Variant, candidate: Candidate, seeds: Iterable[int]) -> dict[int, ClassMetrics] | None:
-        """Return the figures of runs on each class by seed; None if a run has none."""
-        if self.study.config.protocol != "official":
-            return None  # its figures are of four models together
-        paths = {seed: RunFolder(self.run(variant, candidate, seed).folder).test_classes_path for seed in seeds}
-        if not all(path.exists() for path in paths.values()):
-            return None
-        return {seed: ClassMetrics.read(path) for seed, path in paths.items()}
 
     def as_tried(self) -> Study:
         """Return the study with the candidates that were compared, including added ones and without failed ones."""
