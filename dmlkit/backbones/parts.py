@@ -75,7 +75,7 @@ class FirstBlocks(Backbone):
             try:
                 self.whole(images)
             except _ReachedError as reached:
-                return reached.maps
+                return reached.args[0]
         raise self._inseparable()
 
     @torch.no_grad()
@@ -126,8 +126,4 @@ class LastBlocks(Backbone):
 
 
 class _ReachedError(Exception):
-    """The last blocks were reached."""
-
-    def __init__(self, maps: Tensor) -> None:
-        super().__init__()
-        self.maps = maps
+    """The last blocks were reached with maps, its argument."""

@@ -72,6 +72,9 @@ class Torchvision(Backbone):
         interpolation = preset.interpolation.value
         return PublishedInput(crop, crop / resize, False, interpolation, tuple(preset.mean), tuple(preset.std))
 
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images)
+
     def build_network(self, head: str, **options: Any) -> None:
         """Set the network, with its weights and the identity in place of its classifier ``head``, and num_features."""
         from torchvision import models
@@ -146,9 +149,6 @@ class GoogLeNet(Torchvision, name="googlenet"):
     def blocks(self) -> list[nn.Module]:
         return [child for name, child in self.network.named_children() if name.startswith("inception")]
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.network(images)
-
 
 class ResNet(Torchvision):
     """Base of torchvision's ResNets (He et al. 2016), which end with their pooling."""
@@ -160,9 +160,6 @@ class ResNet(Torchvision):
 
     def blocks(self) -> list[nn.Module]:
         return blocks_in(self.network, "layer1", "layer2", "layer3", "layer4")
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.network(images)
 
 
 class ResNet18(ResNet, name="resnet18"):

@@ -30,15 +30,10 @@ Cache = Annotated[str, Field(min_length=1)] | None
 
 
 class StoredOutput(NamedTuple):
-    """What the frozen layers compute once for each image, before the first step.
+    """What the frozen layers compute once for each image, before the first step."""
 
-    Args:
-        views: number of augmented views; 0 for one as in evaluation.
-        folder: folder that several runs may share; None for that of the run.
-    """
-
-    views: int
-    folder: str | None
+    views: int  # number of augmented views; 0 for one as in evaluation
+    folder: str | None  # folder that several runs may share; None for that of the run
 
     def requirements(self) -> Iterator[Requirement]:
         """Yield what training on stored features does not go together with."""

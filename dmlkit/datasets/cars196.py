@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -65,12 +65,8 @@ class Cars196Config(DatasetConfig, frozen=True):
         return benchmark_folders(root, ("cars196", "."), self.published, layouts)
 
 
-class CarsRow(NamedTuple):
-    """Entry of an image in a list."""
-
-    where: str
-    name: str  # relative to the root
-    model: int  # from 1
+CarsRow = tuple[str, str, int]
+"""Place of an image in a list, its name relative to the root, and its model, from 1."""
 
 
 def to_listing(rows: ListedRows, images: Iterator[CarsRow], names: list[str]) -> Listing:
@@ -124,7 +120,7 @@ def from_kaggle(folder: Path) -> Listing:
                     rows.faults.append(f"{path}:{line}: got {text!r}, expected name,x1,y1,x2,y2,class")
                     continue
                 name = names[model - 1].replace("/", "-") if 1 <= model <= len(names) else ""
-                yield CarsRow(f"{path}:{line}", f"car_data/car_data/{split}/{name}/{cells[0]}", model)
+                yield f"{path}:{line}", f"car_data/car_data/{split}/{name}/{cells[0]}", model
 
     return to_listing(rows, images(), names)
 
@@ -165,4 +161,4 @@ def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faul
         faults.append(f"{path}: has no {field} and class of each image; expected the annotations of Cars196")
         return
     for number, (name, model) in enumerate(cells, start=1):
-        yield CarsRow(f"{path}: annotation {number}", f"{prefix}{name}", model)
+        yield f"{path}: annotation {number}", f"{prefix}{name}", model

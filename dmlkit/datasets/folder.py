@@ -89,11 +89,9 @@ def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:
 
 
 def benchmark_folders(root: Path, names: Sequence[str], published: Published, layouts: str) -> Listing:
-    """List the images of a benchmark that is stored as ``train/`` and ``test/`` folders of classes.
+    """List the images of a benchmark that is stored as ``train/`` and ``test/`` folders of classes, see `locate`.
 
-    Args:
-        names: folders below the root that may contain the two folders; ``"."`` is the root itself.
-        layouts: files and folders of its other layouts, none of which the root has.
+    ``layouts`` are files and folders of its other layouts, none of which the root has.
     """
     folder = locate(root, names, ("train", "test"))
     if folder is None or not is_split(folder):

@@ -34,11 +34,7 @@ class GatherRows(torch.autograd.Function):
 
 
 def gather_rows(ranks: Ranks, rows: Tensor, counts: list[int] | None = None) -> Tensor:
-    """Gather the rows of all ranks with gradient; with one rank, return the rows.
-
-    Args:
-        counts: B of each rank; None if B is equal on all ranks.
-    """
+    """Gather the rows of all ranks, by default equally many of each, with gradient; with one rank, return the rows."""
     apply: Any = GatherRows.apply  # untyped in torch
     return rows if ranks.world_size == 1 else apply(rows, ranks, counts or [len(rows)] * ranks.world_size)
 

@@ -30,12 +30,7 @@ def evaluate_points(
     bar: Bar = no_bar,
     rerank: Rerank | None = None,
 ) -> tuple[Report, Evaluation]:
-    """Score points that have a label on their own manifold; each is searched among all others of them.
-
-    Args:
-        gallery: points of the same model to search in instead.
-        metrics: configs or names; `DEFAULT_METRICS` if there are none.
-    """
+    """Score points that have a label on their own manifold; each is searched among all others, or in a gallery."""
     queries, notes = _labeled(points)
     items = None
     if gallery is not None:

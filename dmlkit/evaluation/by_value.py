@@ -186,11 +186,8 @@ def absolute(path: str | Path) -> str:
 def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | Path | None) -> TableConfig | None:
     """Return the table that has a column, by the recipe's names, see `other_table`; None for EXIF data.
 
-    They have the columns of `SIGHTING` where the dataset has no table, or its table no such column.
-
-    Args:
-        table: the table. Default: that of the dataset.
-        dataset: dataset of a resolved recipe, or the run that has it; None if no run is known.
+    They have the columns of `SIGHTING` where the dataset has no table, or its table no such column. The dataset is that
+    of a resolved recipe or of a run, and its table the default.
     """
     known = plain(RunFolder(dataset).recipe())["dataset"] if isinstance(dataset, Path) else dataset
     kind, keys = known["name"] if known else "", ("file", "root", "columns")

@@ -300,10 +300,7 @@ MOST = 2**14  # pairs of each kind: the variance of more pairs is small compared
 
 
 def probability_at(score: float, given: PairProbability, prior: float = 0.5) -> float:
-    """Return the probability that two images are of the same class.
-
-    Args:
-        prior: share of the pairs that are of the same class, in (0, 1).
+    """Return the probability that two images are of the same class, if a share ``prior`` of the pairs is, in (0, 1).
 
     Example:
         >>> given = PairProbability(slope=2.0, offset=-1.0, reliability=None)

@@ -172,11 +172,7 @@ class Line(NamedTuple):
 def lines_of(
     results: Sequence[Result], differences: Sequence[dict[str, Comparison]], width: int | None = None
 ) -> list[Line]:
-    """List the runs, followed by their pretrained checkpoints; what several runs share is listed once.
-
-    Args:
-        width: maximum length of a run's name, if names can be cut to that.
-    """
+    """List the runs, by names of at most ``width`` if possible, and their pretrained checkpoints, a shared one once."""
     names = short_names([result.name for result in results], width)
     rows = list(zip(names, [one.report for one in results], [{}, *differences], strict=True))
     before: dict[str, list[tuple[str, Figures]]] = {}

@@ -197,10 +197,8 @@ def score_dataset(
 ) -> Evaluation:
     """Score embeddings of a dataset; if the dataset has queries and a gallery, the queries search the gallery.
 
-    Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
-
-    Args:
-        ranks: the device, and the ranks, which share the queries. Default: one process on the CPU.
+    Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501. The ranks
+    share the queries; without them it is one process on the CPU.
     """
     device = ranks.device if ranks else None
     group = torch.distributed.group.WORLD if ranks and ranks.world_size > 1 else None
@@ -257,11 +255,7 @@ def score_dataset(
 
 
 def _junk_notes(scores: Scores, labels: Tensor, query: Tensor, searched: Tensor) -> Iterator[str]:
-    """Yield how many queries are not scored although the gallery has other images of their class: those of their group.
-
-    Args:
-        labels, query, searched: (N,), of each image, and whether it is a query and in the gallery.
-    """
+    """Yield how many queries are not scored although the gallery has images of their class: those of their group."""
     rows = query.nonzero()[:, 0]
     is_scored = torch.zeros(len(rows), dtype=torch.bool)
     is_scored[scores.queries] = True

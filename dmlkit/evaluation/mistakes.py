@@ -39,10 +39,7 @@ PER_CLASS = 2  # worst queries of one class at the most
 def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int) -> Tensor:
     """Find the positions (W,) of the lowest values, at most `PER_CLASS` of a class.
 
-    Among equal values the one with the most similar wrong image is worst.
-
-    Args:
-        nearest_wrong: (Q,) similarity of the nearest image of another label.
+    Among equal values the one with the most similar image of another label, (Q,), is worst.
     """
     by_similarity = nearest_wrong.argsort(descending=True, stable=True)
     order = by_similarity[values[by_similarity].argsort(stable=True)]

@@ -122,10 +122,7 @@ def evaluate_scope(
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
 
     If dataset, transform or metrics differ from the run's own, the file name contains a hash of them, so that
-    results with different settings are never mixed up.
-
-    Args:
-        keep: read the report that is stored, if there is one with the same settings.
+    results with different settings are never mixed up. ``keep`` reads the report if it is stored.
     """
     run = RunFolder(path)
     recipe, split = evaluated_recipe(run, scope), scope.evaluated_split

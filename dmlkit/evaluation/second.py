@@ -141,11 +141,7 @@ def choose_second(
 
 
 def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Bar = no_bar) -> Fusion | None:
-    """Return the fusion that ``--with`` asks for; None without it.
-
-    Args:
-        source: a run; or a gallery of two runs, whose second run is named because it has moved; see `Fusion`.
-    """
+    """Return the fusion that ``--with`` asks for, for a run, or a gallery whose second run has moved; None without."""
     if other is None:
         return None
     kind = kind_of(source)

@@ -27,8 +27,7 @@ from dmlkit.transforms.base import TransformConfig
 class TrainingBatches:
     """Iterable of the draws of one rank, batch by batch. Set ``epoch`` and ``start`` before each pass.
 
-    Args:
-        rank: position of this rank's share among ``ranks`` equal contiguous shares of every batch.
+    Each of the ranks has an equal contiguous share of every batch.
     """
 
     def __init__(self, sampler: Sampler, seed: int, *, rank: int = 0, ranks: int = 1) -> None:

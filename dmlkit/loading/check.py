@@ -365,11 +365,7 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
 def check_images(
     config: DatasetConfig, listing: Listing, findings: Findings, advance: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Read every sample, and add unreadable, unusual and duplicate ones to the findings of `check_files`.
-
-    Args:
-        config: dataset; duplicates of a published benchmark are not errors.
-    """
+    """Read every sample, and add unreadable, unusual and duplicate ones to the findings of `check_files`."""
     images = listing.everything()
     images.limit(config.max_pixels)
     seen: dict[bytes, list[int]] = {}

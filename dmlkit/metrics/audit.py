@@ -119,12 +119,7 @@ def most_wrong_together(audits: Sequence[LabelAudit]) -> int:
 
 
 def draws_until_together(audits: Sequence[LabelAudit], most: int, expected: float) -> float:
-    """Estimate how many draws from several audits bound the wrong labels that they leave; see `most_wrong_together`.
-
-    Args:
-        most: largest number of wrong labels among those that are not checked.
-        expected: number of wrong labels among these.
-    """
+    """Estimate how many draws from several audits bound the wrong labels that they leave, as expected, to ``most``."""
     first, others = _evidence(audits)
     counts = (most + 1 - np.arange(len(others))).clip(0)  # in the first audit, for more than most in all
     against = float((np.append(first, np.inf)[counts.clip(max=len(first))] + others).min())

@@ -112,11 +112,8 @@ class AmiConfig(ClusteringConfig, frozen=True):
 def expected_information(classes: Tensor, clusters: Tensor) -> float:
     """Compute the mean mutual information, in nats, of random partitions of these sizes (Vinh et al. 2010, eq. 24a).
 
-    Few sizes are distinct, at most sqrt(2N), so each pair of sizes is summed once. scikit-learn sums over all pairs of
-    parts: more than 60 s for 60 502 points in 11 316 classes.
-
-    Args:
-        classes, clusters: (C,), (K,) int64, number of items in each part; both add up to N.
+    Few of the sizes (C,) and (K,) are distinct, at most sqrt(2N), so each pair of sizes is summed once. scikit-learn
+    sums over all pairs of parts: more than 60 s for 60 502 points in 11 316 classes.
     """
     total = int(classes.sum())
     a, times_a = classes.unique(return_counts=True)

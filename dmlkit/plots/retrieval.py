@@ -37,8 +37,7 @@ def plot_retrieval(
 ) -> tuple[Path, RetrievalPanel]:
     """Draw queries with their nearest images; half of the queries are the worst ones, half are random.
 
-    Args:
-        embedded: the embeddings of a split; if it has queries and a gallery, the queries search the gallery.
+    If the split has queries and a gallery, the queries search the gallery.
     """
     embedded.require_images("plot retrieval")
     output = output or embedded.run.plots / f"{embedded.split}-retrieval.png"
@@ -72,11 +71,7 @@ def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, bar: 
 
 
 def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Choose the positions of the worst queries and of random other queries, half of ``count`` each.
-
-    Args:
-        wrong: (Q,) similarity of the nearest item if it is wrong; among equal values the largest is worst.
-    """
+    """Choose the positions of the `worst_queries` and of random other queries, half of ``count`` each."""
     worst = worst_queries(values, labels, wrong, -(-count // 2))
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
     return worst, order[~torch.isin(order, worst)][: count - len(worst)]

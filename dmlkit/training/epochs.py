@@ -61,11 +61,7 @@ def runs_by_recipe(paths: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def epoch_curves(groups: Mapping[str, Sequence[Path]], metric: str | None = None) -> tuple[str, list[EpochCurve]]:
-    """Return the metric to show, and the curves of groups of runs.
-
-    Args:
-        metric: metric on validation classes. Default: the one that selected the first run's checkpoint.
-    """
+    """Return the metric to show, by default that which selected the first run's checkpoint, and curves of groups."""
     first = next(iter(groups.values()))[0]
     metric = metric or RunFolder(first).recipe().training.select_by
     curves: list[EpochCurve] = []

@@ -59,10 +59,8 @@ class Estimate(NamedTuple):
 def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = False) -> Estimate:
     """Estimate the time of ``dmlkit train`` for a recipe of images.
 
-    What is stored of each image or view is computed once; all other layers run in each epoch. Nothing is downloaded.
-
-    Args:
-        at_hand: whether the pretrained weights are on this machine; if not, the weights are random here.
+    What is stored of each image or view is computed once; all other layers run in each epoch. Nothing is downloaded:
+    weights that are not ``at_hand`` are random here.
     """
     ranks = start_ranks(device, recipe.training.precision)
     train = recipe.dataset.build("train")

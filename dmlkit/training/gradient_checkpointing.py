@@ -44,12 +44,8 @@ def recompute_chunks(model: nn.Module, chunk: int) -> None:
     This is the gradient cache of Gao et al. 2021 (arXiv:2101.06983): memory is needed for the activations of one chunk
     and for the embeddings (B, D) of the batch, and the loss still compares all of them. Gradients equal those of one
     pass to rounding, unless batch norms compute statistics, which are then those of a chunk. A chunk is computed again
-    with the same random numbers, and does not update the statistics of batch norms twice.
-
-    Args:
-        model: maps samples (B, ...) to embeddings (B, D).
-        chunk: maximum size of a chunk, at least 1. A larger batch is split evenly, into chunks that differ by at most
-            one sample; any other is computed in one pass.
+    with the same random numbers, and does not update the statistics of batch norms twice. A batch is split evenly, into
+    chunks that differ by at most one sample.
 
     Example:
         >>> model, samples = nn.Linear(4, 2), torch.rand(7, 4)

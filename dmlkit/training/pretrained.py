@@ -44,11 +44,8 @@ def score_pretrained(
     """Score the pretrained backbone, as it was before the first step, on validation and test classes.
 
     The report is that of ``dmlkit eval --checkpoint pretrained``, computed only once; a run that asks the same of the
-    same images as an earlier run of this process copies its answer. The random number generators are not changed.
-
-    Args:
-        weights: its fingerprint, see `pretrained_fingerprint`. The result is empty if there is none, or if the recipe
-            names other weights by now.
+    same images as an earlier run of this process copies its answer. The random number generators are not changed. The
+    result is empty if there is no fingerprint ``weights``, or if the recipe names other weights by now.
     """
     recipe, is_first, figures = experiment.recipe, ranks.is_global_zero, dict[Split, Figures]()
     datasets: dict[Split, Dataset | None] = {"validation": data.validation, "test": data.test}
@@ -150,11 +147,7 @@ def describe_backbone(recipe: Recipe) -> str:
 def evaluate_recipe(
     path: Path, ranks: Ranks, scope: Scope = OWN_TEST, bar: Bar = no_bar
 ) -> tuple[Report, Evaluation, Recipe]:
-    """Score the checkpoint ``pretrained`` of a recipe, from which its training would start.
-
-    Args:
-        scope: the images and the metrics; its overrides may be of any key of the recipe.
-    """
+    """Score the checkpoint ``pretrained`` of a recipe; the overrides of the scope may be of any of its keys."""
     recipe, split = with_scope(read_recipe(path, scope.overrides), scope), scope.evaluated_split
     with recipe.errors_at("dataset") if scope.images is None else nullcontext():
         dataset = recipe.dataset.searched(split)

@@ -50,16 +50,10 @@ class Boxes(NamedTuple):
 
 
 def box_faults(dataset: Dataset) -> dict[int, str]:
-    """Check the boxes of images against their sizes, by the rule for boxes of other programs.
+    """Check the boxes of a table's images against their sizes, and return what is wrong with some of them.
 
     A box that exceeds its image by at most a pixel is cut at the border. An image that cannot be read is left to the
     command that reads it.
-
-    Args:
-        dataset: images of a table; its ``boxes`` are changed.
-
-    Returns:
-        What is wrong with the boxes of some samples.
     """
     if dataset.boxes is None:
         return {}

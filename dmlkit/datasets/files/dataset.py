@@ -220,9 +220,7 @@ def lone_classes(images: Dataset) -> tuple[list[str], list[str], int]:
 def search_faults(images: Dataset, split: str, where: str) -> tuple[str | None, list[str]]:
     """Return why a split cannot be searched, or None, and remarks on the classes of it that cannot.
 
-    Args:
-        split: its name; training images are not searched, so that there are only remarks.
-        where: place of the data, for messages.
+    Training images are not searched, so that there are only remarks.
     """
     alone, grouped, others = lone_classes(images)
     kind, sample = ("training" if split == "train" else split), images.kind.name

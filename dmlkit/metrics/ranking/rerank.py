@@ -101,10 +101,6 @@ class ReciprocalGallery:
     The weights of the gallery's images are those of the gallery alone, so that they are computed once, and no query
     affects another. A query q has an image g in its set :math:`R(q, k_1)` if g is among its :math:`k_1` nearest, and q
     is at least as similar to g as the :math:`k_1`-th nearest image of the gallery is.
-
-    Args:
-        gallery: (N, D) points.
-        advance: receives how many more of the gallery's images have been compared with all others.
     """
 
     def __init__(

@@ -139,13 +139,10 @@ def values_along(candidates: Sequence[Candidate], chosen: Candidate, key: str) -
 
 
 def next_value(grid: Sequence[float], value: float) -> float | None:
-    """Return the value one step beyond a value at or beyond the end of a grid.
+    """Return the value one step beyond a value at or beyond the end of a grid, whose values are ordered towards it.
 
     The step repeats the last ratio, or the last difference if the grid is evenly spaced or its signs differ. The result
     is None if no integer follows in a grid of integers.
-
-    Args:
-        grid: at least two values, ordered towards this end.
 
     Example:
         >>> next_value([1e-3, 2e-3, 4e-3], 4e-3), next_value([4e-3, 2e-3, 1e-3], 1e-3), next_value([1e-3, 3e-3], 3e-3)
