@@ -1,6 +1,6 @@
 """``dmlkit compare``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -40,12 +40,12 @@ def compare(
     from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of, narrow_rows, short_names
 
     ranks = ranks_of(device)
-    results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, ranks=ranks)
+    results = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, ranks=ranks)
     if not ranks.is_global_zero:
         return
     metrics = max(len(name) for result in results for name in result.report.metrics)
     room = max(8, Output.console.width - 58 - min(metrics, 12))  # next to the other columns of the wider table
-    lines = lines_of(results, differences, None if json else room)
+    lines = lines_of(results, None if json else room)
     if json:
         say_json(as_plain(results, lines, by))
     else:
@@ -56,18 +56,16 @@ def compare(
         for line, name, result in zip(lines, short_names([one.name for one in results]), results, strict=False):
             if line.name != name:
                 say(f"{line.name}: {result.name}")
-    for note in notes_of(results, lines, differences, with_units=not json):
+    for note in notes_of(results, lines, with_units=not json):
         say(note)
     if output is not None:
-        rows = comparison_rows(lines_of(results, differences))
+        rows = comparison_rows(lines_of(results))
         text = as_markdown(rows) if output.suffix.lower() == ".md" else as_latex(rows)
         write_output(output, f"{text}\n")
         say(f"wrote {output}")
 
 
-def notes_of(
-    results: list["Result"], lines: list["Line"], differences: Sequence[Mapping[str, object]], *, with_units: bool
-) -> Iterator[str]:
+def notes_of(results: list["Result"], lines: list["Line"], *, with_units: bool) -> Iterator[str]:
     """Yield the lines below the table: units, gains from training, notes of runs, and runs that cannot be compared."""
     first = results[0]
     if with_units and any(result.report.intervals for result in results):
@@ -81,10 +79,10 @@ def notes_of(
             yield f"{line.name}: {gain}"
     for note in dict.fromkeys(note for result in results for note in result.notes):
         yield f"note: {note}"
-    for result, changes in zip(results[1:], differences, strict=True):
+    for result in results[1:]:
         if result.report.images != first.report.images:
             yield f"note: {result.name} was tested on different images than {first.name}; no differences are computed"
-        elif not changes:
+        elif not result.changes:
             yield f"note: {result.name} and {first.name} share no per-query metric; no differences are computed"
 
 

@@ -1,7 +1,7 @@
 """Comparison of several runs on the same queries, with intervals, paired tests, and their tables."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from os.path import commonprefix
 from pathlib import Path
@@ -34,6 +34,7 @@ class Result:
     pretrained: Figures | None = None  # of that checkpoint, if they are stored for the same question
     gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # over that checkpoint, by metric
     missing: str | None = None  # why that checkpoint is left out, if so
+    changes: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # from the first run, by metric
 
 
 def compare_runs(
@@ -43,21 +44,16 @@ def compare_runs(
     overrides: Sequence[str] = (),
     by: Unit = "classes",
     ranks: Ranks,
-) -> tuple[list[Result], list[dict[str, Comparison]]]:
+) -> list[Result]:
     """Evaluate runs on their test classes, and compare each run with the first.
 
     A stored evaluation that answers the same question is read. If there is none, or it is damaged, the run is
-    evaluated and the evaluation is stored.
+    evaluated and the evaluation is stored. Runs that were tested on different images have no differences.
 
     Args:
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, for all runs; see `Scope`.
         by: the units that intervals and p-values draw; ``queries`` assumes that queries of a class are independent.
-
-    Returns:
-        results: one per run.
-        differences: one per run after the first, by metric. A metric that only one of the runs has is left out; there
-            are no differences between runs that were tested on different images.
     """
     if len(paths) < 2:
         raise UserError(f"compare: expected at least two runs, got {len(paths)}")
@@ -70,11 +66,14 @@ def compare_runs(
     ]
     results = [result_of(path, run, by) for path, run in zip(paths, evaluated, strict=True)]
     first, *others = results
-    return results, [
-        paired_differences(first.per_query, other.per_query, first.classes)
-        if other.report.images == first.report.images
-        else {}
-        for other in others
+    return [
+        first,
+        *(
+            replace(other, changes=paired_differences(first.per_query, other.per_query, first.classes))
+            if other.report.images == first.report.images
+            else other
+            for other in others
+        ),
     ]
 
 
@@ -169,12 +168,10 @@ class Line(NamedTuple):
     corrected: dict[str, float]  # p-values of the changes, corrected for all changes in the table; see `holm`
 
 
-def lines_of(
-    results: Sequence[Result], differences: Sequence[dict[str, Comparison]], width: int | None = None
-) -> list[Line]:
+def lines_of(results: Sequence[Result], width: int | None = None) -> list[Line]:
     """List the runs, by names of at most ``width`` if possible, and their pretrained checkpoints, a shared one once."""
     names = short_names([result.name for result in results], width)
-    rows = list(zip(names, [one.report for one in results], [{}, *differences], strict=True))
+    rows = [(name, result.report, result.changes) for name, result in zip(names, results, strict=True)]
     before: dict[str, list[tuple[str, Figures]]] = {}
     for name, result in zip(names, results, strict=True):
         if result.pretrained and result.pretrained.report.question:
