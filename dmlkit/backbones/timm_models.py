@@ -71,18 +71,13 @@ class InputSettings(BaseModel, frozen=True):
 
 
 class ModelFolder(BaseModel, frozen=True):
-    """Contents of a model's config.json.
-
-    Args:
-        arguments: arguments of the architecture, without the image size.
-        image_size: side of the images that the network was built for, in pixels; None if it is not given.
-        settings: preprocessing of images.
-    """
+    """Contents of a model's config.json."""
 
     architecture: Annotated[str, Field(min_length=1, max_length=200)]
-    arguments: Arguments
+    arguments: Arguments  # of the architecture, without the image size
     image_size: Annotated[int, Field(ge=8, le=MAX_ARGUMENT)] | None
-    settings: InputSettings
+    """Side of the images that the network was built for, in pixels; None if it is not given."""
+    settings: InputSettings  # preprocessing of images
 
 
 def read_model(model: str) -> ModelFolder:

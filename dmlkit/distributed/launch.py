@@ -33,20 +33,14 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class Ranks:
-    """Device of this process, the precision in which it trains, and its connection to the other ranks.
-
-    Args:
-        engine: what computes embeddings, one of `ENGINES`; empty for torch in float32.
-        precision: in which the forward pass of a training computes; below float32 it is mixed, see `torch.autocast`.
-        scaler: keeps the gradients of float16 in its range.
-    """
+    """Device of this process, the precision in which it trains, and its connection to the other ranks."""
 
     device: torch.device
-    engine: str = ""
+    engine: str = ""  # what computes embeddings, one of `ENGINES`; empty for torch in float32
     world_size: int = 1
     global_rank: int = 0
-    precision: torch.dtype = torch.float32
-    scaler: torch.amp.GradScaler | None = None
+    precision: torch.dtype = torch.float32  # of the forward pass of a training; below float32 mixed by torch.autocast
+    scaler: torch.amp.GradScaler | None = None  # keeps the gradients of float16 in its range
 
     @property
     def is_global_zero(self) -> bool:

@@ -328,11 +328,7 @@ def fit_scores(scores: np.ndarray, classes_of: np.ndarray) -> PairProbability:
 
 
 def sampled_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw pairs of points, at most `MOST` of the same class and as many of different classes; all if there are fewer.
-
-    Returns:
-        Rows (P,) of the first and of the second points.
-    """
+    """Draw rows (P,) and (P,) of pairs of points: at most `MOST` of the same class and as many of different classes."""
     classes, generator = labels.cpu().numpy(), np.random.default_rng(0)
     order, rows = np.argsort(classes, kind="stable"), np.arange(len(classes))
     ordered = classes[order]

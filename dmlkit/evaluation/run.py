@@ -98,10 +98,9 @@ def evaluate_run(
     """Score a run's model and store the report in the run, see `evaluate_scope`.
 
     Args:
-        path: the run.
         split, images, overrides, metrics: see `Scope`.
-        checkpoint: the checkpoint; by default the best, or the last if there is no best.
-        device: the device, see `start_ranks`.
+        checkpoint: by default the best, or the last if there is no best.
+        device: see `start_ranks`.
 
     Raises:
         UserError: there is no such run, or an override, a metric or the images do not fit it.

@@ -138,15 +138,11 @@ def _end_with_parent(parent: int) -> None:
 
 
 class TimedBatches:
-    """Iterable of a loader's batches that measures the time spent waiting.
-
-    Attributes:
-        seconds: time in which this pass has waited for batches, including the start of worker processes.
-    """
+    """Iterable of a loader's batches that measures the time spent waiting."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
-        self.seconds = 0.0
+        self.seconds = 0.0  # of this pass, including the start of worker processes
 
     def __iter__(self) -> Iterator[Batch]:
         self.seconds, started = 0.0, perf_counter()

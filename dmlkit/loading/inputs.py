@@ -138,11 +138,7 @@ def refuse_missing(
 ) -> None:
     """Raise an error for images whose files are gone, before hours of training, without opening any.
 
-    Args:
-        dataset: the images.
-        on_bad_image: "error", or "skip", which is one too if all images are gone.
-        source: name of the images.
-        way: what to do about them, if they cannot be restored.
+    With ``on_bad_image`` "skip" it is only an error if all are gone; ``way`` says what to do but restore them.
     """
     has_files = dataset.kind.has_pixels and len(dataset) and (dataset.file(0) or dataset.box(0)) is not None
     files = list(dataset.paths) if has_files else []

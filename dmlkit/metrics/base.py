@@ -30,33 +30,22 @@ class Ranking:
 
     The positives of a query are the items of its class, without the query itself. Items with the same score share
     their ranks: positive j has any rank in ``above + 1 .. above + tied`` with equal probability, and every metric is
-    the expected value over the orders of the tied items.
-
-    Args:
-        above: (Q, J) int64, ascending; number of items with a higher score. Where a query has no positive j, or it was
-            not found, the value is ``gallery``.
-        tied: (Q, J) int64 >= 1; m, number of items with the same score, including positive j.
-        hits_above: (Q, J) int64; H, number of positives among the items above.
-        hits_tied: (Q, J) int64 >= 1; h, number of positives among the tied items.
-        positives: (Q,) int64 >= 1; R, number of positives.
-        gallery: (Q,) int64; number of ranked items.
-        grades: (Q, J) int64 in 0..L; number of levels of a hierarchy at which positive j has the class of its query,
-            0 where a query has no positive j. Positives are then the items of the same class at the coarsest level.
-            None without a hierarchy.
-        levels: L, number of levels; 1 without a hierarchy.
-        single_shot: (Q, K) float64, probability of a hit among the 1..K nearest if one item of each class is drawn, for
-            metrics that need it.
+    the expected value over the orders of the tied items. With a hierarchy, the positives are the items of its class at
+    the coarsest level.
     """
 
     above: Tensor
-    tied: Tensor
-    hits_above: Tensor
-    hits_tied: Tensor
-    positives: Tensor
-    gallery: Tensor
+    """(Q, J) int64, ascending; number of items with a higher score, ``gallery`` without a positive j that was found."""
+    tied: Tensor  # (Q, J) int64 >= 1; m, number of items with the same score, including positive j
+    hits_above: Tensor  # (Q, J) int64; H, number of positives among the items above
+    hits_tied: Tensor  # (Q, J) int64 >= 1; h, number of positives among the tied items
+    positives: Tensor  # (Q,) int64 >= 1; R, number of positives
+    gallery: Tensor  # (Q,) int64; number of ranked items
     grades: Tensor | None = None
-    levels: int = 1
+    """(Q, J) int64 in 0..L; number of levels at which positive j has the class of its query; None without levels."""
+    levels: int = 1  # L, number of levels; 1 without a hierarchy
     single_shot: Tensor | None = None
+    """(Q, K) float64, probability of a hit among the 1..K nearest if one item of each class is drawn, where needed."""
 
     def at_level(self, level: int) -> "Ranking":
         """Return the ranking whose positives have the class of their query at ``level``, 1 for the coarsest."""
@@ -152,56 +141,34 @@ def log_binomial(n: Tensor, k: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Labeled:
-    """Embeddings with their labels, as queries or as a gallery of `score_retrieval`.
+    """Embeddings with their labels, as queries or as a gallery of `score_retrieval`."""
 
-    Args:
-        embeddings: (N, D) points, array or tensor.
-        labels: (N,) integers or strings, a mapping from each level to them, or (N, L) bool, see `retrieval_metrics`.
-        ids: (N,) integers or strings that identify the embeddings, or None for both sides. An item is excluded for
-            the queries that have its id.
-    """
-
-    embeddings: Array
-    labels: Labels
+    embeddings: Array  # (N, D) points, array or tensor
+    labels: Labels  # (N,) integers or strings, a mapping from each level to them, or (N, L) bool
     ids: Array | None = None
+    """(N,) integers or strings, of both sides or none; an item is excluded for the queries that have its id."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Separate gallery that points are compared with.
+    """Separate gallery that points are compared with."""
 
-    Args:
-        embeddings: (M, D) points.
-        labels: (M,) int64.
-        ids: (M,) int64; an item with the id of a point is the point itself, and makes no pair with it.
-        point_labels: (N,) int64, labels of the points, with the same numbering as ``labels``.
-        point_ids: (N,) int64, ids of the points, with the same numbering as ``ids``.
-    """
-
-    embeddings: Tensor
-    labels: Tensor
-    ids: Tensor
-    point_labels: Tensor
-    point_ids: Tensor
+    embeddings: Tensor  # (M, D) points
+    labels: Tensor  # (M,) int64
+    ids: Tensor  # (M,) int64; an item with the id of a point is the point itself, and makes no pair with it
+    point_labels: Tensor  # (N,) int64, labels of the points, with the same numbering as ``labels``
+    point_ids: Tensor  # (N,) int64, ids of the points, with the same numbering as ``ids``
 
 
 @dataclass(frozen=True)
 class Points:
-    """Labeled points on a manifold, for metrics that do not search.
+    """Labeled points on a manifold, for metrics that do not search."""
 
-    Args:
-        embeddings: (N, D) points.
-        labels: (N,) int64 in 0..C-1; every class is present.
-        manifold: the geometry.
-        targets: the gallery that the points are compared with; None compares them with each other.
-        found: cache of intermediate results that several metrics share.
-    """
-
-    embeddings: Tensor
-    labels: Tensor
+    embeddings: Tensor  # (N, D) points
+    labels: Tensor  # (N,) int64 in 0..C-1; every class is present
     manifold: Manifold
-    targets: Targets | None = None
-    found: dict[object, Any] = field(default_factory=lambda: {}, repr=False)
+    targets: Targets | None = None  # gallery that the points are compared with; None compares them with each other
+    found: dict[object, Any] = field(default_factory=lambda: {}, repr=False)  # results that several metrics share
 
 
 class MetricConfig(ComponentConfig, frozen=True):

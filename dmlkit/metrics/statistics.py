@@ -189,7 +189,6 @@ def share_interval(share: float, variance: float, clusters: float, answers: int)
         share: in 0..1; if it is 0 or 1 its variance says nothing, and each cluster counts as one answer.
         variance: variance of the share over draws of clusters.
         clusters: effective number of clusters of answers, more than 1.
-        answers: the number of answers.
 
     Example:
         >>> low, high = share_interval(1.0, 0.0, 1e6, 20)  # z^2 = 3.84

@@ -87,11 +87,7 @@ def _figures(path: Path, rows: Sequence[EpochRow], metric: str) -> dict[int, flo
 
 
 def plot_epochs(groups: Mapping[str, Sequence[Path]], output: Path, *, metric: str | None = None) -> list[EpochCurve]:
-    """Draw a metric on validation classes and the training loss over the epochs, one curve per group of runs.
-
-    Returns:
-        The curves that were drawn.
-    """
+    """Draw a metric on validation classes and the training loss over the epochs, one curve per group of runs."""
     metric, curves = epoch_curves(groups, metric)
     bands = any(curve.runs > 1 for curve in curves)
     with picture(output, 96 + 3.2 * len(curves)) as figure:

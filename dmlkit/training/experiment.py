@@ -130,11 +130,7 @@ class Objective(nn.Module):
 
 
 def draw_proxies(loss: Any, count: int) -> tuple[Tensor, Tensor]:
-    """Draw different proxies of a loss with ``has_proxies``, or return all in order if there are at most ``count``.
-
-    Returns:
-        Their points (N, D), with gradient, and their classes (N,).
-    """
+    """Draw different proxies of a loss, or all in order if at most ``count``: points (N, D) and their classes (N,)."""
     proxies: Tensor = loss.proxies  # (C, d) or (C, K, d)
     every = proxies.flatten(0, -2)
     rows = torch.arange(len(every), device=every.device)

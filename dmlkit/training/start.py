@@ -66,25 +66,17 @@ class MeasuredModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """A first recipe, and what it was chosen by.
-
-    Args:
-        measured: the models in the order of the table, the fastest first.
-        better: a better model than the chosen one, whose license does not allow every use.
-        plan: how much is trained; None if no photo could be read to time it.
-        text: the recipe, YAML with comments.
-        notes: models that could not be measured, and why; and why there is no plan.
-    """
+    """A first recipe, and what it was chosen by."""
 
     survey: Survey
-    measured: tuple[MeasuredModel, ...]
-    better: MeasuredModel | None
+    measured: tuple[MeasuredModel, ...]  # the fastest first
+    better: MeasuredModel | None  # than the chosen one, but with a license that does not allow every use
     setting: Photos
-    plan: TrainingPlan | None
-    budget: float
-    text: str
+    plan: TrainingPlan | None  # how much is trained; None if no photo could be read to time it
+    budget: float  # seconds
+    text: str  # the recipe, YAML with comments
     recipe: Recipe
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # models that could not be measured, and why; and why there is no plan
 
 
 def start(
@@ -171,10 +163,9 @@ def fitting(
 def with_larger_images(
     plan: TrainingPlan, chosen: MeasuredModel, budget: float, device: str, bar: Bar = no_bar
 ) -> tuple[list[MeasuredModel], TrainingPlan]:
-    """Return a plan with larger images, if as much is trained in as many epochs, and the model is better before it.
+    """Return what was measured of a model at other sizes, and a plan with larger images if it is better with them.
 
-    Returns:
-        What was measured of the model at other sizes, and the plan.
+    As much must be trained in as many epochs.
     """
     found, ranks, smallest = list[MeasuredModel](), start_ranks(device), smallest_side(plan.setting) or 0
     before = smallest

@@ -145,12 +145,9 @@ class ReplacedSamples(Dataset):
 
 
 class PickedSamples(Dataset):
-    """Some samples of a dataset, with labels of their own.
+    """Some samples (n,) of a dataset, with labels (n,) of their own.
 
     Args:
-        dataset: full dataset.
-        rows: (n,) int64, samples to keep.
-        labels: (n,) int64, labels of these samples.
         classes: class of the full dataset that each label stands for; None if the labels are those of its classes.
     """
 

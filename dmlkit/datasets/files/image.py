@@ -32,8 +32,6 @@ def read_image(path: str | Path, box: Box | None = None, max_pixels: int = MAX_P
     blended with white, the EXIF rotation is applied, and an animation gives its first frame.
 
     Args:
-        path: image file.
-        box: box to crop; None for the full image.
         max_pixels: largest number of decoded pixels; a JPEG of more is decoded at a smaller size, see `limit_size`.
 
     Raises:

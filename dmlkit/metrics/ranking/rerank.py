@@ -206,12 +206,9 @@ def _similarities(manifold: Manifold, points: Tensor, items: Tensor) -> Iterator
 
 
 class _Neighbors:
-    """The nearest images of each of P images.
+    """The nearest images of each of P images, ``lists`` (P, k1 + 1) of itself and its k1 nearest.
 
-    Attributes:
-        lists: (P, k1 + 1), each image and its k1 nearest.
-        limits: (P,) similarity of the k1-th nearest.
-        largest, smallest: (P,) similarities of each image, also to itself.
+    ``limits`` (P,) are the similarities of the k1-th nearest, ``largest`` and ``smallest`` those of all and of itself.
     """
 
     def __init__(
