@@ -389,8 +389,8 @@ def summarize_study(
 
     Variants without a complete run are omitted, and so are statements without a pair of runs.
     """
-    config, axis, reference = study.config, study.axis, variants.get(study.reference)
-    statements = by_both_figures(config.expect, config.reported())
+    config, axis, reference = study.config, study.axis, variants.get(study.config.reference)
+    statements = by_both_figures(config.expect, config.metrics)
     names = [variant.name for variant in study.variants]
     kept = [index for index, name in enumerate(names) if name in variants]
     lacks = {
@@ -398,15 +398,13 @@ def summarize_study(
         for name in names
     }
     compared = {
-        name: one.model_copy(update={"difference": differences(one, reference, config.reported())})
-        if reference and name != study.reference
+        name: one.model_copy(update={"difference": differences(one, reference, config.metrics)})
+        if reference and name != config.reference
         else one
         for name, one in variants.items()
     }
     return StudyResults(
-        **config.model_dump(include={*StudySettings.model_fields} - {"metrics", "reference"}),
-        metrics=config.reported(),
-        reference=study.reference,
+        **config.model_dump(include={*StudySettings.model_fields}),
         axis=axis and axis.model_copy(update={"values": tuple(axis.values[index] for index in kept)}),
         verdicts=judge(statements, compared, len(config.seeds), config.more_seeds, config.negligible),
         variants=compared,

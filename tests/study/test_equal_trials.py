@@ -73,7 +73,7 @@ def test_cgml_tunes_what_its_baseline_tunes_with_values_in_common(name: str, key
 def test_the_study_for_a_gpu_tunes_the_same_three_keys_of_each_of_six_losses_with_12_trials_and_8_seeds():
     study = read_once(ROOT / "recipes" / "study" / "claims_gpu.yaml")
     assert len({str(loss_of(study, variant.name)["name"]) for variant in study.variants}) == 6
-    assert len(study.config.seeds) == 8 and study.config.reported() == ("recall@1", "map@r")
+    assert len(study.config.seeds) == 8 and study.config.metrics == ("recall@1", "map@r")
     for variant in study.variants:
         assert len(variant.candidates) == 12
         keys = {key for candidate in variant.candidates for key in candidate.values}

@@ -725,7 +725,7 @@ def test_grids_are_named_by_their_values_and_one_number_is_an_axis(tmp_path: Pat
         for margin in (0.1, 0.2)
         for sampler in ("random", "name_class_balanced_images_per_class_2")
     ]
-    assert (study.num_runs, study.reference, study.axis) == (8, "margin=0.2,sampler=random", None)
+    assert (study.num_runs, study.config.reference, study.axis) == (8, "margin=0.2,sampler=random", None)
 
 
 def test_every_variant_is_built_before_anything_trains(dmlkit, tmp_path: Path):

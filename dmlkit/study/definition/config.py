@@ -71,10 +71,6 @@ class StudyConfig(StudySettings, MethodsConfig, frozen=True, extra="forbid"):
     expect: tuple[Expectation, ...] = ()
     """Statements of the claim; each gets a verdict."""
 
-    def reported(self) -> tuple[str, ...]:
-        """Return the names of the figures in tables and verdicts."""
-        return self.metrics or FIGURES[self.protocol]
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -106,8 +102,7 @@ class Axis(BaseModel, frozen=True, extra="forbid"):
 class Study:
     """Study with all its recipes."""
 
-    config: StudyConfig
-    reference: str  # variant with which the others are compared
+    config: StudyConfig  # with its defaults
     variants: tuple[Variant, ...]
     axis: Axis | None  # the numeric key that is swept, if there is one
 
@@ -156,8 +151,6 @@ class Study:
         """Return everything on which the study's figures depend, as plain data."""
         return {
             **self.config.model_dump(mode="json", exclude=set(MethodsConfig.model_fields)),
-            "metrics": list(self.config.reported()),
-            "reference": self.reference,
             "expect": [expectation.model_dump(exclude_none=True) for expectation in self.config.expect],
             "variants": {
                 variant.name: {

@@ -46,10 +46,15 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         raise UserError("\n".join([*faults, fault_line(tree, () if compared.variants else ("grid",), text)]))
     methods = methods_of(compared, tree) if compared else []
     if config:
+        defaults = {
+            "metrics": config.metrics or FIGURES[config.protocol],
+            "reference": config.reference or next((method.name for method in methods), ""),
+        }
+        config = config.model_copy(update=defaults)
         faults += [fault_line(tree, *fault) for fault in config_faults(config, methods, tree)]
     variants = [_variant(method, path, config, changes, faults) for method in methods]
     if config and not faults:
-        study = Study(config, config.reference or methods[0].name, tuple(variants), _axis(config))
+        study = Study(config, tuple(variants), _axis(config))
         faults += [fault_line(tree, *fault) for fault in recipe_faults(study, methods)]
         if not faults:
             return study
@@ -93,8 +98,7 @@ def _measured(config: StudyConfig, recipe: Recipe) -> tuple[MetricConfig, ...]:
     if config.protocol == "reality_check":
         return recipe.metrics  # the protocol sets its metrics
     selecting = [metric for metric in recipe.metrics if recipe.training.select_by in metric.names()]
-    names = config.reported()
-    return (*metric_configs(names), *(selecting if recipe.training.select_by not in names else ()))
+    return (*metric_configs(config.metrics), *(selecting if recipe.training.select_by not in config.metrics else ()))
 
 
 def _axis(config: StudyConfig) -> Axis | None:
@@ -188,7 +192,7 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
         if papers.setdefault(statement, expectation.paper) != expectation.paper:
             text = f"the same statement is above with paper {papers[statement]}; expected it once, with one paper"
             yield ("expect", index), text
-        known = {"better": names, "than": names, "metric": config.reported()}
+        known = {"better": names, "than": names, "metric": config.metrics}
         for key, choices in known.items():
             name = getattr(expectation, key)
             if name not in choices:

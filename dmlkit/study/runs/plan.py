@@ -89,9 +89,7 @@ class Plan:
             classes = None  # those of the Reality Check would be of four models together
             if self.study.config.protocol == "official" and all(path.exists() for path in paths.values()):
                 classes = {seed: ClassMetrics.read(path) for seed, path in paths.items()}
-            results[variant.name] = VariantResults.of(
-                figures, self.study.config.reported(), tuned=tuned, classes=classes
-            )
+            results[variant.name] = VariantResults.of(figures, self.study.config.metrics, tuned=tuned, classes=classes)
         return results
 
     def as_tried(self) -> Study:

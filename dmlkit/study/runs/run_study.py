@@ -168,7 +168,7 @@ class _Runs:
             pretrained = RealityCheckFigures(separated=pretrained, concatenated=pretrained).flat()
 
         def kept(figures: Metrics) -> Metrics:
-            return {metric: figures[metric] for metric in config.reported() if metric in figures}
+            return {metric: figures[metric] for metric in config.metrics if metric in figures}
 
         return variant.model_copy(
             update={
@@ -228,10 +228,9 @@ class _Runs:
         config = self.plan.study.config
         figures = run_once(config.protocol, run.recipe, run.folder, self.ranks, start_model)
         self.ranks.barrier()  # the first rank has written the summary
-        reported = config.reported()
-        if not set(reported) <= set(figures):
+        if not set(config.metrics) <= set(figures):
             raise UserError(
-                f"{run.folder}: expected {', '.join(reported)}; remove its summary.json or result.json and rerun"
+                f"{run.folder}: expected {', '.join(config.metrics)}; remove its summary.json or result.json and rerun"
             )
         scores: list[float] = []
         for path in summaries(run.folder):  # 4 for a Reality Check
@@ -240,7 +239,7 @@ class _Runs:
                 raise UserError(f"{path}: has no best checkpoint; remove the file and rerun to score the run again")
             scores.append(score)
         self.plan.scores[run.name] = fmean(scores)
-        self.plan.figures[run.name] = {name: figures[name] for name in reported}
+        self.plan.figures[run.name] = {name: figures[name] for name in config.metrics}
         progress.finish(self.plan.figures[run.name])
 
     def _fail(self, run: Run, progress: RunProgress, reason: str) -> None:
