@@ -9,8 +9,7 @@ from pydantic import Field
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published, locate, whole_number
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
-from dmlkit.datasets.folder import benchmark_folders, class_folders
-from dmlkit.files.image_file import LeftOut, image_files
+from dmlkit.datasets.folder import benchmark_folders, class_folders, class_listing
 from dmlkit.files.paths import read_lines
 
 TRAINING_CLASSES = 100
@@ -88,14 +87,9 @@ def numbered(path: Path, faults: list[str]) -> dict[int, str]:
 
 def from_folders(images: Path) -> Listing:
     """List the images below ``images/NNN.Name/``; the number determines the split."""
-    rows, left_out = ListedRows(images), LeftOut(images)
-    names: list[str] = []
-    for folder in class_folders(images):
-        match = re.match(r"(\d+)", folder.name)
-        if match is None:
-            rows.faults.append(f"{folder}: expected a class folder such as 001.Black_footed_Albatross")
-            continue
-        for path in image_files(folder, left_out):
-            rows.add(str(folder), str(Path(path).relative_to(images)), len(names), part_of(int(match[1])))
-        names.append(folder.name)
-    return rows.listing(names, notes=left_out.notes)
+    numbers = {folder: re.match(r"\d+", folder.name) for folder in class_folders(images)}
+    classes: list[tuple[Path, ListedSplit]]
+    classes = [(folder, part_of(int(number[0]))) for folder, number in numbers.items() if number]
+    wrong = [folder for folder, number in numbers.items() if not number]
+    faults = [f"{folder}: expected a class folder such as 001.Black_footed_Albatross" for folder in wrong]
+    return class_listing(images, classes, faults=faults)
