@@ -169,10 +169,7 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
     def set_epoch(self, epoch: int) -> bool:
         """Freeze all parameters in the first epochs, which saves the backward pass, and unfreeze them later.
 
-        Epochs count from 0.
-
-        Returns:
-            Whether the set of parameters that need a gradient has changed.
+        Epochs count from 0. Return whether the set of parameters that need a gradient has changed.
         """
         is_frozen = epoch < self._frozen_epochs
         if is_frozen == bool(self._waiting):

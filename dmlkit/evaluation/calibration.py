@@ -199,10 +199,9 @@ def rates_at(pairing: Pairing, threshold: float) -> PairRates:
 
 
 def best_pairs(pairing: Pairing, count: int) -> tuple[Tensor, Tensor]:
-    """Find the K pairs of different classes that score highest; at most twice as many are in memory at once.
+    """Find the scores (K,) float32, descending, and labels (2, K) of the best pairs of different classes.
 
-    Returns:
-        Scores (K,) float32, descending, and the labels (2, K) of the two images.
+    At most twice as many are in memory at once.
     """
     device = pairing.rows.device
     scores, classes, lock = torch.empty(0, device=device), torch.empty(2, 0, dtype=torch.int64, device=device), Lock()

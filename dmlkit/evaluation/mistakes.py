@@ -17,8 +17,7 @@ from dmlkit.nearest.search import Neighbors
 def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> tuple[Tensor, Tensor, Tensor]:
     """Find the most similar pairs of images of different labels (N,), among the nearest neighbors (N, k) of each image.
 
-    Returns:
-        Rows (P,) of the first and of the second images, and their similarities (P,), descending.
+    They are rows (P,) of the first and of the second images, and similarities (P,), descending.
     """
     rows = torch.arange(len(labels))[:, None].expand_as(neighbors.indices)
     across = labels[neighbors.indices] != labels[:, None]

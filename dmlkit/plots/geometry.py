@@ -152,8 +152,7 @@ def plot_map(
 ) -> tuple[Path, int, int]:
     """Draw a map of a run's embeddings, colored by class, with the proxies of training classes; see `plot_embeddings`.
 
-    Returns:
-        The file, and the number of images and of classes on the map.
+    Return the file, and the number of images and of classes on the map.
     """
     output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"
     if images:

@@ -106,8 +106,7 @@ def plot_histogram(
 ) -> tuple[Path, ScoreHistograms, ScoreHistograms]:
     """Draw histograms of the similarities of pairs by the backbone before training and by the trained model.
 
-    Returns:
-        The file, by default one in the run, and the counts before and after training.
+    Return the file, by default one in the run, and the counts before and after training.
     """
     output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)

@@ -325,8 +325,7 @@ def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, lis
 def try_model(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Tensor:
     """Run the model on a blank input, so that a model which cannot process it fails before anything is written.
 
-    Returns:
-        The input: one sample of zeros, such as a black image (1, 3, S, S) uint8, as large as in training.
+    Return the input: one sample of zeros, such as a black image (1, 3, S, S) uint8, as large as in training.
     """
     was_training = model.training
     transform, blank = recipe.transform, torch.empty(0)

@@ -188,10 +188,8 @@ class PickedSamples(Dataset):
 def lone_classes(images: Dataset) -> tuple[list[str], list[str], int]:
     """Return the classes none of whose queries has an image to find, and the number of the other classes with queries.
 
-    Images that have several labels are not looked at: they find those that share one.
-
-    Returns:
-        Classes that have no second image to find, those that have some in one group alone, and the number of others.
+    The first have no second image to find, or have some in one group alone. Images that have several labels are not
+    looked at: they find those that share one.
     """
     labels, classes = images.labels, len(images.class_names)
     if images.members is not None:

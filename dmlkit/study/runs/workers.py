@@ -138,7 +138,8 @@ def _forward(events: "SimpleQueue[Event]", notify: Notify) -> None:
 def _wait_for_all(runs: Collection[Future[None]], events: "SimpleQueue[Event]") -> None:
     while not all(run.done() for run in runs):
         wait(runs, LOOK)
-        _forward(events, lambda *_: None)  # a pipe has 64 KB: a process that writes to a full pipe would wait forever
+        while not events.empty():  # a pipe has 64 KB: a process that writes to a full pipe would wait forever
+            events.get()
 
 
 def _notify_end(future: Future[None], name: str, notify: Notify) -> None:
