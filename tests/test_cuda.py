@@ -70,8 +70,7 @@ def test_a_step_copies_nothing_to_the_host(name: str):
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
         step()
         torch.cuda.synchronize()
-    copies = [event.name for event in profiler.events() if "DtoH" in event.name]
-    assert copies == []
+    assert [event.name for event in profiler.events() if "DtoH" in event.name] == []
 
 
 @pytest.mark.slow
@@ -86,8 +85,7 @@ def test_a_run_trains_resumes_and_is_evaluated(dmlkit, tmp_path: Path, precision
     assert json.loads((run / "summary.json").read_text())["last"] == before["last"]
     scores = []
     for device in ("cpu", DEVICE):
-        result = dmlkit("eval", run, "--device", device, "--json").ok()
-        scores.append(json.loads(result.out)["metrics"])
+        scores.append(json.loads(dmlkit("eval", run, "--device", device, "--json").ok().out)["metrics"])
     assert scores[1] == pytest.approx(scores[0], abs=0.05)
 
 
@@ -107,8 +105,7 @@ def test_embeddings_distances_and_searches_are_the_cpus(dmlkit, tmp_path: Path, 
             [[neighbor["id"] for neighbor in query["neighbors"]] for query in json.loads(result.out)["queries"]]
         )
     torch.testing.assert_close(points[1], points[0], rtol=5e-3, atol=2e-3)  # the GPU convolves in TF32
-    same = sum(mine == theirs for mine, theirs in zip(*found, strict=True))
-    assert same >= 0.8 * len(found[0])
+    assert sum(mine == theirs for mine, theirs in zip(*found, strict=True)) >= 0.8 * len(found[0])
 
 
 def test_metrics_are_the_cpus():

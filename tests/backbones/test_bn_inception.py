@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dmlkit.backbones import BNInception
-from dmlkit.errors import UserError
+from tests.conftest import refuses
 
 # Channels in the published checkpoint bn_inception-52deb4733.pth: in, 1x1, 3x3 reduce, 3x3, double reduce, double
 # 3x3 (both), pool projection; 0 where a block has no such layer.
@@ -74,10 +74,8 @@ def test_the_published_file_loads(tmp_path: Path):
     for name, tensor in tensors.items():
         assert name.startswith("last_linear") or torch.equal(state[name], tensor)
     torch.save({**tensors, "conv1_7x7_s2.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "grey.pth")
-    with pytest.raises(UserError, match=r"conv1_7x7_s2\.weight has shape \(64, 1, 7, 7\)"):
-        BNInception(weights=str(tmp_path / "grey.pth"))
-    with pytest.raises(UserError, match=r"expected a file, e\.g\. the download of http"):
-        BNInception.Config(weights="imagenet").build()
+    refuses(r"conv1_7x7_s2\.weight has shape \(64, 1, 7, 7\)", BNInception, weights=str(tmp_path / "grey.pth"))
+    refuses(r"expected a file, e\.g\. the download of http", BNInception.Config(weights="imagenet").build)
 
 
 class Numpy:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dmlkit.backbones.parts import FirstBlocks, LastBlocks
-from dmlkit.errors import UserError
+from tests.conftest import refuses
 from tests.contracts.test_backbones import config
 
 pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
@@ -58,5 +58,4 @@ def test_the_parts_take_images_of_two_sizes(name: str):
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_blocks_that_read_more_than_one_map_are_refused(blocks: int):
     whole = config("bn_inception", tuning={"name": "last_blocks", "blocks": blocks}).build()
-    with pytest.raises(UserError, match="read more than one map"):
-        FirstBlocks(whole, blocks, (64,)).check()
+    refuses("read more than one map", FirstBlocks(whole, blocks, (64,)).check)

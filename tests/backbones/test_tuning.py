@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from dmlkit.backbones.base import Backbone
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.errors import UserError
+from tests.conftest import refuses
 from tests.contracts.conftest import shallow  # noqa: F401
 from tests.contracts.test_backbones import config
 
@@ -170,12 +171,10 @@ def test_the_last_block_trains_with_what_follows_it(name, options, count, last):
 
 @pytest.mark.usefixtures("without_memory")
 def test_a_learned_pooling_trains_with_the_last_block():
-    pooling = {"name": "gem", "learn": True}
-    backbone = config("vit", tuning={"name": "last_blocks"}, pooling=pooling).build()
+    backbone = config("vit", tuning={"name": "last_blocks"}, pooling={"name": "gem", "learn": True}).build()
     assert "pooling.p" in {key for key, parameter in backbone.named_parameters() if parameter.requires_grad}
 
 
 @pytest.mark.usefixtures("without_memory")
 def test_a_network_without_known_blocks_is_refused():
-    with pytest.raises(UserError, match="cannot determine the blocks of VGG"):
-        config("timm", model="vgg11", tuning={"name": "last_blocks"}).build()
+    refuses("cannot determine the blocks of VGG", config("timm", model="vgg11", tuning={"name": "last_blocks"}).build)

@@ -13,23 +13,20 @@ from dmlkit.backbones import ResNet18, ResNet50, Timm
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import parse_recipe
+from tests.conftest import refuses
 
 CAFFE = "channels: bgr, pixel_max: 255, mean: [104, 117, 128], std: [1, 1, 1]"
 RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"
 
 
 def test_files_that_are_no_weights(tmp_path: Path):
-    with pytest.raises(UserError, match=r"none\.pth: no such file"):
-        ResNet18.Config(weights=str(tmp_path / "none.pth")).build()
+    refuses(r"none\.pth: no such file", ResNet18.Config(weights=str(tmp_path / "none.pth")).build)
     (tmp_path / "cut.pth").write_bytes(b"PK\3\4 cut off")
-    with pytest.raises(UserError, match="cannot read these weights"):
-        ResNet18.Config(weights=str(tmp_path / "cut.pth")).build()
+    refuses("cannot read these weights", ResNet18.Config(weights=str(tmp_path / "cut.pth")).build)
     torch.save({"opt": argparse.Namespace(lr=1)}, tmp_path / "pickle.pth")
-    with pytest.raises(UserError, match=r"cannot read these weights.*only tensors"):
-        ResNet18.Config(weights=str(tmp_path / "pickle.pth")).build()
+    refuses(r"cannot read these weights.*only tensors", ResNet18.Config(weights=str(tmp_path / "pickle.pth")).build)
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
-    with pytest.raises(UserError, match="contains no weights"):
-        ResNet18.Config(weights=str(tmp_path / "empty.pth")).build()
+    refuses("contains no weights", ResNet18.Config(weights=str(tmp_path / "empty.pth")).build)
     state = ResNet18.Config().build().network.state_dict()
     torch.save({key: value for key, value in state.items() if key != "bn1.bias"}, tmp_path / "less.pth")
     with pytest.raises(UserError, match=r"lacks 1 of .* tensors of this backbone, the first being bn1\.bias;"):
@@ -41,8 +38,7 @@ def test_files_that_are_no_weights(tmp_path: Path):
 
 
 def test_self_supervised_files_load(tmp_path: Path):
-    network = ResNet50.Config().build().network
-    tensors = dict(network.state_dict())
+    tensors = dict(ResNet50.Config().build().network.state_dict())
     head = {"projection_head.0.weight": torch.zeros(1), "prototypes.weight": torch.zeros(1)}
     torch.save({f"module.{key}": value for key, value in (tensors | head).items()}, tmp_path / "swav.pth.tar")
     student = {key: value + 1 for key, value in tensors.items()}
@@ -70,17 +66,14 @@ def test_a_failed_download_says_which_file_to_put_where(monkeypatch: pytest.Monk
     url = models.ResNet18_Weights.DEFAULT.url
     assert url in str(error.value) and "no route to host" in str(error.value)
     assert str(tmp_path / "hub" / "checkpoints" / url.rsplit("/", 1)[1]) in str(error.value)
-    with pytest.raises(UserError, match="unknown weights 'imgnet'; did you mean 'imagenet'"):
-        ResNet18.Config(weights="imgnet").build()
+    refuses("unknown weights 'imgnet'; did you mean 'imagenet'", ResNet18.Config(weights="imgnet").build)
 
 
 def test_timm_models_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
     import timm
 
-    with pytest.raises(UserError, match="timm has no 'resnet19'"):
-        Timm.Config(model="resnet19").build()
-    with pytest.raises(UserError, match="got 'imagenet', expected pretrained or a file"):
-        Timm.Config(model="resnet18", weights="imagenet").build()
+    refuses("timm has no 'resnet19'", Timm.Config(model="resnet19").build)
+    refuses("got 'imagenet', expected pretrained or a file", Timm.Config(model="resnet18", weights="imagenet").build)
 
     def offline(*_, **__):
         raise OSError("no route to host\nand more")

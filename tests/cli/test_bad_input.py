@@ -50,19 +50,6 @@ def test_faults_of_a_recipe(dmlkit: Cli, tmp_path: Path):
     refused(dmlkit("check", tmp_path / "none.yaml"), "no such file")
 
 
-def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
-    run = tmp_path / "run"
-    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(tmp_path / "none")), "no such folder")
-    (tmp_path / "empty").mkdir()
-    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(tmp_path / "empty")), "no class folders")
-    for path in (image_folder / "class1").iterdir():
-        path.unlink()
-    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)), "1 class folder has no images: ")
-    (image_folder / "class1").rmdir()
-    refused(dmlkit("train", tiny_recipe, "-o", run, "--set", "sampler.batch_size=100"), "training images, got 100;")
-    assert not run.exists()
-
-
 def test_broken_images_stop_or_are_skipped_and_counted(dmlkit, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
     classes = sorted(path.name for path in image_folder.iterdir())
     broken, unseen = image_folder / classes[0] / "2.png", image_folder / classes[-1] / "2.png"  # trains | tests
@@ -136,9 +123,9 @@ def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_pa
 
 
 def test_devices_that_are_not_there(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
-    if not torch.cuda.is_available():
-        refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cuda"), "no CUDA device")
-    refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "tpu"), "expected auto, cpu, cuda")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cuda"), "no CUDA device")
     assert not (tmp_path / "run").exists()
 
 
@@ -153,7 +140,6 @@ def test_checkpoints_that_cannot_be_read(dmlkit: Cli, tiny_recipe: Path, tmp_pat
     refused(dmlkit("eval", run, "--checkpoint", "last"), "cannot read this checkpoint")
     path.unlink()
     refused(dmlkit("eval", run, "--checkpoint", "last"), "no such checkpoint")
-    refused(dmlkit("eval", tmp_path / "nothing"), "no such file or folder; expected a run")
 
 
 def test_a_checkpoint_never_runs_code(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
@@ -167,9 +153,6 @@ def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     run = tmp_path / "run"
     dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1", "--set", "training.workers=0")
     refused(dmlkit("embed", run), "expected either IMAGES or --split")
-    refused(dmlkit("embed", run, tmp_path / "none"), "no such file or folder")
-    (tmp_path / "empty").mkdir()
-    refused(dmlkit("embed", run, tmp_path / "empty"), "no images found")
     broken = image_folder / "class0" / "2.png"
     broken.write_bytes(b"broken")
     refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e1"), f"{broken}: cannot read this image")
@@ -178,7 +161,6 @@ def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e2"), f"{broken}: cannot read this image")
     refused(dmlkit("export", run, "--format", "faiss"), "is a run; --format faiss exports a folder of embeddings")
     refused(dmlkit("export", tmp_path / "e2", "--format", "onnx"), "got a folder of embeddings")
-    refused(dmlkit("export", tmp_path / "empty", "--format", "npz"), "manifest.json: missing")
     (tmp_path / "e2" / "embeddings.npy").write_bytes(b"\x93NUMPY")
     refused(dmlkit("export", tmp_path / "e2", "--format", "npz"), "embeddings.npy: cannot read this NumPy array")
     refused(dmlkit("list", "lossses"), "unknown family 'lossses'")

@@ -67,8 +67,7 @@ def test_the_first_error_is_that_of_the_recipe_without_its_path(text: str, said:
 
 @pytest.mark.slow
 def test_a_run_is_reported_by_its_recipe(tmp_path: Path, trained_once: Callable[..., Path], dmlkit: Cli):
-    run = trained_once(tmp_path / "hedwig")
-    result = dmlkit("report-bug", run)
+    result = dmlkit("report-bug", trained_once(tmp_path / "hedwig"))
     assert result.code == 0 and "name: proxy_anchor" in result.out and "hedwig" not in result.out
     assert dmlkit("report-bug", tmp_path / "hedwig").err.startswith("error: ")  # no run
 

@@ -100,8 +100,7 @@ def test_no_message_holds_what_a_terminal_obeys_s4_s5_t9(dmlkit, tiny_recipe: Pa
     places["{table}"].write_text(f"path,label,{HOSTILE}\n{HOSTILE},{HOSTILE},{HOSTILE}\n", encoding="utf-8")
     places["{collection}"].mkdir()
     (places["{collection}"] / "r[b].yaml").write_text(f"# {HOSTILE}\n# Published: {HOSTILE}\n{TINY_RECIPE}")
-    text = held(dmlkit(*(places.get(word, word) for word in words)))
-    assert text
+    assert held(dmlkit(*(places.get(word, word) for word in words)))
 
 
 def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch):
@@ -180,9 +179,7 @@ def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("given", [None, "active"])
-def test_waiting_threads_leave_the_processor_to_others_unless_the_environment_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None
-):
+def test_waiting_threads_leave_the_processor_to_others_unless_the_environment_says_otherwise(monkeypatch, given):
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")

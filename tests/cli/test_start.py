@@ -28,9 +28,7 @@ def is_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Photos of 4 classes, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    for number in range(12):
-        trees.photo(Path("birds") / f"class_{number % 4}" / f"{number}.png", number)
-    return Path("birds")
+    return trees.photos(Path("birds"), (f"class_{number % 4}/{number}.png" for number in range(12)))
 
 
 def test_an_existing_recipe_is_replaced_only_by_its_name(dmlkit, birds: Path):
@@ -38,9 +36,7 @@ def test_an_existing_recipe_is_replaced_only_by_its_name(dmlkit, birds: Path):
     path = Path("birds.yaml")
     assert read_recipe(path).dataset.name == "folder" and "trains on 6 photos of 2 classes" in path.read_text()
     path.write_text("# my notes\n")
-    dmlkit("start", birds, "--device", "cpu").refused(
-        "birds.yaml: exists already; choose another name with -o, or replace it with -o birds.yaml"
-    )
+    dmlkit("start", birds, "--device", "cpu").refused("birds.yaml: exists already; choose another name with -o, or")
     assert path.read_text() == "# my notes\n"
     for label in range(4):
         trees.photo(birds / f"class_{label}" / "more.png", 20 + label)
@@ -257,6 +253,5 @@ def test_the_screen_says_which_of_nested_folders_are_the_classes(tmp_path: Path,
     for genus in ("crow", "gull"):
         for species in ("first", "second"):
             trees.photo(Path("photos") / genus / species / "1.jpg", 1)
-    result = dmlkit("start", "photos").refused("has 2 classes")
-    said = " ".join(result.out.split())
+    said = " ".join(dmlkit("start", "photos").refused("has 2 classes").out.split())
     assert "e.g. photos/crow/first, and the outermost are the classes; for the innermost, write levels: [level1" in said

@@ -14,7 +14,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box
 from dmlkit.gallery.images import LabelledImage, images_of
 from dmlkit.vectors.images import images_at
-from tests.conftest import one_line
+from tests.conftest import one_line, refuses
 
 
 @pytest.fixture
@@ -223,8 +223,7 @@ def test_a_table_is_refused_for_the_place_of_its_box_but_not_for_an_image_that_i
     outside = "not inside the 40 x 30 image"
     for sides, reason in (("5,0,5.2,9", "empty; expected left < right"), ("0,0,9,32", outside), ("0,-2,9,9", outside)):
         table = write(photos / "t.csv", f"{head}deer/b.png,fox,{sides}\n")
-        with one_line(rf"t.csv:5: the box .* of .*b.png is {reason}.*; correct such entries"):
-            images_at(table)
+        refuses(rf"t.csv:5: the box .* of .*b.png is {reason}.*; correct such entries", images_at, table)
 
 
 def test_different_mistakes_are_in_one_message(photos: Path, tmp_path: Path):
@@ -264,8 +263,7 @@ def test_entries_with_paths_of_windows_are_read(photos: Path, tmp_path: Path):
 def test_a_text_of_two_images_is_of_neither(photos: Path, tmp_path: Path):
     Image.open(photos / "a.png").save(photos / "a.bmp")
     labels = yolo(tmp_path / "labels", a="0 0.5 0.5 1 1\n", b="0 .5 .5 1 1\n")
-    with one_line(r"'a' is of a.bmp and a.png; expected one image of this name"):
-        images_at(photos, boxes=Boxes(labels))
+    refuses(r"'a' is of a.bmp and a.png; expected one image of this name", images_at, photos, boxes=Boxes(labels))
     dataset = images_at(photos, boxes=Boxes(labels, skips=True))
     assert crops(dataset) == [("b.png", "deer", (0, 0, 40, 30))] and len(dataset.left_out) == 1
 
@@ -283,8 +281,7 @@ def test_a_text_of_two_images_is_of_neither(photos: Path, tmp_path: Path):
 )
 def test_mistakes_of_yolo(photos: Path, tmp_path: Path, lines: dict[str, str], message: str):
     (tmp_path / "labels").mkdir()
-    with one_line(message):
-        images_at(photos, boxes=Boxes(yolo(tmp_path / "labels", **lines)))
+    refuses(message, images_at, photos, boxes=Boxes(yolo(tmp_path / "labels", **lines)))
 
 
 def test_options_that_do_not_apply(photos: Path, tmp_path: Path):
@@ -301,5 +298,4 @@ def test_options_that_do_not_apply(photos: Path, tmp_path: Path):
         (photos, Boxes(photos), "photos: this folder has no text files; expected one per image"),
         (photos, Boxes(photos / "a.png"), "expected a table .*, or annotations of COCO"),
     ):
-        with pytest.raises(UserError, match=message):
-            images_at(source, boxes=boxes)
+        refuses(message, images_at, source, boxes=boxes)

@@ -9,7 +9,7 @@ from dmlkit.datasets import Cub200Config, FolderConfig, TableConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import folder_levels
 from dmlkit.errors import UserError
-from tests.conftest import one_line
+from tests.conftest import refuses
 from tests.datasets import trees
 
 
@@ -62,11 +62,9 @@ def test_explicit_train_and_test_folders(tmp_path):
 
 
 def test_bad_folders_are_explained(tmp_path):
-    with pytest.raises(UserError, match="no such folder"):
-        FolderConfig(root=str(tmp_path / "none")).build("train")
+    refuses("no such folder", FolderConfig(root=str(tmp_path / "none")).build, "train")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no class folders"):
-        FolderConfig(root=str(tmp_path / "empty")).build("test")
+    refuses("no class folders", FolderConfig(root=str(tmp_path / "empty")).build, "test")
     vacant = make_tree(tmp_path / "vacant", {"a": 2, "b": 2, "c": 2, "d": 2})
     for name in ("b", "d"):
         for path in (vacant / name).iterdir():
@@ -74,14 +72,11 @@ def test_bad_folders_are_explained(tmp_path):
     with pytest.raises(UserError, match=r"2 class folders have no images: \S+/b, \S+/d; add images or remove the fol"):
         FolderConfig(root=str(vacant)).build("train")
     shared = make_tree(tmp_path / "shared", {"train/a": 2, "train/b": 2, "test/b": 2})
-    with pytest.raises(UserError, match=r"1 class is in several splits \(b\)"):
-        FolderConfig(root=str(shared)).build("test")
+    refuses(r"1 class is in several splits \(b\)", FolderConfig(root=str(shared)).build, "test")
     half = make_tree(tmp_path / "half", {"train/a": 2})
-    with pytest.raises(UserError, match="has a folder 'train' but no folder 'test'"):
-        FolderConfig(root=str(half)).build("train")
+    refuses("has a folder 'train' but no folder 'test'", FolderConfig(root=str(half)).build, "train")
     few = make_tree(tmp_path / "few", {"a": 2, "b": 2})
-    with pytest.raises(UserError, match=r"leaves 0 for training and 2 for validation"):
-        FolderConfig(root=str(few)).build("train")
+    refuses(r"leaves 0 for training and 2 for validation", FolderConfig(root=str(few)).build, "train")
 
 
 @pytest.mark.parametrize(
@@ -98,8 +93,7 @@ def test_bad_folders_are_explained(tmp_path):
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_classes_that_are_deeper_are_found(tmp_path: Path, split: Split, folders: list[str], message: str):
     make_tree(tmp_path, {f"{folder}/{folder[-1]}{number}": 2 for folder in folders for number in range(4)})
-    with one_line(message.replace("ROOT", str(tmp_path))):
-        FolderConfig(root=str(tmp_path)).build(split)
+    refuses(message.replace("ROOT", str(tmp_path)), FolderConfig(root=str(tmp_path)).build, split)
 
 
 def test_explicit_validation_folders(tmp_path):

@@ -13,7 +13,7 @@ from dmlkit.datasets import GlyphsConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import FACES, Glyphs, character_classes, distinct_characters, font, render
-from dmlkit.errors import UserError
+from tests.conftest import refuses
 
 
 def test_images_depend_on_their_own_place_alone():
@@ -51,8 +51,7 @@ def test_classes_can_be_told_apart_but_not_trivially():
     labels = glyphs.labels.numpy()
     even = np.arange(len(labels)) % 2 == 0
     means = np.stack([pixels[even & (labels == label)].mean(0) for label in range(100)])
-    guess = ((pixels[~even, None] - means) ** 2).sum(-1).argmin(1)
-    accuracy = (guess == labels[~even]).mean()
+    accuracy = (((pixels[~even, None] - means) ** 2).sum(-1).argmin(1) == labels[~even]).mean()
     assert 0.1 < accuracy < 0.9
 
 
@@ -99,8 +98,7 @@ def shown(glyphs: Dataset) -> list[str]:
 
 
 def test_a_class_of_three_shapes_has_a_third_of_its_images_of_each():
-    config = GlyphsConfig(classes=40, images_per_class=12, shapes_per_class=3)
-    glyphs = config.build("all")
+    glyphs = GlyphsConfig(classes=40, images_per_class=12, shapes_per_class=3).build("all")
     seen: set[str] = set()
     for label, name in enumerate(glyphs.class_names):
         own = [
@@ -196,5 +194,4 @@ def test_difficulty_makes_images_of_a_class_differ_more():
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(keys: dict[str, Any], split: Split, message: str):
-    with pytest.raises(UserError, match=message):
-        GlyphsConfig(**keys).build(split)
+    refuses(message, GlyphsConfig(**keys).build, split)

@@ -15,7 +15,7 @@ from dmlkit.loading.check import dataset_at, survey
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training import estimate
 from dmlkit.vectors.images import images_at
-from tests.conftest import one_line
+from tests.conftest import refuses
 from tests.datasets import trees
 
 library: Any = pytest.importorskip("datasets", reason="the extra dmlkit[hf] is not installed")
@@ -93,10 +93,8 @@ def test_rows_without_label_or_image_are_named(rows: Any, photos: Path, tmp_path
     made.select(range(3)).save_to_disk(str(tmp_path / "no_image"))
     images = HfConfig(root=str(tmp_path / "no_image")).build("all")
     assert images.class_names == ("a", "b") and images.sample(0).shape[0] == 3
-    with pytest.raises(UserError, match=r"no_image/train/1: this row has no image"):
-        images.sample(1)
-    with pytest.raises(UserError, match=r"no_image/train/2: (the image is outside|cannot read this image)"):
-        images.sample(2)
+    refuses(r"no_image/train/1: this row has no image", images.sample, 1)
+    refuses(r"no_image/train/2: (the image is outside|cannot read this image)", images.sample, 2)
 
 
 def test_what_is_wrong_with_a_folder_is_one_line(rows, photos, tmp_path, monkeypatch):
@@ -113,8 +111,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(rows, photos, tmp_path, monkeyp
         ({"label": "other"}, r"dataset\.label: .*column 'other' of train has type float64, expected ClassLabel, text"),
     ]
     for options, said in cases:
-        with one_line(said):
-            HfConfig(**({"root": str(tmp_path / "rows")} | options)).build("train")
+        refuses(said, HfConfig(**({"root": str(tmp_path / "rows")} | options)).build, "train")
     monkeypatch.setattr("dmlkit.datasets.hf.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"datasets is not installed; install it with: pip install 'dmlkit\[hf\]'"):
         HfConfig(root=str(tmp_path / "rows")).build("train")

@@ -216,9 +216,7 @@ def test_postscript_named_png_starts_no_ghostscript_s1(read, tmp_path: Path, mon
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # looked for once a process
     (tmp_path / "x.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n")
-    with pytest.raises(
-        BadImageError, match=r"x\.png: cannot read this image: the file has no known image format \(JPEG, "
-    ):
+    with pytest.raises(BadImageError, match=r"x\.png: cannot read this image: the file has no known image format"):
         read(tmp_path / "x.png")
     assert not (tmp_path / "started").exists()
 

@@ -9,13 +9,12 @@ import torch
 
 from dmlkit.datasets import TableConfig
 from dmlkit.datasets.files.class_names import cut_between_groups, in_groups
-from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.samplers import ClassBalanced
 from dmlkit.vectors.stored import split_embeddings
-from tests.conftest import one_line
+from tests.conftest import refuses
 from tests.datasets import trees
 from tests.evaluation.test_align import turned
 
@@ -67,8 +66,7 @@ def test_cuts_equal_a_search_over_all_positions():
     ],
 )
 def test_what_is_wrong_with_labels_is_one_line(labels: list[str], said: str, tmp_path: Path):
-    with one_line(said):
-        table(tmp_path, labels).build("train")
+    refuses(said, table(tmp_path, labels).build, "train")
 
 
 def test_a_label_in_two_splits_is_refused_unless_all_are_trained_on(tmp_path: Path):
@@ -77,8 +75,7 @@ def test_a_label_in_two_splits_is_refused_unless_all_are_trained_on(tmp_path: Pa
     rows = file.read_text().splitlines()
     splits = ["split", "train", "train", "test", "test"]
     file.write_text("\n".join(f"{row},{split}" for row, split in zip(rows, splits, strict=True)))
-    with pytest.raises(UserError, match=r"1 label is in several splits \(b\), but .*; use dataset\.split=all"):
-        config.build("train")
+    refuses(r"1 label is in several splits \(b\), but .*; use dataset\.split=all", config.build, "train")
     whole = config.model_copy(update={"split": "all"}).build("train")
     assert len(whole) == 4 and whole.class_names == ("a|b", "b", "b|c", "c")
     plain = config.model_copy(update={"separator": None})

@@ -14,7 +14,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.image_table import read_images
 from dmlkit.files.readers.base import ImageTable, Reader, reader_of, table_of
 from dmlkit.vectors.images import images_at
-from tests.conftest import Cli, one_line
+from tests.conftest import Cli, one_line, refuses
 from tests.datasets import trees
 
 SIDES = ("x1", "y1", "x2", "y2")
@@ -51,8 +51,7 @@ def test_tables_of_other_formats(home: Path, suffix: str):
     else:
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, pa.table(cells).schema) as writer:
             writer.write_table(pa.table(cells))
-    columns = {"path": "file_name"}
-    found = rows(file, "path", "label", "note", columns=columns)
+    found = rows(file, "path", "label", "note", columns={"path": "file_name"})
     assert found == [["cam1/a.jpg", "007", None], ["cam2/c.jpg", "fox", "x"]]
 
 
@@ -62,8 +61,7 @@ def test_a_list_of_objects_is_a_table(home: Path):
     file = write(home / "t.json", cells)
     assert rows(file, "path", "label", "side") == [["cam1/a.jpg", "7", None], ["cam2/c.jpg", "fox", "left"]]
     assert read_images(file).place(1) == f"{file}: row 2"
-    with pytest.raises(UserError, match=r"t.json: row 2: got '7'; expected a JSON object"):
-        read_images(write(file, [cells[0], 7]))
+    refuses(r"t.json: row 2: got '7'; expected a JSON object", read_images, write(file, [cells[0], 7]))
 
 
 def test_boxes_of_several_objects_are_not_passed_over(home: Path, caplog: pytest.LogCaptureFixture):
@@ -164,8 +162,7 @@ def test_detectors(home: Path, caplog: pytest.LogCaptureFixture):
 )
 def test_boxes_tracks_and_polygons_of_yolo(home: Path, line: str, group: str | None):
     folder = write(home / "labels" / "cam1" / "a.txt", f"{line}\n").parent.parent
-    table = read_images(folder, needs=("path",), images=home)
-    row = table.table.to_pylist()[0]
+    row = read_images(folder, needs=("path",), images=home).table.to_pylist()[0]
     assert [row["path"], *(row[side] for side in SIDES)] == ["cam1/a.jpg", 6, 4.5, 18, 13.5]
     assert row.get("group") == group
 
@@ -204,15 +201,11 @@ def test_paths_that_would_become_one_image_stay(home: Path):
 
 def test_two_columns_for_one_meaning_are_asked_for_and_one_can_be_left_out(home: Path):
     file = write(home / "t.csv", "path,identity,name,Group\ncam1/a.jpg,fox,Amy,g\n")
-    with pytest.raises(
-        UserError, match="'identity' and 'name' may be the label; name the right one with --column label"
-    ):
-        read_images(file)
+    refuses("'identity' and 'name' may be the label; name the right one with --column label", read_images, file)
     columns = {"label": "name", "group": ""}
     assert rows(file, "label", columns=columns) == [["Amy"]]
     assert "group" not in read_images(file, columns=columns).table.column_names
-    with pytest.raises(UserError, match="--column kind: expected one of path, label"):
-        read_images(file, columns={"kind": "name"})
+    refuses("--column kind: expected one of path, label", read_images, file, columns={"kind": "name"})
 
 
 def test_a_plug_in_adds_a_reader(home: Path):
@@ -313,8 +306,7 @@ def test_observations_of_events_in_camtrap_dp(home: Path):
 
 def test_camtrap_dp_without_individuals_asks_for_the_label(home: Path):
     file = camtrap(home, "o1,d1,m1,e1,,,animal,Vulpes vulpes,,,,,\n")
-    with pytest.raises(UserError, match=r"has no column 'label'.*scientificName.*--column label=NAME"):
-        read_images(file)
+    refuses(r"has no column 'label'.*scientificName.*--column label=NAME", read_images, file)
     assert rows(file, "path", "label", columns={"label": "scientificName"}) == [["cam1/a.jpg", "Vulpes vulpes"]]
 
 
@@ -324,8 +316,7 @@ def test_an_unknown_medium_and_a_wrong_box_of_camtrap_dp_are_located(home: Path)
     with pytest.raises(UserError, match=r"observations.csv:2: got the box \('x', '0', '1', '1'\)"):
         read_images(camtrap(home, "o1,d1,m1,e1,,,animal,,A,x,0,1,1\n"))
     write(home / "media.csv", "mediaID,deploymentID\nm1,d1\n")
-    with pytest.raises(UserError, match=r"media.csv: has no column 'filePath'; expected one of Camtrap DP"):
-        read_images(home)
+    refuses(r"media.csv: has no column 'filePath'; expected one of Camtrap DP", read_images, home)
 
 
 def voc(name: str, *objects: tuple[str, object, object, object, object]) -> str:
@@ -392,8 +383,7 @@ def test_a_data_set_of_yolo(tmp_path: Path):
     write(file, "train: [train/images]\nnames: [Amy]\n")
     assert read_images(file).faults == [f"{tmp_path / 'train/labels/a.txt'}:1: class 1, but {file} names 1"]
     write(file, "train: /elsewhere/images\nnames: [Amy]\n")
-    with pytest.raises(UserError, match=r"data.yaml: train: '/elsewhere/images' is no folder below"):
-        read_images(file)
+    refuses(r"data.yaml: train: '/elsewhere/images' is no folder below", read_images, file)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -440,8 +430,7 @@ def test_a_list_in_a_folder_of_images_is_pointed_out(home: Path, name: str, cont
     assert images_at(home).class_names == ("cam1", "cam2") and line in caplog.text
     assert line in [*(listing := FolderConfig(root=str(home)).listing()).notes, *listing.faults]
     (home / "train").mkdir()
-    with pytest.raises(UserError, match=f"has a folder 'train' but no folder 'test'; add it; {line}"):
-        FolderConfig(root=str(home)).listing()
+    refuses(f"has a folder 'train' but no folder 'test'; add it; {line}", FolderConfig(root=str(home)).listing)
 
 
 def test_folders_below_those_of_the_labels_are_pointed_out(home: Path, caplog: pytest.LogCaptureFixture):
@@ -485,8 +474,7 @@ def test_msmt17(tmp_path: Path):
     ],
 )
 def test_files_of_other_tools_get_one_sentence_that_names_the_export(home: Path, name: str, content: str, tool: str):
-    with one_line(f"this is a file of {tool}.*COCO"):
-        read_images(write(home / name, content))
+    refuses(f"this is a file of {tool}.*COCO", read_images, write(home / name, content))
 
 
 PARTS = r"(?P<label>[a-z]+)_(?P<group>c\d+)?"
@@ -512,8 +500,7 @@ def test_labels_and_groups_are_parts_of_the_paths(tmp_path: Path, caplog: pytest
         ("(?P<label>[0-9])(?P<side>x)", "got the part 'side'; expected label"),
         ("(?P<label>[0-9]{9})", "5 paths without the parts of .*; expected a pattern that is in the paths"),
     ):
-        with pytest.raises(UserError, match=message):
-            read_images(tmp_path / "photos", columns={"label": pattern})
+        refuses(message, read_images, tmp_path / "photos", columns={"label": pattern})
 
 
 def test_texts_that_mean_no_label(home: Path):
@@ -537,8 +524,7 @@ def test_numbers_of_rows_are_no_labels(home: Path):
             assert rows(file, "label") == [[one] for one in ids]
         else:
             message = "'Id' has another number in each row, so it is not read as the label; name the right one of"
-            with pytest.raises(UserError, match=f"{message} image, species with --column label=NAME"):
-                images_at(file)
+            refuses(f"{message} image, species with --column label=NAME", images_at, file)
             assert rows(file, "label", columns={"label": "Id"}) == [["1"], ["2"], ["3"]]
 
 
@@ -562,8 +548,7 @@ def test_boxes_by_their_centers_and_as_shares(home, head, pixels, shares, caplog
 
 def test_columns_of_boxes_can_be_named_and_left_out(home: Path, caplog: pytest.LogCaptureFixture):
     file = write(home / "t.csv", 'path,label,where,l,t,r,b,x1\ncam1/a.jpg,fox,"[1, 2, 3, 4]",5,6,7,8,0\n')
-    with pytest.raises(UserError, match=r"has x1 without y1 and x2 and y2; .*leave these out with --column bbox="):
-        read_images(file)
+    refuses(r"has x1 without y1 and x2 and y2; .*leave these out with --column bbox=", read_images, file)
     assert "x1" not in read_images(file, columns={"bbox": ""}).table.column_names
     assert f"{file}: other columns: where, l, t, r, b; 'where' looks like boxes, which --column bbox=" in caplog.text
     assert rows(file, *SIDES, columns={"bbox": "where"}) == [[1, 2, 4, 6]]
@@ -638,8 +623,7 @@ def test_workbooks_of_excel(home: Path):
     table = read_images(file)
     assert table.place(1) == f"{file}: row 4"
     assert table.notes == [f"{file}: reads the sheet 'photos'; left out: more"]
-    with pytest.raises(UserError, match="this workbook has no cells"):
-        read_images(workbook(home / "e.xlsx", ("a", [])))
+    refuses("this workbook has no cells", read_images, workbook(home / "e.xlsx", ("a", [])))
 
 
 def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Cli, tmp_path: Path):
@@ -682,8 +666,7 @@ def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Cli, tmp
 )
 def test_what_is_wrong_with_a_list_is_one_line(tmp_path: Path, name: str, content: str, message: str):
     file = write(tmp_path / name, content)
-    with one_line(message):
-        read_images(file if name == "t.csv" else tmp_path)
+    refuses(message, read_images, file if name == "t.csv" else tmp_path)
 
 
 def test_a_quotation_mark_within_a_cell_is_text(home: Path):

@@ -100,8 +100,7 @@ def test_lone_classes_are_those_of_a_loop_over_all_pairs(seed: int, tmp_path: Pa
 
 
 def test_many_lone_classes_are_one_line_with_five_names(tmp_path: Path):
-    images = images_of([*range(40), 40, 40], tmp_path)
-    fault, (note,) = search_faults(images, "test", "photos")
+    fault, (note,) = search_faults(images_of([*range(40), 40, 40], tmp_path), "test", "photos")
     assert fault is None and note == (
         "photos: 40 of 41 test classes have no second vector to find, so theirs are searched but are no queries: "
         "c0, c1, c2, c3, c4 and 35 more"

@@ -27,6 +27,13 @@ def photos(root: Path, names: Iterable[str], first: int = 0, side: tuple[int, in
     return root
 
 
+def birds(root: Path, names: Iterable[str], each: int, side: tuple[int, int] = (40, 30)) -> Path:
+    """Photos of individuals in folders of their names, the ``n``-th of the ``m``-th from the seed 10 m + n."""
+    for number, name in enumerate(names):
+        photos(root / name, (f"{index}.jpg" for index in range(each)), first=10 * number, side=side)
+    return root
+
+
 def cub(root: Path) -> Path:
     """CUB_200_2011.tgz unpacked."""
     folder = root / "CUB_200_2011"
@@ -73,8 +80,7 @@ def annotations(fields: dict[str, list]) -> np.ndarray:
 
 def car_rows() -> list[tuple[int, int]]:
     """(number, class) of each image."""
-    labels = [label for label in CARS for _ in range(PER_CLASS)]
-    return list(enumerate(labels, start=1))
+    return list(enumerate([label for label in CARS for _ in range(PER_CLASS)], start=1))
 
 
 def car_names() -> np.ndarray:

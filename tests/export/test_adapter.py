@@ -100,8 +100,7 @@ def test_a_folder_for_the_hub_has_it(trained_once: Callable[..., Path], tmp_path
 
 
 def test_what_peft_cannot_adapt_is_named(tmp_path: Path):
-    tuning = LoRAConfig(rank=2, targets="all")
-    own = SmallCNN.Config(width=4, tuning=tuning)
+    own = SmallCNN.Config(width=4, tuning=LoRAConfig(rank=2, targets="all"))
     assert "this backbone is small_cnn" in write_adapter(own, own.build(), tmp_path)
     scratch = Timm.Config(model="test_vit", tuning=LoRAConfig(rank=2))
     assert "no pretrained weights" in write_adapter(scratch, scratch.build(), tmp_path)

@@ -13,6 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.formats import FORMATS, FaissManifest, Format, export_embeddings
 from dmlkit.export.wanted import EmbeddingFormat
 from dmlkit.vectors.folder import EmbeddingFolder
+from tests.conftest import refuses
 from tests.vectors.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
@@ -75,8 +76,6 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
     assert report == {**manifest(), "index": index, **keys}
     assert FaissManifest.read(tmp_path / "index.faiss.json").index.dim == 8
     (tmp_path / "index.faiss.json").write_text(MANIFEST)  # as 0.1.0 wrote it
-    with pytest.raises(UserError, match="a manifest of a FAISS index of format 1"):
-        FaissManifest.read(tmp_path / "index.faiss.json")
+    refuses("a manifest of a FAISS index of format 1", FaissManifest.read, tmp_path / "index.faiss.json")
     (tmp_path / "index.faiss.json").write_text(json.dumps({**report, "index": {**index, "metric": 0}}))
-    with pytest.raises(UserError, match=r"index\.faiss\.json: .*index\.metric: extra inputs"):
-        FaissManifest.read(tmp_path / "index.faiss.json")
+    refuses(r"index\.faiss\.json: .*index\.metric: extra inputs", FaissManifest.read, tmp_path / "index.faiss.json")

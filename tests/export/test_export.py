@@ -17,21 +17,13 @@ from dmlkit.export.model import ModelManifest
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.manifest import Description
 from dmlkit.vectors.trained import load_model
-from tests.conftest import ROOT, TINY_RECIPE
+from tests.conftest import ROOT, refuses
 from tests.vectors.stored import EUCLIDEAN, embeddings_at
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """A trained tiny model."""
-
-    from dmlkit.recipe.file import parse_recipe
-    from dmlkit.training.train import train
-
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
-    train(recipe, folder, device=start_ranks("cpu"))
-    return folder
+def run(tmp_path_factory, trained_once) -> Path:
+    return trained_once(tmp_path_factory.mktemp("trained"))
 
 
 def expected_embeddings(run: Path) -> tuple[np.ndarray, list[str], list[str]]:
@@ -261,7 +253,6 @@ def test_operators_that_a_graph_cannot_express_are_named_with_a_way_round(dmlkit
 @pytest.mark.parametrize("one", [NOTHING, NAN], ids=["zero", "nan"])
 @pytest.mark.parametrize("many", [NOTHING, NAN, None], ids=["zero", "nan", "right"])
 def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch, one, many):
-    from dmlkit.errors import UserError
     from dmlkit.export.model import export_model
 
     trained = load_model(RunFolder(run), start_ranks("cpu"))
@@ -272,8 +263,7 @@ def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch, one, m
         return trained.model(batch) if many is None else many.expand(len(batch), 8)
 
     monkeypatch.setattr("dmlkit.export.model.write_onnx", lambda *words: words[-1].write_bytes(b"0") and answer)
-    with pytest.raises(UserError, match="differs from the run"):
-        export_model(trained, "onnx", tmp_path / "model.onnx")
+    refuses("differs from the run", export_model, trained, "onnx", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -295,17 +285,13 @@ def test_squares_and_fewer_coordinates(dmlkit, run, tmp_path):
         ((run, "--format", "onnx", "--dims", "9"), "--dims 9: expected 1 to 8"),
         ((run, "--format", "safetensors", "--dims", "4"), "--dims applies only to onnx and torch-export"),
         ((run, "--format", "safetensors", "--input", "squares"), "--input applies only to onnx and"),
-        (
-            (run, "--format", "torch-export", "--input", "tracker"),
-            "--input tracker applies only to onnx, which trackers",
-        ),
+        ((run, "--format", "torch-export", "--input", "tracker"), "--input tracker applies only to onnx, which"),
     ):
         dmlkit("export", *words).refused(message)
 
 
 def test_eval_reports_what_a_naive_search_finds(dmlkit, run):
-    result = dmlkit("eval", run, "--json", "--device", "cpu")
-    report = json.loads(result.out)
+    report = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
     points, _, labels = expected_embeddings(run)
     hits: list[list[bool]] = []
     for query, point in enumerate(points.astype(np.float64)):
@@ -326,8 +312,7 @@ def test_eval_on_another_folder(dmlkit, run, tmp_path):
             Image.new("RGB", (16, 16), "white" if label == "x" else "black").save(
                 tmp_path / "mine" / label / f"{index}.png"
             )
-    result = dmlkit("eval", run, tmp_path / "mine", "--json", "--device", "cpu")
-    report = json.loads(result.out)
+    report = json.loads(dmlkit("eval", run, tmp_path / "mine", "--json", "--device", "cpu").out)
     assert report["queries"] == 6 and report["classes"] == 2 and report["split"] == "all"
     assert report["metrics"]["recall@1"] == 1.0
 

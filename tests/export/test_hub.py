@@ -135,8 +135,7 @@ def test_what_does_not_belong_together_is_refused(run: Path, tmp_path: Path, dml
     folder = tmp_path / "m"
 
     def refused(*arguments: object) -> str:
-        result = dmlkit("export", *arguments).refused()
-        return result.err
+        return dmlkit("export", *arguments).refused().err
 
     assert dmlkit("export", run, "--format", "hub", "-o", folder).code == 0
     assert dmlkit("export", run, "--format", "hub", "-o", folder).code == 0  # again, over its own

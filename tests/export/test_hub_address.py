@@ -22,7 +22,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.hub import public_recipe
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.hub import download, load_hub
-from tests.conftest import ONE_EPOCH, Cli
+from tests.conftest import ONE_EPOCH, Cli, refuses
 
 pytest.importorskip("huggingface_hub", reason="it comes with the extra dmlkit[timm]")
 
@@ -85,8 +85,7 @@ def folder(trained_once: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     from dmlkit.export.export import export
 
     home = tmp_path_factory.mktemp("address")
-    run = trained_once(home, ONE_EPOCH)
-    return export(run, "hub", output=home / "hub").written[0]
+    return export(trained_once(home, ONE_EPOCH), "hub", output=home / "hub").written[0]
 
 
 @pytest.fixture
@@ -124,8 +123,7 @@ def test_an_address_gives_the_embeddings_of_the_run(folder: Path, hub: Path):
     shutil.copytree(folder, hub / "birds" / "letters" / "v1")
     config = hub / "birds" / "letters" / "v1" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
-    with pytest.raises(UserError, match="config of a model for the Hub of format 99"):
-        package.load("hf://birds/letters@v1", device="cpu")
+    refuses("config of a model for the Hub of format 99", package.load, "hf://birds/letters@v1", device="cpu")
     assert download("hf://birds/letters").name == COMMITS["main"]
 
 
@@ -179,8 +177,7 @@ def test_a_recipe_of_a_folder_reads_nothing_else(folder: Path, tmp_path: Path):
         ({"backbone": local, "transform": {"name": "pretrained"}}, "transform has not all keys"),
     ):
         (tmp_path / "m" / "recipe.yaml").write_text(yaml.safe_dump({**recipe, **change}))
-        with pytest.raises(UserError, match=message):
-            load_hub(tmp_path / "m", start_ranks("cpu"))
+        refuses(message, load_hub, tmp_path / "m", start_ranks("cpu"))
 
 
 def test_an_export_names_no_folder_of_weights():

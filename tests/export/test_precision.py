@@ -18,7 +18,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.precision import lower, to_fp16, to_int8
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.trained import load_model
-from tests.conftest import ON_THE_BALL, TINY_RECIPE, Cli
+from tests.conftest import ON_THE_BALL, TINY_RECIPE, Cli, refuses
 
 onnx: Any = pytest.importorskip("onnx", reason="it comes with the extra dmlkit[onnx]")
 onnxruntime: Any = pytest.importorskip("onnxruntime", reason="it comes with the extra dmlkit[onnx]")
@@ -40,8 +40,7 @@ def map_at_r(points: np.ndarray, labels: np.ndarray) -> float:
     for row, label in enumerate(labels):
         others = np.flatnonzero(np.arange(len(labels)) != row)
         size = int((labels[others] == label).sum())
-        nearest = others[np.argsort(-(points[others] @ points[row]), kind="stable")][:size]
-        hits = labels[nearest] == label
+        hits = labels[others[np.argsort(-(points[others] @ points[row]), kind="stable")][:size]] == label
         found.append(float((hits * np.cumsum(hits) / np.arange(1, size + 1)).sum() / size))
     return float(np.mean(found))
 
@@ -104,8 +103,7 @@ def test_points_of_a_curved_space_are_on_it(trained_once: Callable[..., Path], t
     ranks = start_ranks("cpu")
     trained = load_model(run, ranks)
     lowered = lower(run, trained, "int8", ranks)
-    inputs = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
-    points = lowered.trained.model(inputs)
+    points = lowered.trained.model(torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8))
     assert float(points.norm(dim=1).max()) < 1 and trained.manifold.distance_off(points).max() <= 1e-5
 
     def outside(*_: object) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -127,18 +125,15 @@ def test_a_terminal_shows_that_a_network_is_traced(run: Path, tmp_path: Path, mo
 
 def test_what_cannot_be_converted_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
     def refused(*options: object) -> str:
-        result = dmlkit("export", run, *options).refused()
-        return result.err
+        return dmlkit("export", run, *options).refused().err
 
     message = refused("--format", "safetensors", "--precision", "int8")
     assert "--precision applies only to onnx and faiss; remove this option" in message
     nothing = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]> g (float[1, 3] x) => (float[1, 3] y) {y = Relu(x)}'
     )
-    with pytest.raises(UserError, match="has no layer that onnxruntime quantizes"):
-        to_int8(nothing, "x", torch.zeros(2, 3))
-    with pytest.raises(UserError, match="has no weighted layer"):
-        to_fp16(nothing)
+    refuses("has no layer that onnxruntime quantizes", to_int8, nothing, "x", torch.zeros(2, 3))
+    refuses("has no weighted layer", to_fp16, nothing)
 
     def fail(*_: object) -> None:
         raise ValueError("operator Foo is unknown\nand more")

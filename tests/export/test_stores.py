@@ -31,7 +31,7 @@ from dmlkit.nearest.search import Gallery
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.index_vectors import index_vectors
 from dmlkit.vectors.manifest import Manifest
-from tests.conftest import Cli
+from tests.conftest import Cli, refuses
 from tests.vectors.stored import EUCLIDEAN, POINTS, embeddings_at, manifest
 
 SPHERE = {"name": "sphere", "proxies": "features", "similarity": "cosine", "metric": "chord"}
@@ -259,18 +259,15 @@ def test_a_failed_export_leaves_what_was_there(kind: Any, tmp_path: Path, target
     flat = {**EUCLIDEAN, "similarity": "cosine"}  # where 0 is a point
     faulty = EmbeddingFolder(embeddings_at(tmp_path / "faulty", broken, manifold=flat))
     message = r"row 4 \(photos/4\.jpg\): its vector is zero, which has no cosine"
-    with pytest.raises(UserError, match=message):
-        export_to_store(faulty, kind, store, None)
+    refuses(message, export_to_store, faulty, kind, store, None)
     assert tables_in(kind, store) == []
     export_to_store(EmbeddingFolder(embeddings_at(tmp_path / "good")), kind, store, None)
-    with pytest.raises(UserError, match=message):
-        export_to_store(faulty, kind, store, None, overwrite=True)
+    refuses(message, export_to_store, faulty, kind, store, None, overwrite=True)
     assert len(stored_in(kind, store).rows) == 5 and len(tables_in(kind, store)) == 1
     with pytest.raises(UserError, match="there are no embeddings to export"):
         export_to_store(EmbeddingFolder(embeddings_at(tmp_path / "none", POINTS[:0])), kind, store, "none")
     broken[4] = np.nan
-    with pytest.raises(UserError, match="nan or inf"):
-        export_to_store(EmbeddingFolder(embeddings_at(tmp_path / "nan", broken)), kind, store, "nan")
+    refuses("nan or inf", export_to_store, EmbeddingFolder(embeddings_at(tmp_path / "nan", broken)), kind, store, "nan")
 
 
 def tables_in(kind: str, target: str) -> list[str]:

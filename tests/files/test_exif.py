@@ -12,13 +12,14 @@ from PIL.TiffImagePlugin import IFDRational
 
 from dmlkit.datasets import FolderConfig, TableConfig
 from dmlkit.datasets.base import SPLITS
-from dmlkit.errors import OptionError, UserError, warn_once
+from dmlkit.errors import OptionError, warn_once
 from dmlkit.evaluation.by_value import column_table, dated, read_column
 from dmlkit.files import exif
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_file import Box
 from dmlkit.files.image_table import UNKNOWN_SIGHTING, in_days, time_of
 from dmlkit.loading.check import dataset_at
+from tests.conftest import refuses
 from tests.datasets import trees
 
 ORIGINAL, DIGITIZED, FRACTION, ZONE = 36867, 36868, 37521, 36881
@@ -192,8 +193,7 @@ def test_by_time_of_a_folder_and_of_boxes(tmp_path: Path):
         assert read_column(images, None, "time") == expected
     folder = {"name": "folder", "root": str(tmp_path / "photos")}
     assert column_table("time", None, folder) is None
-    with pytest.raises(UserError, match="the dataset of the run is folder, which has no columns"):
-        column_table("camera", None, folder)
+    refuses("the dataset of the run is folder, which has no columns", column_table, "camera", None, folder)
 
 
 def test_column_group_day_of_a_folder_and_of_tables(tmp_path: Path):

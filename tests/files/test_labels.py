@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmlkit.errors import UserError
 from dmlkit.files.labels import label_notes, label_of, path_label, stated_label
+from tests.conftest import refuses
 
 texts = st.text(st.sampled_from("aA \t\xa0e\u0301\xe9.0-37unkowU"), max_size=9) | st.text(max_size=5)
 
@@ -38,6 +38,5 @@ def test_a_folder_without_any_label_gets_no_note():
 
 @pytest.mark.parametrize("text", ["", " ", "UNKNOWN ", "\udcff"])
 def test_what_a_person_states_must_be_a_label(text: str):
-    with pytest.raises(UserError, match=r"--label: .* is no label; expected UTF-8 text other than 'unknown'"):
-        stated_label(text, "--label")
+    refuses(r"--label: .* is no label; expected UTF-8 text other than 'unknown'", stated_label, text, "--label")
     assert stated_label(" c01 ", "--label") == "c01" and path_label(["a", text]) in (None, "a/\udcff")

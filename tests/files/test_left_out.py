@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig
-from dmlkit.errors import UserError
 from dmlkit.files.image_file import LeftOut, image_files
 from dmlkit.files.source import require_some_images
 from dmlkit.vectors.images import images_at
+from tests.conftest import refuses
 
 
 def photo(path: Path) -> None:
@@ -110,8 +110,7 @@ def test_a_folder_without_images_says_what_it_has(read: Callable[[Path], object]
         f"{tmp_path}/photos: no images found in this folder or below it; 1 file is left out: 1 .heic "
         "(needs pillow-heif: pip install pillow-heif), e.g. a/1.heic"
     )
-    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
-        read(tmp_path / "photos")
+    refuses(f"^{re.escape(message)}$", read, tmp_path / "photos")
 
 
 def test_the_count_is_that_of_all_files(tmp_path: Path):

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import Cli
-
 RECIPE = """\
 dataset: {name: folder, root: photos, validation_fraction: 0.34}
 transform: {name: plain, size: 16}
@@ -36,9 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_no_command_writes_into_data_a_run_or_a_gallery(
-    trained: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_command_writes_into_data_a_run_or_a_gallery(trained, dmlkit, monkeypatch):
     monkeypatch.chdir(trained)
 
     def works(*command: str) -> None:

@@ -15,6 +15,7 @@ from dmlkit.files.arrays import read_array
 from dmlkit.files.image_table import read_images
 from dmlkit.files.regular import check_regular, read_start
 from dmlkit.recipe.file import read_recipe
+from tests.conftest import refuses
 
 
 def cub_list(path: Path) -> object:
@@ -76,11 +77,9 @@ def test_a_recipe_without_an_end_is_read_to_the_limit(tmp_path: Path, monkeypatc
     """Files of /proc are regular and have 0 bytes, so the size of a file says nothing."""
     (tmp_path / "long.yaml").write_text("# " + "x" * 2_000)
     monkeypatch.setattr("dmlkit.files.yaml_tree.MAX_BYTES", 1_000)
-    with pytest.raises(UserError, match="more than 1,000 bytes; expected a recipe"):
-        read_recipe(tmp_path / "long.yaml")
+    refuses("more than 1,000 bytes; expected a recipe", read_recipe, tmp_path / "long.yaml")
     if Path("/proc/self/maps").exists():
-        with pytest.raises(UserError, match="more than 1,000 bytes; expected a recipe"):
-            read_recipe(Path("/proc/self/maps"))
+        refuses("more than 1,000 bytes; expected a recipe", read_recipe, Path("/proc/self/maps"))
 
 
 @pytest.mark.parametrize(
@@ -94,5 +93,4 @@ def test_a_pointer_or_a_page_instead_of_a_file_is_named(content: bytes, message:
     readers = {"file.npy": read_array, "file.pt": read_tensors, "file.csv": read_images, "file.parquet": read_images}
     for name, read in readers.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=message):
-            read(tmp_path / name)
+        refuses(message, read, tmp_path / name)

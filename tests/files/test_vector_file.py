@@ -16,7 +16,7 @@ from safetensors.torch import save_file as save_tensors
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of, require_source
 from dmlkit.files.vector_file import VectorFile, holds_vectors, read_label_file
-from tests.conftest import Cli
+from tests.conftest import refuses
 
 GENERATOR = np.random.default_rng(4)
 X = GENERATOR.normal(size=(30, 5)).astype(np.float32)
@@ -150,8 +150,7 @@ def test_what_is_no_vector_is_one_line(name: str, tmp_path: Path):
 
 def test_labels_with_fractions_are_refused(tmp_path: Path):
     parquet.write_table(pa.table({"label": [1.0, None, 2.5], "v": [[0.5], [1.0], [2.0]]}), tmp_path / "x.parquet")
-    with pytest.raises(UserError, match=r"'label' has the number 2.5; expected integers or text"):
-        VectorFile(tmp_path / "x.parquet").labels()
+    refuses(r"'label' has the number 2.5; expected integers or text", VectorFile(tmp_path / "x.parquet").labels)
 
 
 def test_labels_may_be_beside_in_any_file(tmp_path: Path):
@@ -167,9 +166,7 @@ def test_labels_may_be_beside_in_any_file(tmp_path: Path):
         read_label_file(tmp_path / "two.parquet")
 
 
-def test_commands_take_vectors_of_any_file_as_those_of_npy(
-    tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
-):
+def test_commands_take_vectors_of_any_file_as_those_of_npy(tmp_path, dmlkit, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", X)
     np.save("y.npy", NAMES)

@@ -18,7 +18,5 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., 
     folder = tmp_path_factory.mktemp("place")
     trained_once(folder, ON_THE_BALL)
     train(folder / "recipe.yaml", folder / "other", device="cpu", overrides=["seed=4"])
-    for label, name in enumerate(BIRDS):
-        for index in range(3):
-            trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
+    trees.birds(folder / "photos", BIRDS, 3)
     return folder

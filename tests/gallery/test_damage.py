@@ -45,8 +45,7 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory, dmlkit_once: Cl
     for name in BIRDS[1:]:
         add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     remove_images(gallery, images=[str(place / "photos" / name / "1.jpg") for name in ("crow", "dove")])
-    for index in range(6):
-        trees.photo(folder / "asked" / f"{index}.jpg", 300 + index, (40, 30))
+    trees.photos(folder / "asked", (f"{index}.jpg" for index in range(6)), first=300, side=(40, 30))
     result = dmlkit_once("embed", place / "run", folder / "asked", "-o", folder / "asked_points", "--device", "cpu")
     assert result.code == 0
     return folder
@@ -176,7 +175,6 @@ def test_a_damaged_gallery_answers_as_before_or_is_refused(whole: Path, tmp_path
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 11 if FULL else 2))
 def test_many_damaged_galleries(seed: int, whole: Path, tmp_path: Path):
     shutil.copytree(whole / "asked", tmp_path / "more")  # for add
@@ -216,8 +214,7 @@ def test_a_damaged_index_is_refused_or_its_answers_are_true(whole: Path, place: 
 def test_the_way_back_from_a_damaged_part_is_an_earlier_version(whole: Path, tmp_path: Path, dmlkit: Cli):
     gallery = tmp_path / "gallery"
     shutil.copytree(whole / "gallery", gallery)
-    newest = GalleryFolder(gallery)
-    damaged = gallery / "vectors" / newest.parts[-1]
+    damaged = gallery / "vectors" / GalleryFolder(gallery).parts[-1]
     content = damaged.read_bytes()
     cause = (
         "is not what was written: its checksum differs from its name; restore this file from a backup, or an earlier"

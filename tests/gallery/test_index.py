@@ -33,7 +33,7 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.nearest.search import StoredGallery
 from dmlkit.vectors.manifest import index_of
 from dmlkit.vectors.store import VectorStore, keys_of, write_part
-from tests.conftest import Cli
+from tests.conftest import Cli, refuses
 from tests.gallery.test_faults import FRACTIONS
 from tests.gallery.test_gallery import rows_of
 from tests.vectors.stored import ON_CPU
@@ -122,8 +122,7 @@ def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, d
 
     def check(not_indexed: int) -> None:
         found, exact, gallery = searched(path, points)
-        same = (found.indices == exact.indices).double().mean()
-        assert same > 0.99
+        assert (found.indices == exact.indices).double().mean() > 0.99
         info = dmlkit("gallery", "info", path, "--json").json()
         assert info["not_indexed"] == not_indexed and info["images"] == len(gallery)
 
@@ -199,7 +198,6 @@ def indexing(path: Path) -> BaseProcess:
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_a_kill_leaves_an_index_or_an_exact_search(place: Path, tmp_path: Path):
     """A gallery that had an index: it has that one, or the new one, or none until the same command is given again."""
     some = stocked(place, tmp_path / "before", rows=320)
@@ -236,21 +234,16 @@ def test_rows_that_are_no_points_are_refused(place: Path, tmp_path: Path, monkey
         patched.setattr(Sphere, "from_features", lambda _, features: features)
         add_points(path, torch.eye(8).index_fill(0, torch.tensor([3]), 1e20), 5000)
     message = "vectors/made/.* has no point in row 3: its length is .*, where points of the sphere have length 1; re"
-    with pytest.raises(UserError, match=message):
-        GalleryFolder(path)
+    refuses(message, GalleryFolder, path)
     monkeypatch.setattr(folder, "KEPT", 0)  # as a large one
     gallery = GalleryFolder(path)
-    with pytest.raises(UserError, match=message):
-        list(gallery.blocks(100))
-    with pytest.raises(UserError, match=message):
-        gallery.points_at(torch.tensor([7, 525]))
+    refuses(message, list, gallery.blocks(100))
+    refuses(message, gallery.points_at, torch.tensor([7, 525]))
 
 
 @pytest.mark.parametrize("run", [1, 10**6])
 @pytest.mark.parametrize("kept", [0, 2**28])
-def test_points_are_found_where_they_are_in_files(
-    run: int, kept: int, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_points_are_found_where_they_are_in_files(run, kept, place, tmp_path, monkeypatch):
     """Parts of 520 and 60 images, of which 15 are removed: rows in sequence and scattered ones."""
     monkeypatch.setattr(folder, "RUN", run)
     monkeypatch.setattr(folder, "KEPT", kept)

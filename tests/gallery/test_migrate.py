@@ -38,9 +38,7 @@ def kept_of(path: Path) -> list[tuple[Any, ...]]:
     return [(tuple(row.values()), picture) for row, picture in zip(kept, pictures, strict=True)]
 
 
-def test_a_migrated_gallery_equals_a_new_one_and_the_old_comes_back(
-    place: Path, flat: Path, tmp_path: Path, dmlkit: Cli
-):
+def test_a_migrated_gallery_equals_a_new_one_and_the_old_comes_back(place, flat, tmp_path, dmlkit):
     shutil.copytree(place / "photos", tmp_path / "photos")
     columns = "path,label,latitude,longitude,time,x1,y1,x2,y2"
     cells = ["crow/0.jpg,crow,1,2,2020-01-01,0,0,20.5,20", "crow/0.jpg,rook,1,2,,5,5,30,30", "dove/1.jpg,dove,,,,,,,"]
@@ -99,9 +97,7 @@ def test_images_that_are_gone_are_named_and_found_where_they_are_now(place: Path
 
 
 @pytest.mark.slow
-def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(place, tmp_path, monkeypatch):
     gallery, fresh = tmp_path / "gallery", tmp_path / "fresh"
     create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     before = rows_of(gallery)
@@ -131,9 +127,7 @@ def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(
         assert row[2] == pytest.approx(theirs[name][2], abs=1e-6)
 
 
-def test_images_that_are_added_meanwhile_get_the_new_model(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_images_that_are_added_meanwhile_get_the_new_model(place, tmp_path, monkeypatch):
     gallery, photos = tmp_path / "gallery", place / "photos"
     create_gallery(place / "run", photos / "crow", gallery, label="crow", model=ON_CPU)
     embed = PartEmbedder.__call__
@@ -152,8 +146,7 @@ def test_images_that_are_added_meanwhile_get_the_new_model(
     assert migrate_gallery(gallery, place / "other", model=ON_CPU).images == 6
     create_gallery(place / "other", photos / "crow", tmp_path / "fresh", label="crow", model=ON_CPU)
     add_images(tmp_path / "fresh", photos / "dove", label="dove", model=ON_CPU)
-    after = rows_of(gallery)
-    assert after == rows_of(tmp_path / "fresh")
+    assert rows_of(gallery) == rows_of(tmp_path / "fresh")
     meanwhile(lambda: migrate_gallery(gallery, place / "run", model=ON_CPU))
     with pytest.raises(UserError, match="was migrated to another model in the meantime; rerun the same command"):
         add_images(gallery, photos / "gull", model=ON_CPU)

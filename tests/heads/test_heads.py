@@ -238,7 +238,11 @@ def test_each_loss_takes_the_points_that_the_recipe_says():
 
 
 def test_a_run_learns_the_scale_keeps_the_shift_at_0_and_resumes_to_the_same_bits(tmp_path: Path):
-    recipe = parse_recipe(RECIPE, "r.yaml", ["training.gradient_cache=8", "regularizers=[{name: hierarchy}]"])
+    recipe = parse_recipe(
+        RECIPE,
+        "r.yaml",
+        ["training.gradient_cache=8", "regularizers=[{name: hierarchy, num_proxies: 16, neighbors: 4}]"],
+    )
     with pytest.warns(UserWarning, match="removes this difference, but not that of the neck"):
         train(recipe, tmp_path / "whole", device="cpu")
         with pytest.raises(TrainingStoppedError):

@@ -23,7 +23,7 @@ from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import ONE_EPOCH, Cli
+from tests.conftest import ONE_EPOCH, Cli, refuses
 from tests.datasets import trees
 from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.vectors.stored import ON_CPU
@@ -70,8 +70,7 @@ def test_near_duplicates_are_left_out_together():
     once, labels = drawn(8, 5, 1.5, 2)
     points, doubled = once.repeat(2, 1), labels * 2
     rows = np.arange(40)
-    with_copies = decider_of(points, doubled)
-    copies = with_copies.decide(points[:40], rows)
+    copies = decider_of(points, doubled).decide(points[:40], rows)
     assert all(decision.score > 0.999 for decision in copies)
     apart = decider_of(points, doubled, near=0.9999)
     alone = decider_of(once, labels)
@@ -202,8 +201,7 @@ def test_other_labels_reach_the_threshold_no_more_often_than_was_asked_for():
 
 
 def test_held_out_probabilities_are_of_other_classes():
-    generator = np.random.default_rng(6)
-    margins, absent = generator.random(300), np.arange(300) % 2 == 0
+    margins, absent = np.random.default_rng(6).random(300), np.arange(300) % 2 == 0
     trials = Trials(margins, margins, (margins > 0.5) & ~absent, absent, *2 * [np.arange(300) % 30])
     found = trials.held_out_probabilities()
     classes = np.random.default_rng(0).permutation(30)[trials.classes] % 5
@@ -220,8 +218,7 @@ def gallery(place: Path, tmp_path: Path) -> Path:  # noqa: F811
 
 @pytest.mark.slow
 def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: Path, dmlkit: Cli):
-    for index in range(6):
-        trees.photo(tmp_path / "asked" / f"{index}.jpg", 40 + index, (40, 30))
+    trees.photos(tmp_path / "asked", (f"{index}.jpg" for index in range(6)), first=40, side=(40, 30))
     words = ("identify", gallery, tmp_path / "asked", "--device", "cpu", "-o", tmp_path / "answers.json")
     before = dmlkit(*words)
     said = " ".join(before.out.split())
@@ -244,8 +241,7 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
         assert answer["label"] == (answer["guess"] if said >= fit.threshold else "unknown")
     by_score = identify(gallery, tmp_path / "asked", rule=LabelRule(threshold=-1e9), model=ON_CPU)
     assert all(one.least_probability is None and one.label != "unknown" for one in by_score.answers)
-    again = open_gallery(gallery, device="cpu").calibrate(fpir=0.5)
-    assert again == found
+    assert open_gallery(gallery, device="cpu").calibrate(fpir=0.5) == found
 
 
 @pytest.mark.slow
@@ -257,8 +253,7 @@ def test_a_gallery_with_one_image_per_label_needs_a_second_image(place: Path, tm
     create_gallery(place / "run", tmp_path / "single", path, model=ON_CPU)
     asked = tmp_path / "single" / "oak" / "1.jpg"
     note, second = identify(path, asked, model=ON_CPU).note, "add a second image of some labels"
-    with pytest.raises(UserError, match=f"each label has a single image.*{second}"):
-        calibrate_gallery(path, model=ON_CPU)
+    refuses(f"each label has a single image.*{second}", calibrate_gallery, path, model=ON_CPU)
     assert note is not None and f"each label has a single image: {second}, then run dmlkit calibrate" in note
     trees.photo(tmp_path / "new.jpg", 7, (40, 30))
     add_images(path, tmp_path / "new.jpg", label="oak", model=ON_CPU)
@@ -347,8 +342,7 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
     assert lowest.code == 0 and "requested FPIR: 0.17, the lowest that 30 images" in " ".join(lowest.out.split())
     assert Identification.read(gallery / "identification.json").requested == 0.17
     (gallery / "identification.json").write_text("{")
-    with pytest.raises(UserError, match=r"identification\.json"):
-        identify(gallery, place / "photos" / "crow", model=ON_CPU)
+    refuses(r"identification\.json", identify, gallery, place / "photos" / "crow", model=ON_CPU)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(

@@ -179,9 +179,7 @@ def test_options_that_do_not_go_together_are_refused_before_points_are_read(dmlk
 
 
 @pytest.mark.parametrize("words", [["-k", 2, "--method", "agglomerative"], ["--method", "hdbscan"]], ids=str)
-def test_methods_of_scikit_learn_name_the_extra_before_points_are_read(
-    dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[object]
-):
+def test_methods_of_scikit_learn_name_the_extra_before_points_are_read(dmlkit, tmp_path, monkeypatch, words):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     (tmp_path / "x.npy").write_text("no array")
     dmlkit("cluster", tmp_path / "x.npy", *words).refused(

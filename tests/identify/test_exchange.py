@@ -12,7 +12,7 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.identify.answers import Answer, Identified
 from dmlkit.identify.exchange import FIELDS, write_exchange, writer_of
-from tests.conftest import csv_rows
+from tests.conftest import csv_rows, refuses
 
 REQUIRED = ("observationID", "deploymentID", "eventStart", "eventEnd", "observationLevel", "observationType")
 TIMES = ("eventStart", "eventEnd", "classificationTimestamp")
@@ -83,8 +83,7 @@ def test_observations_of_camtrap_dp_get_individuals_and_fit_its_schema(tmp_path:
     text = written(answers("rex", "leo", "rex", "unknown"), tmp_path / "out" / "observations.csv", tmp_path / "package")
     assert text == "2 observations get an individual; 3 as before, 1 of them with an individual"
     rows = csv_rows(tmp_path / "out" / "observations.csv")
-    own = [{name: text for name, text in row.items() if name != "ours"} for row in rows]
-    check_camtrap(own, {*"abcd"})
+    check_camtrap([{name: text for name, text in row.items() if name != "ours"} for row in rows], {*"abcd"})
     assert {row["ours"] for row in rows} == {"x"} and rows[0]["observationComments"] == "=1+1"
     named = [(row["observationID"], row["mediaID"], row["individualID"], row["classificationMethod"]) for row in rows]
     assert named == [
@@ -143,10 +142,8 @@ def test_a_file_of_another_program_needs_its_images(tmp_path: Path):
             assert writer_of(tmp_path / name, images, None) is None
         with pytest.raises(UserError, match=r"observations of Camtrap DP need its deployments and media, which"):
             writer_of(tmp_path / "observations.csv", images, None)
-        with pytest.raises(UserError, match=r"a MOT text needs boxes with tracks"):
-            writer_of(tmp_path / "x.txt", images, None)
+        refuses(r"a MOT text needs boxes with tracks", writer_of, tmp_path / "x.txt", images, None)
     labels = tmp_path / "labels"
     labels.mkdir()
     (labels / "a.txt").write_text("0 0.5 0.5 0.4 0.6\n")
-    with pytest.raises(UserError, match=r"a MOT text needs boxes with tracks"):
-        writer_of(tmp_path / "x.txt", tmp_path / "photos", Boxes(labels))
+    refuses(r"a MOT text needs boxes with tracks", writer_of, tmp_path / "x.txt", tmp_path / "photos", Boxes(labels))

@@ -121,8 +121,7 @@ def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
     alone = identify(gallery / "birds", gallery / "asked" / "b" / "0.jpg", model=ON_CPU)
     assert identified.answers[1].guess == alone.answers[0].guess and identified.answers[1].images == 1
     assert identified.answers[1].probability == pytest.approx(alone.answers[0].probability, abs=1e-5)
-    searched = open_points(gallery / "birds")
-    _, decider = labeled_decider(searched)
+    _, decider = labeled_decider(open_points(gallery / "birds"))
     for answer, size in ((identified.answers[0], 2), (identified.answers[2], 4)):  # of 3 images, and of 9
         sigmoid = estimate_probability(decider, size)
         assert sigmoid is not None and answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score))
@@ -207,8 +206,7 @@ def test_a_video_needs_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: Cli):  # noqa: F811
     """Two frames per second, with the pixels that were written; one answer, like that of the frames as files."""
     shades = np.linspace(0, 255, 30).astype(np.uint8)
-    frames = [np.full((32, 48, 3), shade, np.uint8) for shade in shades]
-    write_video(tmp_path / "a.mp4", frames, rate=10)
+    write_video(tmp_path / "a.mp4", [np.full((32, 48, 3), shade, np.uint8) for shade in shades], rate=10)
     video = VideoFrames(tmp_path / "a.mp4")
     assert video.times == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5])
     for index in (0, 1, 5, 2, 3):  # also backward

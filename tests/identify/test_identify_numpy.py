@@ -93,8 +93,7 @@ def stocked(place: Path, folder: Path, space: str) -> tuple[np.ndarray, list[str
     )
     described = {name: getattr(manifest, name) for name in Description.model_fields}
     Manifest(**described, source="none", count=QUERIES, skipped=()).write(folder / "asked" / "manifest.json")
-    points = manifold.from_features(features).numpy().astype(np.float64)
-    return points, labels, queries.astype(np.float64)
+    return manifold.from_features(features).numpy().astype(np.float64), labels, queries.astype(np.float64)
 
 
 @pytest.mark.parametrize("space", SPACES)

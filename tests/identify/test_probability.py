@@ -114,8 +114,7 @@ def test_a_vote_is_never_more_probable_than_the_nearest():
     _, codes = np.unique(labels, return_inverse=True)
     searched, asked = points_of(labels), points_of(labels * 5, seed=1).points
     nearest, voted = (Decider(searched, codes, rule, 7).decide(asked) for rule in ("nearest", "vote"))
-    differs = sum(one.code != other.code for one, other in zip(nearest, voted, strict=True))
-    assert 50 < differs < 250
+    assert 50 < sum(one.code != other.code for one, other in zip(nearest, voted, strict=True)) < 250
     for one, other in zip(nearest, voted, strict=True):
         assert one.margin is not None and other.margin is not None
         assert (other == one) if one.code == other.code else (other.score <= one.score and other.margin <= 0)

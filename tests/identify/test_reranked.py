@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.errors import UserError
 from dmlkit.identify.identify import Identifier
 from dmlkit.identify.rule import LabelRule
 from dmlkit.identify.search import reranked_gallery
@@ -14,7 +13,7 @@ from dmlkit.manifolds import Sphere
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, ReciprocalGallery
 from dmlkit.nearest.search import Neighbors, StoredGallery
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import Cli, csv_rows
+from tests.conftest import Cli, csv_rows, refuses
 
 LABELS = [f"bird {row % 4}" for row in range(32)]
 
@@ -85,8 +84,7 @@ def test_mistakes(arrays: Path, dmlkit: Cli, more: tuple[str, ...], message: str
 
 def test_a_gallery_too_small():
     points = PointsInMemory("two", Sphere(2), torch.eye(2), ["a", "b"], ["a", "b"])
-    with pytest.raises(UserError, match="n: expected 1 to 1"):
-        reranked_gallery(points, Expansion())
+    refuses("n: expected 1 to 1", reranked_gallery, points, Expansion())
 
 
 def test_identify_searches_once(monkeypatch: pytest.MonkeyPatch):

@@ -140,8 +140,7 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
     root = trees.presplit(tmp_path / "tree")
     for name in ("train/1/0.jpg", "notes.txt", "train/notes.csv", "train/1/.hidden", "test/stray.jpg"):
         (root / name).write_bytes(b"x")
-    result = dmlkit("data", "check", root)
-    lines = result.out.splitlines()
+    lines = dmlkit("data", "check", root).out.splitlines()
     assert lines[-1] == "1 error found" and sum(line.startswith("error: ") for line in lines) == 1
     assert [line for line in lines if line.startswith("note: ")] == [
         f"note: {root}: 4 files are left out: 1 in no class folder, e.g. test/stray.jpg; 1 .csv, e.g. train/notes.csv; "

@@ -37,8 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``run``, of one epoch, and its ``photos``."""
     home = tmp_path_factory.mktemp("home")
     (home / "recipe.yaml").write_text(RECIPE.format(root=photos(home / "photos")))
-    recipe = read_recipe(home / "recipe.yaml", ["training.epochs=1"])
-    train(recipe, home / "run", device=start_ranks("cpu"))
+    train(read_recipe(home / "recipe.yaml", ["training.epochs=1"]), home / "run", device=start_ranks("cpu"))
     return home
 
 

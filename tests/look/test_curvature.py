@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.errors import UserError
 from dmlkit.look.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.manifolds import Euclidean, Poincare
 from dmlkit.vectors.index_vectors import index_vectors
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, refuses
 
 
 def test_delta_equals_the_triple_loop():
@@ -66,8 +65,7 @@ def test_scale_does_not_matter():
     ],
 )
 def test_what_has_no_delta_is_refused(points: torch.Tensor, message: str):
-    with pytest.raises(UserError, match=message):
-        hyperbolicity(Euclidean(2), points, sample=10, draws=2)
+    refuses(message, hyperbolicity, Euclidean(2), points, sample=10, draws=2)
 
 
 def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):

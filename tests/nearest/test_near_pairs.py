@@ -30,8 +30,7 @@ def brute(manifold: Manifold, points: torch.Tensor, others: torch.Tensor, thresh
 @pytest.mark.parametrize("space", SPACES)
 def test_every_pair_of_2_000_is_found_block_by_block(space: str, monkeypatch: pytest.MonkeyPatch):
     manifold, threshold = SPACES[space]
-    generator = torch.Generator().manual_seed(3)
-    points = manifold.from_features(torch.randn(2000, 6, generator=generator))
+    points = manifold.from_features(torch.randn(2000, 6, generator=torch.Generator().manual_seed(3)))
     points[700] = points[3]  # equal ones
     wanted = {pair for pair in brute(manifold, points, points, threshold) if pair[0] < pair[1]}
     assert (3, 700) in wanted and 100 < len(wanted) < 500_000
@@ -94,14 +93,12 @@ def test_without_pairs_there_is_no_group():
 def test_neighbors_are_those_of_all_pairs(manifold: Manifold):
     points = manifold.from_features(torch.randn(300, 4, generator=torch.Generator().manual_seed(0)))
     exact = manifold.paired_similarity(points.double()[:, None], points.double()).fill_diagonal_(-torch.inf)
-    neighbors = neighbors_of(manifold, points, 7)
-    assert torch.equal(neighbors.indices, exact.argsort(1, descending=True)[:, :7])
+    assert torch.equal(neighbors_of(manifold, points, 7).indices, exact.argsort(1, descending=True)[:, :7])
 
 
 def test_nothing_is_its_own_neighbor_among_equals():
     points = torch.zeros(30, 2)
-    neighbors = neighbors_of(Euclidean(2), points, 3)
-    assert not (neighbors.indices == torch.arange(30)[:, None]).any()
+    assert not (neighbors_of(Euclidean(2), points, 3).indices == torch.arange(30)[:, None]).any()
 
 
 @pytest.mark.parametrize("manifold", [Sphere(3), Euclidean(3), Euclidean(3, similarity="dot")], ids=["cos", "d", "dot"])

@@ -43,8 +43,7 @@ def test_both_models_land_in_the_same_disk(curvature: float):
     ball, sheet = Poincare(2, curvature=curvature), Lorentz(2, curvature=curvature)
     inside = to_unit_disk(ball, ball.from_features(features))
     assert (inside.norm(dim=1) < 1).all()
-    other = to_unit_disk(sheet, sheet.from_features(features))
-    assert torch.allclose(inside, other, atol=1e-4)
+    assert torch.allclose(inside, to_unit_disk(sheet, sheet.from_features(features)), atol=1e-4)
 
 
 def test_the_principal_plane_keeps_the_distances_of_flat_data():
@@ -79,8 +78,7 @@ def test_a_legend_shows_names_as_they_are_w19_t10(tmp_path, suffix: str):
 def test_a_legend_leaves_no_class_out_w19():
     figure = Figure()
     axes = figure.subplots()
-    dots = [axes.scatter([0], [0]) for _ in range(3)]
-    draw_legend(figure, dots, ["_x", "$y$", "z\x07"])
+    draw_legend(figure, [axes.scatter([0], [0]) for _ in range(3)], ["_x", "$y$", "z\x07"])
     texts = figure.legends[0].get_texts()
     assert [text.get_text() for text in texts] == ["_x", "$y$", "z\\x07"]
     assert not any(text.get_parse_math() for text in texts)

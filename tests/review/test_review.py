@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.gallery.change import create_gallery
 from dmlkit.metrics.audit import LabelAudit
 from dmlkit.review import journal as journal_file
 from dmlkit.review.folder import ReviewFolder
 from dmlkit.review.proposals import ProposedLabel, Review
-from tests.conftest import csv_rows
+from tests.conftest import csv_rows, refuses
 from tests.datasets import trees
 from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.vectors.stored import ON_CPU
@@ -32,8 +31,7 @@ def write_answers(path: Path, answers: list[str]) -> None:
 @pytest.fixture
 def inbox(place: Path, tmp_path: Path) -> tuple[Path, Path]:  # noqa: F811
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
-    for index in range(6):
-        trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
+    trees.photos(tmp_path / "inbox", (f"{index}.jpg" for index in range(6)), first=100, side=(40, 30))
     return tmp_path / "gallery", tmp_path / "inbox"
 
 
@@ -156,8 +154,7 @@ def test_labels_that_unknown_images_have_from_answers_are_drawn_too(tmp_path: Pa
     copied = [row for row in asked if row >= 200]
     assert 0 < len(copied) < 135 and len(set(copied)) == len(copied) and len(asked) < at_first.more_draws * 1.5
     assert ReviewFolder(tmp_path / "review").statement() == now
-    journal = (tmp_path / "review" / "answers.jsonl").read_text()
-    assert journal.count('"copied"') == 1
+    assert (tmp_path / "review" / "answers.jsonl").read_text().count('"copied"') == 1
 
 
 def test_near_duplicates_are_asked_about_once_unless_they_are_drawn(tmp_path: Path):
@@ -174,8 +171,7 @@ def test_a_disagreement_counts_as_wrong_until_it_ends(tmp_path: Path):
     (question,) = state.ask(1)
     state.reply({question.row: "a"}, "ada")
     assert state.reply({question.row: "a"}, "ada") == 0  # sent twice, kept once
-    other = ReviewFolder(tmp_path / "review")
-    other.reply({question.row: "b"}, "bob")
+    ReviewFolder(tmp_path / "review").reply({question.row: "b"}, "bob")
     state.refresh()
     now = state.statement()
     assert (now.disagreements, now.corrected, state.label(0)) == (1, 1, None)
@@ -201,8 +197,7 @@ def test_what_a_killed_process_began_to_write_is_no_answer(tmp_path: Path):
     for damage in (b"{}\n{\n", b'{"question":{"row":9,"is_draw":true}}\n'):
         kept = journal.read_bytes()
         journal.write_bytes(kept + damage)
-        with pytest.raises(UserError, match=r"answers\.jsonl"):
-            ReviewFolder(tmp_path / "review")
+        refuses(r"answers\.jsonl", ReviewFolder, tmp_path / "review")
         journal.write_bytes(kept)
 
 
@@ -218,8 +213,7 @@ def test_an_answer_that_a_full_disk_refuses_leaves_the_others(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(journal_file.os, "fsync", full)
-        with pytest.raises(UserError, match="No space left on device; free some space and answer again"):
-            state.reply({rows[1]: "a"}, "ada")
+        refuses("No space left on device; free some space and answer again", state.reply, {rows[1]: "a"}, "ada")
     assert (tmp_path / "review" / "answers.jsonl").read_bytes() == before
     assert state.statement().checked == 1 and state.reply({rows[1]: "a"}, "ada") == 1
     assert state.statement().checked == 2

@@ -19,7 +19,7 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.documents import RunClasses, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training import train as training
-from tests.conftest import ONE_EPOCH, TINY_RECIPE
+from tests.conftest import ONE_EPOCH, TINY_RECIPE, refuses
 
 FIRST = tuple(f"c{number}" for number in range(8))
 GROWN = (*(f"a{number}" for number in range(8)), *FIRST)  # eight new classes sort first, and take all of the first half
@@ -32,8 +32,7 @@ def photo(path: Path, seed: int) -> None:
     if path.exists():  # as it was, with its time
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
 
 
 def class_folders(names: Iterable[str]) -> str:
@@ -161,8 +160,7 @@ def test_a_run_without_the_list_of_its_classes_is_refused(tmp_path: Path, monkey
     run.classes_path.unlink()
     assert run.recipe().dataset.classes_of_run is None  # killed before its first checkpoint
     run.checkpoint_path("last").write_bytes(b"weights")
-    with pytest.raises(UserError, match=r"classes\.json"):
-        run.recipe()
+    refuses(r"classes\.json", run.recipe)
 
 
 def write_recipe(text: str) -> None:

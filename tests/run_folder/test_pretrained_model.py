@@ -112,7 +112,7 @@ def test_what_a_model_cannot_answer_is_one_line(words: str, expected: str, home:
                     "vision_config": {"hidden_size": 768, "patch_size": 32},
                 },
             },
-            "sentence-transformers (clip), which dmlkit does not read; timm:vit_base_patch32_clip_224.openai has",
+            "sentence-transformers (clip), which dmlkit does not read",
         ),
         ({"config.json": {"model_type": "bert", "hidden_size": 768}}, "transformers (bert), which dmlkit does not"),
     ],

@@ -22,7 +22,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.testing.data import AUGMENTATION
 from dmlkit.testing.promise import Promise, hold
 from dmlkit.transforms.augmentations import AugmentationConfig
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, refuses
 from tests.training.test_train import assert_equal_weights, weights
 from tests.training.test_tuning import Stopper, trained
 from tests.transforms.test_cropping import Pictures
@@ -70,8 +70,7 @@ def recipe_with(*entries: str, transform: str = "name: imagenet, size: 24, resiz
 
 
 def config_of(name: str, keys: str) -> AugmentationConfig:
-    transform = recipe_with(entry(name, keys)).transform
-    return transform.augment[0]
+    return recipe_with(entry(name, keys)).transform.augment[0]
 
 
 def test_every_augmentation_has_an_example():
@@ -242,7 +241,6 @@ def test_what_would_ignore_an_augmentation_is_rejected(override: str, message: s
         text = TINY_RECIPE.replace("size: 16}\nbackbone", "size: 16, augment: [{name: random_erasing}]}\nbackbone")
         words = message.replace("augment:", "training_size:") if changes else message
         if words:
-            with pytest.raises(UserError, match=words):
-                parse_recipe(text, "r.yaml", (override, *changes))
+            refuses(words, parse_recipe, text, "r.yaml", (override, *changes))
         else:
             assert parse_recipe(text, "r.yaml", (override, *changes)).transform is not None

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,14 @@ from dmlkit.errors import UserError
 from dmlkit.vectors import computation
 from dmlkit.vectors.embedder import Embedder
 from dmlkit.vectors.manifest import Computation
-from tests.conftest import TINY_RECIPE, Cli
+from tests.conftest import Cli, refuses
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A trained run in ``run``, and 12 pictures in ``pictures``."""
     folder = tmp_path_factory.mktemp("engines")
-    (folder / "tiny.yaml").write_text(TINY_RECIPE)
-    face.train(folder / "tiny.yaml", str(folder / "run"), overrides=["training.epochs=1"], device="cpu")
+    trained_once(folder)
     (folder / "pictures").mkdir()
     for index in range(12):
         pixels = np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8)
@@ -131,9 +131,7 @@ def test_agreement_is_that_of_the_training_images(home: Path):
     assert abs(found.same_nearest - same) <= 2  # batches of other sizes round otherwise
 
 
-def test_embeddings_that_do_not_agree_are_those_of_another_model(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, dmlkit: Cli
-):
+def test_embeddings_that_do_not_agree_are_those_of_another_model(home, monkeypatch, tmp_path, caplog, dmlkit):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made_up(monkeypatch, bf16=(0.99, 64))
     options = ("embed", home / "run", home / "pictures", "-o")
@@ -159,14 +157,7 @@ def test_embeddings_that_do_not_agree_are_those_of_another_model(
         ((0.5, 64), None, ""),  # a processor that emulates bfloat16
     ],
 )
-def test_fastest_is_the_first_that_agrees(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    onnxruntime: tuple[float, int],
-    bf16: tuple[float, int] | None,
-    taken: str,
-):
+def test_fastest_is_the_first_that_agrees(home, monkeypatch, caplog, onnxruntime, bf16, taken):
     made_up(monkeypatch, onnxruntime=onnxruntime, **({"bf16": bf16} if bf16 else {}))
     found = model_of(home, "+fastest").trained.computation
     assert (found.option if found else "") == taken
@@ -174,9 +165,7 @@ def test_fastest_is_the_first_that_agrees(
     assert caplog.text.count("is not used: least cosine to torch") == rejected
 
 
-def test_a_comparison_is_made_once_and_again_if_its_graph_is_damaged(
-    home: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-):
+def test_a_comparison_is_made_once_and_again_if_its_graph_is_damaged(home, monkeypatch, cache):
     expected = model_of(home, "+onnxruntime").embed(pictures(home))
     (graph,) = (cache / "dmlkit").glob("engine-*-onnxruntime.onnx")
     with monkeypatch.context() as without:
@@ -198,17 +187,14 @@ def test_engines_that_cannot_be_used_say_why(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     expected = r"expected cpu\+bf16, cpu\+onnxruntime, cpu\+fastest or cpu$"
     for device in ("cpu+tensorrt", "cpu+bf16+bf16"):
-        with pytest.raises(UserError, match=expected):
-            start_ranks(device)
-    with pytest.raises(UserError, match=r"--device cpu\+: expected"):
-        start_ranks("cpu+")
+        refuses(expected, start_ranks, device)
+    refuses(r"--device cpu\+: expected", start_ranks, "cpu+")
     with pytest.raises(UserError, match=r"--device cpu\+bf16: expected auto, cpu, cuda, cuda:N or mps"):
         start_ranks("cpu+bf16", "fp32")  # a training
     dmlkit("eval", home / "run", "--device", "cpu+bf16").refused("use --device cpu")
 
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxscript", None)
-        with pytest.raises(UserError, match=r"\+onnxruntime needs onnxscript; .*dmlkit\[onnx\]"):
-            model_of(home, "+onnxruntime")
+        refuses(r"\+onnxruntime needs onnxscript; .*dmlkit\[onnx\]", model_of, home, "+onnxruntime")
         patch.setattr(computation, "_computes_bf16", lambda _: False)
         assert model_of(home, "+fastest").trained.computation is None  # without the package torch computes

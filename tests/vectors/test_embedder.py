@@ -1,5 +1,6 @@
 """The Python face, against the files that ``dmlkit embed`` writes and the manifold's own similarity."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,14 @@ from PIL import Image
 
 import dmlkit as face
 from dmlkit.vectors.embedder import Embedder
-from tests.conftest import TINY_RECIPE, Cli
+from tests.conftest import Cli
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A trained run in ``run``, and 130 pictures in ``pictures``: more than a batch."""
     folder = tmp_path_factory.mktemp("face")
-    (folder / "tiny.yaml").write_text(TINY_RECIPE)
-    face.train(folder / "tiny.yaml", str(folder / "run"), overrides=["training.epochs=1"], device="cpu")
+    trained_once(folder)
     (folder / "pictures").mkdir()
     numbers = np.random.default_rng(0)
     for index in range(130):
@@ -37,9 +37,7 @@ def paths(home: Path) -> list[Path]:
     return sorted((home / "pictures").iterdir())
 
 
-def test_paths_pictures_and_arrays_give_what_the_command_writes(
-    home: Path, model: Embedder, paths: list[Path], dmlkit: Cli
-):
+def test_paths_pictures_and_arrays_give_what_the_command_writes(home, model, paths, dmlkit):
     assert dmlkit("embed", home / "run", home / "pictures", "-o", home / "files", "--device", "cpu").code == 0
     written = np.load(home / "files" / "embeddings.npy")
     assert np.array_equal(model.embed(paths), written)
@@ -48,8 +46,7 @@ def test_paths_pictures_and_arrays_give_what_the_command_writes(
     assert np.array_equal(model.embed(opened), written)
     stacked = np.stack([np.asarray(image) for image in opened])
     assert np.array_equal(model.embed(stacked), written)
-    mixed = model.embed([paths[0], opened[1], stacked[2]])
-    np.testing.assert_allclose(mixed, written[:3], atol=1e-6)
+    np.testing.assert_allclose(model.embed([paths[0], opened[1], stacked[2]]), written[:3], atol=1e-6)
     assert model.embed([]).shape == (0, written.shape[1])
 
 
@@ -86,8 +83,7 @@ ODD_VECTORS: list[tuple[Any, str]] = [
 
 
 def test_a_run_over_vectors_embeds_arrays(tmp_path: Path):
-    numbers = np.random.default_rng(0)
-    np.save(tmp_path / "x.npy", numbers.normal(size=(40, 6)).astype(np.float32))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32))
     np.save(tmp_path / "y.npy", np.arange(40) % 10)
     (tmp_path / "r.yaml").write_text(
         f"dataset: {{name: vectors, embeddings: {tmp_path}/x.npy, labels: {tmp_path}/y.npy}}\n"

@@ -26,7 +26,7 @@ from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.progress_bar import no_bar
 from dmlkit.vectors.store import VectorStore, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, refuses
 
 
 @pytest.fixture
@@ -76,9 +76,7 @@ def test_batches_are_those_of_the_whole_list_without_what_is_known():
         assert len({whole[batch[0]] for batch in batches}) == len(batches)
 
 
-def test_points_of_other_code_of_a_plugin_another_device_or_transform_have_another_key(
-    trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
-):
+def test_points_of_other_code_of_a_plugin_another_device_or_transform_have_another_key(trained, monkeypatch):
     keys = {stored_model(trained).key, stored_model(trained, "cuda").key}
     transform = PlainConfig(size=18)
     keys.add(stored_model(replace(trained, recipe=trained.recipe.model_copy(update={"transform": transform}))).key)
@@ -91,8 +89,7 @@ def test_points_of_other_code_of_a_plugin_another_device_or_transform_have_anoth
 
 def test_a_process_that_sees_another_folder_or_computes_otherwise_stops(trained: TrainedModel, tmp_path: Path):
     job = job_of(tmp_path, trained)
-    with pytest.raises(UserError, match=r"model\.json: missing; expected a description of stored points"):
-        job.check_reachable()
+    refuses(r"model\.json: missing; expected a description of stored points", job.check_reachable)
     job.path.mkdir(parents=True)
     job.model.write(job.path / "model.json")
     job.check_reachable()
@@ -137,15 +134,11 @@ def test_an_image_whose_embedding_is_not_finite_stops_the_job(trained: TrainedMo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
 @pytest.mark.timeout(60)
-def test_a_job_whose_reader_is_killed_ends_with_a_line_and_resumes(
-    trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_job_whose_reader_is_killed_ends_with_a_line_and_resumes(trained, tmp_path, monkeypatch):
     job = job_of(tmp_path, trained)
     with monkeypatch.context() as patch:
         patch.setattr(TransformedImages, "__getitem__", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        with pytest.raises(
-            UserError, match=r"reads images was killed.*; finished parts are kept: rerun the same"
-        ) as caught:
+        with pytest.raises(UserError, match=r"reads images was killed.*; finished parts are kept: rerun the") as caught:
             PartEmbedder(job, trained, start_ranks("cpu"), workers=1)([0], lambda _: None)
     assert "\n" not in str(caught.value) and not list((tmp_path / "out").rglob("*.safetensors"))
     PartEmbedder(job, trained, start_ranks("cpu"), workers=1)([0], lambda _: None)

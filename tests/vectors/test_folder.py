@@ -22,6 +22,7 @@ from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.manifest import Manifest, ModelSource, Preprocessing, SearchIndex
 from dmlkit.vectors.points import in_memory
+from tests.conftest import refuses
 from tests.vectors.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
 
 NOT_UTF8 = pa.array([b"ant\x80"] * 5).view(pa.string())
@@ -35,8 +36,7 @@ def test_a_folder_made_by_hand_is_read(tmp_path: Path):
     assert folder.manifest.skipped == ("photos/broken.jpg: cannot read this image",)
     assert torch.equal(torch.cat(list(folder.blocks())), torch.from_numpy(POINTS))
     assert folder.items["path"].to_pylist() == items()["path"]
-    sphere = folder.manifold
-    assert sphere.similarity(*torch.from_numpy(POINTS[:2])[:, None]).tolist() == [[0.0]]
+    assert folder.manifold.similarity(*torch.from_numpy(POINTS[:2])[:, None]).tolist() == [[0.0]]
     disk = EmbeddingFolder(embeddings_at(tmp_path / "disk", manifold=POINCARE)).manifold
     assert disk.dim == 8 and disk.curvature.item() == pytest.approx(-0.49700847268104553)
 
@@ -172,10 +172,7 @@ def test_items_that_are_none_are_told(damage: Callable[[Path], object], message:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"manifold": POINCARE, "similarity": "cosine"},
-            "expected (8, 'negative_distance') for manifold poincare and 8 features",
-        ),
+        ({"manifold": POINCARE, "similarity": "cosine"}, "expected (8, 'negative_distance') for manifold poincare and"),
         ({"manifold": {"name": "lorentz"}, "similarity": "negative_distance"}, "expected (9, 'negative_distance')"),
         ({"features": 99}, "expected (99, 'cosine') for manifold sphere and 99 features"),
     ],
@@ -192,8 +189,7 @@ def test_every_command_tells_a_damaged_folder_in_one_line_t7_u5(dmlkit, tmp_path
     words = [command, folder] if command in ("eval", "curvature") else ["export", folder, "--format", command]
     for content in (b"{}", b"", None):
         (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
-        result = dmlkit(*words).refused()
-        assert result.err.startswith(f"error: {folder / name}: ")
+        assert dmlkit(*words).refused().err.startswith(f"error: {folder / name}: ")
 
 
 def test_a_folder_without_rows_is_read(tmp_path: Path):
@@ -233,8 +229,7 @@ def test_no_row_is_read_of_points_that_changed(tmp_path: Path):
     np.save(path / "embeddings.npy", POINTS[[0, 1, 2, 4, 3]])
     folder = EmbeddingFolder(path)
     for read in (lambda: next(folder.blocks(2)), lambda: folder.points_at(torch.tensor([1]))):
-        with pytest.raises(UserError, match="this file was changed: its checksum differs"):
-            read()
+        refuses("this file was changed: its checksum differs", read)
 
 
 @pytest.mark.parametrize(

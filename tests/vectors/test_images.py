@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dmlkit.errors import UserError
 from dmlkit.files.image_file import image_files
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.images import dataset_of
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, refuses
 
 
 def embedded(folder: Path) -> list[str]:
@@ -53,7 +52,4 @@ def test_a_folder_that_cannot_be_read_is_told_w6(read, tmp_path: Path, monkeypat
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", guarded)
-    with pytest.raises(
-        UserError, match=f"^{tmp_path}/b: cannot read this folder: Permission denied; change its permissions"
-    ):
-        read(tmp_path)
+    refuses(f"^{tmp_path}/b: cannot read this folder: Permission denied; change its permissions", read, tmp_path)

@@ -20,7 +20,7 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors import computation
 from dmlkit.vectors.graphs import NotExportableError
 from dmlkit.vectors.operators import read_operators, write_operators
-from tests.conftest import TINY_RECIPE, Cli
+from tests.conftest import TINY_RECIPE
 from tests.datasets import trees
 
 timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
@@ -120,9 +120,7 @@ def imported(home: Path, *words: object) -> list[str]:
 
 
 @pytest.mark.slow
-def test_answers_to_one_photo_import_no_library_of_models(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
-):
+def test_answers_to_one_photo_import_no_library_of_models(home, tmp_path, monkeypatch, dmlkit):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("dmlkit.vectors.fill.BATCH_IMAGES", 4)
     monkeypatch.chdir(home)
@@ -146,9 +144,7 @@ def test_answers_to_one_photo_import_no_library_of_models(
     assert dmlkit("search", "run", "new.jpg", "--device", "cpu").out == before.out
 
 
-def test_operators_that_compute_something_else_are_not_kept(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_operators_that_compute_something_else_are_not_kept(home, tmp_path, monkeypatch):
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.run_folder.folder import RunFolder
     from dmlkit.vectors.trained import load_model

@@ -27,7 +27,7 @@ from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.run import EmbedOptions
 from dmlkit.vectors.run import embed as embed_images
 from dmlkit.vectors.trained import load_model
-from tests.conftest import END, ROOT, TINY_RECIPE
+from tests.conftest import END, ROOT, refuses
 from tests.processes import command_line, run_on_ranks
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
@@ -35,15 +35,9 @@ IMAGES = 300  # three parts: two of 128, one of 44
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A folder with ``run``, a trained tiny model, and ``photos``."""
-
-    from dmlkit.recipe.file import parse_recipe
-    from dmlkit.training.train import train
-
-    home = tmp_path_factory.mktemp("home")
-    recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"), "tiny.yaml")
-    train(recipe, home / "run", device=start_ranks("cpu"))
+    home = trained_once(tmp_path_factory.mktemp("home")).parent
     (home / "photos").mkdir()
     for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (IMAGES, 16, 16, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(home / "photos" / f"{index:03}.png")
@@ -103,9 +97,7 @@ def test_a_folder_of_embeddings_is_written_again_but_not_by_default_with_other_i
     (out / "mine.txt").unlink()
     assert contents(out) == unbroken
     embed_images(run, others, device="cpu")
-    with pytest.raises(
-        UserError, match=r"embeddings/photos: has embeddings of \S+others/photos; choose another folder"
-    ):
+    with pytest.raises(UserError, match=r"embeddings/photos: has embeddings of \S+others/photos; choose another"):
         embed_images(run, home / "photos", device="cpu")
 
 
@@ -176,7 +168,6 @@ def fresh(home: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
 def test_killed_anywhere_the_same_command_goes_on(fresh, unbroken, computed, tmp_path):
     """A kill costs one part, and the files are the same to the byte."""
@@ -235,8 +226,7 @@ def test_bad_images_stop_or_are_left_out_and_a_repaired_one_is_taken(fresh, home
     good = bad.read_bytes()
     bad.write_bytes(b"no")
     output = tmp_path / "out"
-    with pytest.raises(UserError, match=r"200\.png.*--skip-bad-images"):
-        embed(fresh, output, photos=photos)
+    refuses(r"200\.png.*--skip-bad-images", embed, fresh, output, photos=photos)
     assert len(parts_of(fresh / "run")) == 1
     embed_until(0, fresh, output, photos=photos, skip=True)  # goes on past the second part
     embed(fresh, output, photos=photos, skip=True)
@@ -244,8 +234,7 @@ def test_bad_images_stop_or_are_left_out_and_a_repaired_one_is_taken(fresh, home
     assert manifest["count"] == IMAGES - 1 and len(manifest["skipped"]) == 1 and "200.png" in manifest["skipped"][0]
     paths = parquet.read_table(output / "items.parquet")["path"].to_pylist()
     assert [Path(path).name for path in paths] == [f"{index:03}.png" for index in range(IMAGES) if index != 200]
-    with pytest.raises(UserError, match=r"200\.png.*--skip-bad-images"):
-        embed(fresh, output, photos=photos)
+    refuses(r"200\.png.*--skip-bad-images", embed, fresh, output, photos=photos)
     bad.write_bytes(good)
     computed.clear()
     embed(fresh, output, photos=photos)
@@ -257,12 +246,10 @@ def test_bad_images_stop_or_are_left_out_and_a_repaired_one_is_taken(fresh, home
 
 def test_output_that_is_a_file_is_refused(home, tmp_path):
     (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="out: this is a file; expected the name of a folder"):
-        embed(home, tmp_path / "out")
+    refuses("out: this is a file; expected the name of a folder", embed, home, tmp_path / "out")
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_two_ranks_finish_what_one_process_began(fresh, home, unbroken, tmp_path):
     output = tmp_path / "out"
     embed_until(0, fresh, output, photos=home / "photos")
@@ -291,7 +278,6 @@ def ray_environment() -> Iterator[None]:
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_ray_equals_one_process_and_tells_a_users_mistake(fresh, home, unbroken, tmp_path, ray_environment: None):
     pytest.importorskip("ray.data", reason="the extra dmlkit[ray] is not installed")
     import ray

@@ -58,8 +58,7 @@ def test_a_split_has_a_folder_of_its_own_for_each_width(place: Path, dmlkit: Cli
 @pytest.mark.slow
 def test_widths_that_cannot_be_are_refused(place: Path, tmp_path: Path, dmlkit: Cli, trained_once: Callable[..., Path]):
     def refused(*arguments: object) -> str:
-        result = dmlkit("embed", *arguments, "-o", tmp_path / "out").refused()
-        return result.err
+        return dmlkit("embed", *arguments, "-o", tmp_path / "out").refused().err
 
     run, photos = place / "run", place / "photos"
     assert "--dims 9: expected 1 to 8" in refused(run, photos, "--dims", 9)

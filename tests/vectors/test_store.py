@@ -146,8 +146,7 @@ def test_a_damaged_part_is_named_and_its_images_alone_are_missing(name: str, tmp
     fill_in_parts(tmp_path)
     damage, reason = DAMAGES[name]
     damage(part_of(tmp_path))
-    store = VectorStore(tmp_path, 2)
-    assert np.flatnonzero(store.find(keys()) < 0).tolist() == [*range(PART)]
+    assert np.flatnonzero(VectorStore(tmp_path, 2).find(keys()) < 0).tolist() == [*range(PART)]
     assert [(reason in line, line.endswith("; its images are embedded again")) for line in warned] == (
         [(True, True)] if reason else []
     )

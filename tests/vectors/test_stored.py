@@ -133,9 +133,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_second_call_embeds_no_image_of_the_split(
-    name: str, home: Path, dmlkit: Cli, embedded: Count, warned: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_second_call_embeds_no_image_of_the_split(name, home, dmlkit, embedded, warned, monkeypatch):
     save = Figure.savefig  # of an empty picture: to draw the others takes half of the time
     monkeypatch.setattr(Figure, "savefig", lambda self, *place, **options: save(Figure((1, 1)), *place, **options))
     words, queries = COMMANDS[name]
@@ -217,9 +215,7 @@ def test_what_has_changed_is_embedded_again_equal_to_the_bit(name: str, home: Pa
     assert same(ask(), found) and embedded() == 0
 
 
-def test_other_software_and_devices_have_points_of_their_own(
-    home: Path, embedded: Count, monkeypatch: pytest.MonkeyPatch
-):
+def test_other_software_and_devices_have_points_of_their_own(home, embedded, monkeypatch):
     found = ask()
     embedded()
     with monkeypatch.context() as patch:
@@ -295,9 +291,7 @@ def test_a_gallery_and_queries_read_the_points_too(home: Path, dmlkit: Cli, embe
         assert dmlkit(*words, "--device", "cpu").code == 0 and embedded() == 0
 
 
-def test_select_and_search_read_the_images_that_embed_has_stored_in_the_run(
-    home: Path, dmlkit: Cli, embedded: Count, warned: list[str]
-):
+def test_select_and_search_read_the_images_that_embed_has_stored_in_the_run(home, dmlkit, embedded, warned):
     new = [trees.photo(home / "new" / f"{index}.jpg", 900 + index) for index in range(3)]
     commands = [text.split() for text in ("select run new --split test -n 2 --json", "search run new --json")]
     fresh = [dmlkit(*words, "--device", "cpu").out for words in commands]
@@ -343,8 +337,7 @@ def test_commands_that_read_stored_embeddings_import_no_network(home: Path):
     commands = "eval run;inspect run -o x.html;cluster run -k 3;duplicates run --threshold 0.9"
     commands += ";search run photos/11/0.jpg"
     words = [sys.executable, "-c", f"UNWANTED = {UNWANTED}\n{SESSION}", commands]
-    result = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "[]"
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"
 
 
 def flip(path: Path) -> None:
@@ -371,9 +364,7 @@ def test_a_damaged_part_is_embedded_again(damage: str, home: Path, embedded: Cou
 
 
 @pytest.mark.parametrize(("errno", "place"), [(ENOSPC, "write"), (EROFS, "mkdir")])
-def test_where_nothing_can_be_written_the_answer_is_the_same(
-    errno: int, place: str, home: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str], embedded: Count
-):
+def test_where_nothing_can_be_written_the_answer_is_the_same(errno, place, home, monkeypatch, warned, embedded):
     expected = anew()
     embedded()
 
@@ -423,9 +414,7 @@ def test_images_that_cannot_be_read_are_left_out_until_they_can(home: Path, embe
     assert same(ask(), first) and embedded() == 0 and not warned
 
 
-def test_a_disk_that_failed_for_a_moment_is_asked_again(
-    home: Path, embedded: Count, warned: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_disk_that_failed_for_a_moment_is_asked_again(home, embedded, warned, monkeypatch):
     """The file has the same size and time."""
     from dmlkit.datasets.files.listing import ListedImages
     from dmlkit.files.image_file import BadImageError

@@ -65,8 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_has_every_part_and_the_figures_of_eval(run: Path, dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("inspect", run, "-o", tmp_path / "x.html", "--device", "cpu").ok()
-    assert "missing" not in result.out
+    assert "missing" not in dmlkit("inspect", run, "-o", tmp_path / "x.html", "--device", "cpu").ok().out
     text, parts, data = read(tmp_path / "x.html")
     assert f"<title>Inspection of {run}</title>" in text
     assert parts == [
