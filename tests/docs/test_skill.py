@@ -56,8 +56,7 @@ def test_its_links_lead_to_files_and_its_prose_names_commands(path: Path):
     text = read(path)
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)]
     assert [link for link in links if not (path.parent / link).is_file()] == []
-    named = re.findall(r"`dmlkit ([a-z][a-z-]*)", text)
-    assert set(named) <= set(get_command(app).commands)
+    assert set(re.findall(r"`dmlkit ([a-z][a-z-]*)", text)) <= set(get_command(app).commands)
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +79,12 @@ def world(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlki
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_the_skill_leads_from_photos_to_answers(world: Path):
     assert all(Path(name).stat().st_size > 100 for name in ("answers.csv", "answers.html", "products.yaml"))
     assert "identification.json" in {path.name for path in Path("galleries/products").iterdir()}
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
 def test_every_command_of_a_reference_runs(path: Path, world: Path, dmlkit: Cli):
     blocks = blocks_of(read(path), "sh", "yaml", "python")

@@ -22,7 +22,7 @@ from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import load
 from dmlkit.vectors.manifest import Fusion, Manifest
-from tests.conftest import ON_THE_BALL, ONE_EPOCH, Cli
+from tests.conftest import ON_THE_BALL, ONE_EPOCH, Cli, refuses
 
 FLAT = ONE_EPOCH + "manifold: {name: euclidean}\n"
 NARROW = ONE_EPOCH.replace("embedding_dim: 8", "embedding_dim: 5")
@@ -60,8 +60,7 @@ def test_the_linear_map_is_a_ridge_regression_of_what_the_orthogonal_one_leaves(
 def test_the_map_of_another_width_keeps_the_angles_if_there_is_room():
     new = Sphere(4).from_features(drawn(30, 4, 5))
     turn, _ = torch.linalg.qr(drawn(7, 4, 6))
-    fitted = fit_map(new, new @ turn.T, centered=False)
-    assert fitted.matrix.numpy() == pytest.approx(turn.numpy())
+    assert fit_map(new, new @ turn.T, centered=False).matrix.numpy() == pytest.approx(turn.numpy())
 
 
 def test_images_are_divided_by_labels_where_these_are_many():
@@ -134,8 +133,7 @@ def test_images_without_labels_have_to_find_themselves():
     images = SharedImages(images.new, images.old, [None] * 240, images.spaces)
     found, parts, _ = images.choice()
     fields = images.figures(found, parts)
-    mapped = found(images.new[parts.measure], Sphere(6))
-    nearest = (mapped @ images.old[parts.measure].T).argmax(1)
+    nearest = (found(images.new[parts.measure], Sphere(6)) @ images.old[parts.measure].T).argmax(1)
     cross = next(figure for figure in fields["figures"] if figure.queries == "new, mapped")
     assert cross.metrics["recall@1"] == pytest.approx(float((nearest == torch.arange(len(nearest))).double().mean()))
     assert fields["finds"] == "image" and fields["gain"] == {} and len(fields["figures"]) == 2
@@ -242,8 +240,7 @@ def test_what_cannot_be_aligned_is_refused(place: Path, tmp_path: Path, dmlkit: 
         ((older, place / "narrow", photos, photos / "out"), "where every file is read as data"),
     ]
     for arguments, message in refused:
-        with pytest.raises(UserError, match=message):
-            align(*arguments, device="cpu")
+        refuses(message, align, *arguments, device="cpu")
     flat, narrow = (load(place / name, device="cpu").trained for name in ("flat", "narrow"))
     clipped = flat.recipe.model_copy(update={"manifold": Euclidean.Config(clip_distance=2.0)})
     other = Manifest.read(embedded(place / "flat", place, dmlkit) / "manifest.json")
@@ -252,8 +249,7 @@ def test_what_cannot_be_aligned_is_refused(place: Path, tmp_path: Path, dmlkit: 
         check_can_be_mapped(replace(flat, recipe=clipped), place / "flat", other, older)
     fusion = Fusion(run="b", checkpoint="best", fingerprint="0", share=0.5, weights="mean", alone=None, together=None)
     joined = Manifest.read(older / "manifest.json").model_copy(update={"fusion": fusion})
-    with pytest.raises(UserError, match="has embeddings of two runs"):
-        check_can_be_mapped(narrow, place / "narrow", joined, older)
+    refuses("has embeddings of two runs", check_can_be_mapped, narrow, place / "narrow", joined, older)
 
 
 def with_threshold(gallery: Path, threshold: float) -> None:

@@ -16,7 +16,7 @@ from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.trained import TrainedModel
-from tests.conftest import TINY_RECIPE, Cli
+from tests.conftest import TINY_RECIPE, Cli, refuses
 
 
 def resized(pixels: torch.Tensor, side: int) -> torch.Tensor:
@@ -76,8 +76,7 @@ def test_what_takes_no_other_sizes():
     message = (
         "^--with scales: needs images of 158 x 158 pixels too, but backbone: vit needs transform.size 224, got 158"
     )
-    with pytest.raises(UserError, match=message):
-        scaled_transform(vit, 0.5**0.5)
+    refuses(message, scaled_transform, vit, 0.5**0.5)
     small = parse_recipe(TINY_RECIPE, "recipe.yaml", ["transform.size=9"])
     with pytest.raises(UserError, match=r"^--with scales: needs images of 6 x 6 pixels too, but transform.size: got 6"):
         scaled_transform(small, 0.5**0.5)

@@ -95,8 +95,7 @@ def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch
 
     for _ in range(40):
         first, second = drawn().sort(descending=True).values, drawn()
-        chosen = int(far * len(first))
-        rates.append(float((second > first[chosen]).double().mean()))
+        rates.append(float((second > first[int(far * len(first))]).double().mean()))
     # a class of an accepted pair counts as often as there are accepted pairs of it (Kish), and the tails are Student's
     similarities = points.embeddings @ points.embeddings.T
     kept = (points.labels[:, None] < points.labels).nonzero()

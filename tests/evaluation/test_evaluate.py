@@ -394,8 +394,7 @@ def test_compare_shows_what_any_run_has_and_names_as_they_are_w16(dmlkit, two_ru
         assert found["recall@1", names[1].name] == found["ndcg@3", names[0].name] == "-" and len(cells) == 6
         assert all(value != "-" for (metric, _), value in found.items() if metric == "map@r")
         assert [row[4] != "" for row in cells if row[0] == "map@r"] == [False, True]
-    result = dmlkit("compare", names[0], names[2], "--device", "cpu")
-    output = " ".join(result.out.split())
+    output = " ".join(dmlkit("compare", names[0], names[2], "--device", "cpu").out.split())
     assert "share no per-query metric" in output and "other images" not in output and f"note: {names[2]} and" in output
 
 

@@ -27,7 +27,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.images import ImageList, images_at
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.trained import TrainedModel
-from tests.conftest import Result
+from tests.conftest import Result, refuses
 
 Cli = Callable[..., Result]
 SIDE = 12
@@ -192,8 +192,7 @@ def test_tables_without_regions_are_refused(rows: str, message: str, folder: Pat
     trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
     table = folder / "other.csv"
     table.write_text(rows)
-    with pytest.raises(UserError, match=message):
-        evidence_of(trained, dataset, embeddings, "map@r", str(table))
+    refuses(message, evidence_of, trained, dataset, embeddings, "map@r", str(table))
 
 
 def test_regions_are_read_by_the_names_of_columns_of_the_recipe(folder: Path, caplog: pytest.LogCaptureFixture):
@@ -223,8 +222,7 @@ def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):
     with pytest.raises(UserError, match="are cropped to boxes; use --evidence center"):
         evidence_of(trained, boxed, embeddings, "map@r", str(folder / "boxes.csv"))
     vectors = replace(trained, samples=samples_named("vector").of(4))
-    with pytest.raises(UserError, match="looks at regions of images, got vectors"):
-        evidence_of(vectors, dataset, embeddings, "map@r", "center")
+    refuses("looks at regions of images, got vectors", evidence_of, vectors, dataset, embeddings, "map@r", "center")
 
 
 def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(dmlkit, trained_run, tmp_path):

@@ -90,6 +90,4 @@ def test_mistakes(patches_run: Path, dmlkit: Cli, more: tuple[str, ...], message
 
 
 def test_too_small_images(patches_run: Path, dmlkit: Cli):
-    dmlkit("eval", patches_run.parent / "small", "--with", "local").refused(
-        "no map of at least 64 cells; use larger images"
-    )
+    dmlkit("eval", patches_run.parent / "small", "--with", "local").refused("no map of at least 64 cells; use larger")

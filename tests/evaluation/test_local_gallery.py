@@ -121,8 +121,7 @@ def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch
     """Decisions without the image, or group of images, itself and without its label, against loops over all pairs."""
     monkeypatch.setattr(second, "CANDIDATES", 3)
     folder = GalleryFolder(gallery)
-    decider = labeled_decider(folder, second=LocalMatches.of(folder))[1]
-    part, groups = together(decider, size, 0)
+    part, groups = together(labeled_decider(folder, second=LocalMatches.of(folder))[1], size, 0)
     groups = groups[:8]
     rows = groups[:, 0]
     points, every = in_memory(folder).points, torch.arange(len(folder))
@@ -215,8 +214,7 @@ def test_changes_keep_patches_with_their_images(gallery, photos, patches_run, mo
     assert patches(GalleryFolder(place)).keys() == whole.keys()
     shown = dmlkit("gallery", "info", place, "--verify")
     assert "with 0.40 of matches of patches" in shown.out and "verified: all files match" in shown.out
-    data = json.loads((place / "gallery.json").read_text())
-    assert data["format"] == 1
+    assert json.loads((place / "gallery.json").read_text())["format"] == 1
 
 
 def test_an_interrupted_addition_resumes(gallery, photos, tmp_path, patches_run, model, monkeypatch):
@@ -280,8 +278,7 @@ def test_verify_keeps_what_it_calibrates_with_patches(photos, patches_run, tmp_p
     result = dmlkit(*words)
     once = validation + 2
     assert result.code == 0 and sum(embedded) == once
-    again = dmlkit(*words)
-    assert again.out == result.out and sum(embedded) == 2 * once - validation
+    assert dmlkit(*words).out == result.out and sum(embedded) == 2 * once - validation
     embedded.clear()
     assert dmlkit("calibrate", run, "--far", "0.2", *device).code == 0 and not embedded
     assert dmlkit(*words).json()["far"] == 0.2 and sum(embedded) == once

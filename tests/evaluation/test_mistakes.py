@@ -94,8 +94,7 @@ def test_the_worst_queries_are_few_of_a_class():
 
 
 def some(manifold: Manifold, count: int = 150) -> Points:
-    generator = torch.Generator().manual_seed(0)
-    points = manifold.from_features(torch.randn(count, 4, generator=generator))
+    points = manifold.from_features(torch.randn(count, 4, generator=torch.Generator().manual_seed(0)))
     return Points(points, torch.arange(count) % 7, manifold)
 
 

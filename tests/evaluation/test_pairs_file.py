@@ -6,6 +6,7 @@ import pytest
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.verification import ImagePair, read_pairs
+from tests.conftest import refuses
 
 
 def test_tables_with_and_without_answers(tmp_path: Path):
@@ -62,5 +63,4 @@ def test_what_is_no_file_of_pairs(tmp_path: Path, name: str, content: bytes, mes
 
 
 def test_no_file(tmp_path: Path):
-    with pytest.raises(UserError, match="no such file"):
-        read_pairs([tmp_path / "none.csv"])
+    refuses("no such file", read_pairs, [tmp_path / "none.csv"])

@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.conftest import hashes
 from tests.processes import Forked, command_lines, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 Command = Callable[..., tuple[int, str]]
 EMBEDDINGS = "run/embeddings/test"
 EMBEDDED = ("export", EMBEDDINGS, "--format")

@@ -390,23 +390,17 @@ def check(words: list[str], workplace: Workplace, command: Callable[..., tuple[i
     return code
 
 
-@pytest.mark.slow
 @pytest.mark.heavy
 @examples(40, 600)
 @given(words=wild_lines())
-def test_a_command_ends_as_documented_and_keeps_to_its_output(
-    words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]]
-):
+def test_a_command_ends_as_documented_and_keeps_to_its_output(words, workplace, command):
     check(words, workplace, command)
 
 
-@pytest.mark.slow
 @pytest.mark.heavy
 @examples(30, 400)
 @given(words=working_lines())
-def test_a_command_that_works_is_no_error_of_usage_and_keeps_to_its_output(
-    words: list[str], workplace: Workplace, command: Callable[..., tuple[int, str]]
-):
+def test_a_command_that_works_is_no_error_of_usage_and_keeps_to_its_output(words, workplace, command):
     assert check(words, workplace, command) != 2, words
 
 

@@ -93,7 +93,6 @@ def test_what_is_not_damaged_is_read(workplace: Workplace, command: Callable[...
         assert code == 0, (words, said)
 
 
-@pytest.mark.slow
 @pytest.mark.heavy
 @examples(60, 2_000)
 @given(case=st.sampled_from(CASES), damage=damages)

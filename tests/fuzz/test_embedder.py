@@ -99,7 +99,6 @@ def given_models(ground: Path, tmp_path_factory: pytest.TempPathFactory, command
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["images", "vectors"])
 @examples(60, 1_500)
 @given(images=handed_over)
@@ -114,7 +113,6 @@ def test_whatever_is_embedded_has_one_row_each_or_is_refused(kind: str, images: 
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @examples(60, 1_000)
 @given(a=arrays() | members, b=arrays() | members)
 def test_similarity_is_of_embeddings_or_refused(a: Any, b: Any, given_models: Given):

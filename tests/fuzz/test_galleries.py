@@ -210,7 +210,6 @@ class GalleryMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_any_sequence_of_operations_is_as_in_memory(home: Path, tmp_path: Path):
     run_state_machine_as_test(partial(GalleryMachine, home, tmp_path), settings=examples(4, 150))
 
@@ -271,7 +270,6 @@ def drawn(home: Path, gallery: Path, random: np.random.Generator) -> tuple[Chang
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_a_storm_of_kills_leaves_each_change_done_or_not(home: Path, tmp_path: Path):
     """Killed somewhere between its start and a little after the time that it takes; the gallery is never repaired."""
     gallery, random, kills = tmp_path / "gallery", np.random.default_rng(0), 100 if FULL else 5

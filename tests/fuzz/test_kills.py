@@ -31,7 +31,6 @@ WRITERS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_drawn")
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_kill_anywhere_costs_no_file(name, ground, command, tmp_path):

@@ -128,7 +128,6 @@ def renamed(data: Any, names: dict[str, str]) -> Any:
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @examples(40, 300)
 @given(
     claim=valid,

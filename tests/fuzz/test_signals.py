@@ -47,7 +47,6 @@ def stopped(folder: str, number: int, seconds: float, *words: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_are_drawn")
 @pytest.mark.parametrize("name", COMMANDS if FULL else [*COMMANDS][::13])
 def test_a_command_that_is_stopped_ends_in_a_line_and_works_again(name, ground, command, tmp_path):

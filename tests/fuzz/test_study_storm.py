@@ -101,7 +101,6 @@ def done(study: Path, command: Callable[..., tuple[int, str]]) -> set[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_a_study_killed_at_random_moments_is_the_unbroken_study(unbroken, command, tmp_path):
     whole, seconds = unbroken
     draw = random.Random(0)

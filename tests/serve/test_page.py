@@ -27,12 +27,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[...,
 
     folder = tmp_path_factory.mktemp("page")
     trained_once(folder)
-    for label, name in enumerate(("crow", "dove", BAD)):
-        for index in range(4):
-            trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
+    trees.birds(folder / "photos", ("crow", "dove", BAD), 4)
     create_gallery(folder / "run", folder / "photos", folder / "gallery", model=ON_CPU)
-    for index in range(12):
-        trees.photo(folder / "inbox" / f"{index}.jpg", 500 + index, (40, 30))
+    trees.photos(folder / "inbox", (f"{index}.jpg" for index in range(12)), first=500, side=(40, 30))
     review(folder / "gallery", folder / "inbox", folder / "review", model=ON_CPU)
     command = [sys.executable, "-m", "dmlkit", "serve", str(folder / "gallery"), "--port", "0", "--allow-writes"]
     command += ["--review", str(folder / "review")]

@@ -27,7 +27,7 @@ from dmlkit.serve import service as serving
 from dmlkit.serve.access import Access
 from dmlkit.serve.app import make_app
 from dmlkit.serve.service import Service
-from tests.conftest import END
+from tests.conftest import END, refuses
 from tests.datasets import trees
 from tests.fuzz.conftest import FULL
 from tests.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
@@ -41,8 +41,7 @@ LOCAL = "http://127.0.0.1"
 def folder(place: Path, tmp_path: Path) -> Path:  # noqa: F811
     """A gallery, an inbox and a review of its labels."""
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
-    for index in range(8):
-        trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
+    trees.photos(tmp_path / "inbox", (f"{index}.jpg" for index in range(8)), first=100, side=(40, 30))
     review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", model=ON_CPU, ask=1)
     return tmp_path
 
@@ -118,8 +117,7 @@ def test_answers_of_the_page_are_those_of_the_table_and_reach_the_gallery(folder
     now = client.get("/v1/review").json()
     assert (now["most_wrong"], now["unknown"], now["checked"]) == (0, 0, now["labels"])
     before = len(ImageGallery(folder / "gallery"))
-    added = client.post("/v1/review/add").json()["added"]
-    assert added == len(ReviewFolder(folder / "review").labeled())
+    assert client.post("/v1/review/add").json()["added"] == len(ReviewFolder(folder / "review").labeled())
     assert ImageGallery(folder / "gallery").labels()["heron"] == 1
     assert client.post("/v1/gallery/restore", json={"version": 1}).json()["images"] == before
     repeated, _ = review(folder / "gallery", folder / "inbox", folder / "review", model=ON_CPU)
@@ -234,8 +232,7 @@ def test_what_a_review_refuses_has_a_status_and_a_message(
     assert reader.post("/v1/review/answer", json=body, headers=secret).status_code == 403
     assert reader.get("/v1/review", headers=secret).status_code == 200
     create_gallery(place / "run", None, folder / "other", model=ON_CPU)
-    with pytest.raises(UserError, match="is a review of labels of"):
-        make_app(Service(folder / "other", ON_CPU), Access(review=folder / "review"))
+    refuses("is a review of labels of", make_app, Service(folder / "other", ON_CPU), Access(review=folder / "review"))
 
 
 def _answer_all(folder: Path) -> None:

@@ -39,7 +39,7 @@ from dmlkit.serve.requests import Guard
 from dmlkit.serve.service import Service
 from dmlkit.transforms.presets import ImageNetConfig
 from dmlkit.vectors.embedder import load
-from tests.conftest import END
+from tests.conftest import END, refuses
 from tests.datasets import trees
 from tests.processes import start, wait_until
 from tests.vectors.stored import ON_CPU
@@ -53,11 +53,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., 
     """A calibrated run, and photos for a gallery and for questions."""
     folder = tmp_path_factory.mktemp("serve")
     trained_once(folder)
-    for label, name in enumerate(BIRDS):
-        for index in range(4):
-            trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
-    for index in range(5):
-        trees.photo(folder / "asked" / f"{index}.jpg", 200 + index, (40, 30))
+    trees.birds(folder / "photos", BIRDS, 4)
+    trees.photos(folder / "asked", (f"{index}.jpg" for index in range(5)), first=200, side=(40, 30))
     return folder
 
 
@@ -179,9 +176,7 @@ def test_a_search_is_that_of_the_command(gallery: Path, place: Path):
     assert [one["id"] for one in found] == [one.item.id for one in expected]
 
 
-def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(
-    gallery: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(gallery, place, monkeypatch):
     monkeypatch.setattr(building, "FEWEST", 16)
     monkeypatch.setattr(building, "MARGIN", 1)
     built = building.index_gallery(gallery, "int8", 0.5)
@@ -200,9 +195,7 @@ def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(
     ] == expected and service.snapshot.recall == built.index.recall
 
 
-def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(
-    gallery: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(gallery, place, monkeypatch):
     service, sizes, started, release = Service(gallery, ON_CPU), list[int](), threading.Event(), threading.Event()
     embed = service.embedder.embed
 
@@ -226,9 +219,7 @@ def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(
 
 
 @pytest.mark.parametrize(("count", "expected"), [(3, {("model", 2, 3)}), (5, {("part", 1, 2), ("part", 1, 3)})])
-def test_a_batch_with_images_for_all_cores_is_divided_among_them(
-    count: int, expected: set[Any], gallery: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_batch_with_images_for_all_cores_is_divided_among_them(count, expected, gallery, monkeypatch):
     """Each part is computed by one thread, and the points keep the order of their images."""
     parts, before = set[Any](), torch.get_num_threads()
     torch.set_num_threads(2)
@@ -267,8 +258,7 @@ def test_the_pixels_of_a_request_and_of_all_requests_are_bounded(client: TestCli
         refused = client.post("/v1/embed", files=[png(30, 20), png(20, 31)])
         assert refused.status_code == 413
     assert refused.json()["error"].endswith("send fewer or smaller images")
-    answered = client.post("/v1/embed", files=[png(30, 20), png(20, 30)])
-    assert answered.status_code == 200
+    assert client.post("/v1/embed", files=[png(30, 20), png(20, 30)]).status_code == 200
     first = service.submit([], lambda _: started.set() or release.wait(END))
     assert started.wait(END)
     with ThreadPoolExecutor() as pool:
@@ -329,9 +319,7 @@ def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient,
     assert client.get("/v1/info").json()["images"] == 17
 
 
-def test_the_file_of_an_image_that_another_process_adds_meanwhile_is_kept(
-    client: TestClient, place: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_file_of_an_image_that_another_process_adds_meanwhile_is_kept(client, place, monkeypatch):
     def after_another_one(*words: Any, **options: Any) -> Any:
         add_images(*words, **options)
         return add_images(*words, **options)
@@ -409,9 +397,7 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ({"url": "/v1/embed", "headers": {"content-length": "9" * 12}, "content": b""}, 413, "more than 64 MB"),
     ],
 )
-def test_what_cannot_be_answered_has_a_status_and_a_message(
-    client: TestClient, place: Path, request_: dict[str, Any], status: int, message: str
-):
+def test_what_cannot_be_answered_has_a_status_and_a_message(client, place, request_, status, message):
     link = place / "asked" / "link.jpg"
     link.symlink_to(place / "photos" / "crow" / "0.jpg")
     try:
@@ -497,8 +483,7 @@ def test_an_upload_that_breaks_off_is_no_error(client: TestClient, capfd: pytest
 def test_the_client_reports_a_server_that_does_not_answer_in_time():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises(UserError, match=r"no answer within 0\.05 s"):
-            Client(url, timeout=0.05).info()
+        refuses(r"no answer within 0\.05 s", Client(url, timeout=0.05).info)
 
 
 @pytest.mark.parametrize(
@@ -520,19 +505,15 @@ def test_the_client_reports_answers_that_are_none(answer: bytes, message: str):
 
         thread = threading.Thread(target=reply)
         thread.start()
-        with pytest.raises(UserError, match=message):
-            Client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=END).info()
+        refuses(message, Client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=END).info)
         thread.join(END)
 
 
 def test_the_client_reports_what_it_cannot_send(tmp_path: Path):
     client = Client("http://127.0.0.1:1")
-    with pytest.raises(UserError, match="got one str, expected a list of images"):
-        client.identify("query.png")
-    with pytest.raises(UserError, match=r"none\.png: cannot read this image: No such file"):
-        client.identify([tmp_path / "none.png"])
-    with pytest.raises(UserError, match="expected an address that starts with http://"):
-        Client("localhost:8765")
+    refuses("got one str, expected a list of images", client.identify, "query.png")
+    refuses(r"none\.png: cannot read this image: No such file", client.identify, [tmp_path / "none.png"])
+    refuses("expected an address that starts with http://", Client, "localhost:8765")
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def refuse() -> None:
@@ -556,8 +537,7 @@ def test_the_command_serves_its_client_and_ends_when_it_is_told(gallery: Path, p
         line = process.printed()
         assert "16 images" in line
         url = next(word for word in line.split() if word.startswith("http://"))
-        with pytest.raises(UserError, match="expected the header Authorization"):
-            Client(url).info()
+        refuses("expected the header Authorization", Client(url).info)
         client, (first, second, *_) = Client(url, token="secret"), asked(place)
         assert client.info()["images"] == 16
         assert client.add([first], "heron")["added"] == 1
@@ -573,9 +553,7 @@ def test_the_command_serves_its_client_and_ends_when_it_is_told(gallery: Path, p
         process.kill()
 
 
-def test_what_cannot_be_served_is_refused(
-    dmlkit: Any, gallery: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_cannot_be_served_is_refused(dmlkit, gallery, place, tmp_path, monkeypatch):
     np.save(tmp_path / "points.npy", np.eye(4, dtype=np.float32))
     for words, token, message in (
         ([gallery, "--host", "0.0.0.0"], "", "set a token in DMLKIT_TOKEN"),

@@ -21,7 +21,7 @@ from tests.gallery.conftest import place  # noqa: F401  # pyright: ignore[report
 from tests.processes import wait_until
 from tests.vectors.stored import ON_CPU
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy]
+pytestmark = pytest.mark.heavy
 
 
 def workers_of(process: "Popen[str]") -> set[int]:

@@ -110,9 +110,7 @@ def test_a_report_of_several_studies_has_a_section_of_each(dmlkit, grounds, tmp_
     assert heads == [f"## On photos a larger margin is better ({name})" for name in ("photos", "again")]
 
 
-def test_a_page_says_first_on_which_statements_the_figures_disagree(
-    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_page_says_first_on_which_statements_the_figures_disagree(dmlkit, tmp_path, monkeypatch):
     """The fakes' recall@1 falls as map@r rises."""
     gain = {"small": 0.0, "large": 0.2, "huge": -0.2}
     names = {0.1: "small", 0.3: "large", 0.4: "huge"}
@@ -213,9 +211,7 @@ def test_a_study_without_the_paper_is_told_and_a_paper_that_none_has_is_one_line
     assert page.read_bytes() == before
 
 
-def test_a_statement_may_get_another_paper_in_a_study_that_is_finished(
-    dmlkit, grounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_statement_may_get_another_paper_in_a_study_that_is_finished(dmlkit, grounds, tmp_path, monkeypatch):
     trained = train_by(monkeypatch, lambda _: "nothing is trained again")
     path = write_study(tmp_path, FOUR.replace("paper: margins", "paper: new").replace(", paper: other", ""))
     result = dmlkit("study", path, "-o", grounds[1], "--device", "cpu")

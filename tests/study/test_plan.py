@@ -36,8 +36,7 @@ def peak(best: float) -> Callable[[Recipe], tuple[float, float]]:
     """Scores that are best at one learning rate."""
 
     def tell(recipe: Recipe) -> tuple[float, float]:
-        rate = rate_of(recipe)
-        return -abs(np.log(rate / best)), 0.5 + 0.01 * recipe.seed
+        return -abs(np.log(rate_of(recipe) / best)), 0.5 + 0.01 * recipe.seed
 
     return tell
 
@@ -120,8 +119,7 @@ def test_each_variant_extends_by_itself_and_as_often_as_the_others(tmp_path: Pat
     def tell(recipe: Recipe) -> Told:
         return peak(1.0 if margin_of(recipe) == 0.3 else 2e-3)(recipe)
 
-    plan = plan_of(tmp_path, TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1]\ntune:"))
-    rounds = end(plan, tell)
+    rounds = end(plan_of(tmp_path, TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1]\ntune:")), tell)
     added = [("small/lr=0.0005", "large/lr=0.008"), ("small/lr=0.008", "large/lr=0.016")]  # small is best at 0.002
     assert rounds[1:] == [[f"{name}/seed-{seed}" for seed in (0, 1) for name in names] for names in added]
 
@@ -150,7 +148,7 @@ def test_a_value_that_no_recipe_takes_ends_the_grid(tmp_path: Path, caplog: pyte
     assert caplog.text.count("the grid ends here: small, beyond the edge of tune") == 1
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_added_values_lead_to_a_best_one_that_is_not_at_an_edge(tmp_path: Path, seed: int):
     """Scores fall with the distance from a peak that may lie outside of the grid, with another slope for each key."""
     random = np.random.default_rng(seed)
@@ -158,8 +156,7 @@ def test_added_values_lead_to_a_best_one_that_is_not_at_an_edge(tmp_path: Path, 
     slopes = random.uniform(0.1, 1, 2)
 
     def tell(recipe: Recipe) -> Told:
-        far = np.log([rate_of(recipe) / rate, scale_of(recipe) / scale])
-        return float(-slopes @ np.abs(far)), 0.5
+        return float(-slopes @ np.abs(np.log([rate_of(recipe) / rate, scale_of(recipe) / scale]))), 0.5
 
     grid = "{optimizer.lr: [1e-3, 2e-3, 4e-3], loss.scale: [8, 16, 32]}"
     plan = plan_of(

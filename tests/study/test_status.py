@@ -9,7 +9,7 @@ from dmlkit.files.lock import sole_writer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.status import parse_duration, status_of
-from tests.conftest import Killed, one_line
+from tests.conftest import Killed, refuses
 from tests.study.fakes import STUDY, Told, study, train_by, write_run, write_study
 from tests.study.test_plan import TUNED, peak
 
@@ -124,5 +124,4 @@ def test_durations(text: str, seconds: int):
     "text", ["", "0", "0h", "0h0m", "-2h", "2", "two hours", "1.5h", "2 h", "m", "30m1h", "٣h", "1h\n"]
 )
 def test_what_is_no_duration_is_one_line(text: str):
-    with one_line(r"^--budget .*expected hours, minutes and seconds, above 0, e\.g\. 90m"):
-        parse_duration(text, "--budget")
+    refuses(r"^--budget .*expected hours, minutes and seconds, above 0, e\.g\. 90m", parse_duration, text, "--budget")

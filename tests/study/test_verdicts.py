@@ -120,8 +120,7 @@ def test_a_statement_is_judged_by_both_figures_and_corrected_for_all_of_them():
         name: VariantResults.model_validate({"tuned": None, "difference": None, "runs": of, "summary": summary})
         for name, of in runs.items()
     }
-    stated = by_both_figures([statement(), statement("other")], figures)
-    judged = judge(stated, variants, 6, 0)
+    judged = judge(by_both_figures([statement(), statement("other")], figures), variants, 6, 0)
     assert [(one.better, one.metric) for one in judged] == [(n, m) for n in ("method", "other") for m in figures]
     p_values = [
         stats.ttest_rel(*([run[one.metric] for run in runs[name].values()] for name in (one.better, one.than))).pvalue

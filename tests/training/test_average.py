@@ -53,7 +53,6 @@ def test_an_interrupted_average_ends_with_the_same_bits(dmlkit, recipe, tmp_path
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_average_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path: Path, accumulate: int):
     recipe, cut = tmp_path / "averaged.yaml", tmp_path / "cut"

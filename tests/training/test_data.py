@@ -20,7 +20,7 @@ from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
 from dmlkit.vectors import fill
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, refuses
 from tests.datasets import trees
 from tests.processes import Forked
 from tests.training.test_train import assert_same_weights
@@ -51,9 +51,7 @@ def test_a_full_disk_is_told_and_the_parts_stay(recipe: Path, tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(fill, "write_part", full)
-        with pytest.raises(
-            UserError, match=r"features/\w+: .*No space left on device; finished parts are kept; .* --resume to resume"
-        ):
+        with pytest.raises(UserError, match=r"features/\w+: .*No space left on device; finished parts are kept; "):
             run_of(recipe, tmp_path / "run", MANY)
     assert len(list((tmp_path / "run").rglob("*.safetensors"))) == 1
     run_of(recipe, tmp_path / "run", MANY, resume=True)
@@ -102,8 +100,7 @@ def test_folds_share_a_cache_in_which_test_images_are_once(recipe: Path, tmp_pat
 
 def test_overwrite_replaces_the_features_of_the_run(recipe: Path, tmp_path: Path):
     run = run_of(recipe, tmp_path / "run")
-    with pytest.raises(UserError, match="already holds a run"):
-        run_of(recipe, run)
+    refuses("already holds a run", run_of, recipe, run)
     run_of(recipe, run, "seed=4", overwrite=True)  # random weights of another seed
     assert_same_weights(run, run_of(recipe, tmp_path / "new", "seed=4"))
     run_of(recipe, run, "backbone.tuning.features=live", overwrite=True)
@@ -119,8 +116,7 @@ def test_overwrite_replaces_the_features_of_the_run(recipe: Path, tmp_path: Path
     ],
 )
 def test_options_that_would_be_ignored_are_refused(overrides: list[str], message: str, recipe: Path):
-    with pytest.raises(UserError, match=message):
-        read_recipe(recipe, [NONE, *overrides])
+    refuses(message, read_recipe, recipe, [NONE, *overrides])
 
 
 def stopped(monkeypatch: pytest.MonkeyPatch, steps: int, recipe: Path, run: Path, *overrides: str):

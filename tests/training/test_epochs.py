@@ -12,7 +12,7 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.epochs import EpochBand, epoch_curves, plot_epochs, runs_by_recipe
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, refuses
 
 
 def run_at(folder: Path, values: list[float | None], *, seed: int = 0, margin: float = 0.1) -> Path:
@@ -79,5 +79,4 @@ def test_a_damaged_row_is_told_with_its_line(tmp_path: Path):
     run = run_at(tmp_path / "run", [0.1, 0.2])
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text(f"{json.dumps({'epoch': 1})}\n{lines[1]}\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl:1"):
-        epoch_curves({"run": [run]})
+    refuses(r"metrics\.jsonl:1", epoch_curves, {"run": [run]})

@@ -99,8 +99,7 @@ def test_under_autocast_the_gradients_of_chunks_are_summed_in_full_precision():
                 points = model(images)
             loss(points, labels).backward()
         else:
-            autocast = AutocastForward(model)
-            two_phases(autocast, loss, images, labels, 2)
+            two_phases(AutocastForward(model), loss, images, labels, 2)
         found.append(gradients(model, loss))
     for name, gradient in found[0].items():
         assert (found[1][name] - gradient).norm() <= 1e-5 * gradient.norm(), name

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone
+from dmlkit.errors import UserError
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.experiment import assemble
 from dmlkit.training.gradient_checkpointing import recompute_blocks
-from tests.conftest import TINY_RECIPE, one_line
+from tests.conftest import TINY_RECIPE
 from tests.contracts.test_backbones import config
 from tests.training.test_train import assert_equal_weights, weights
 from tests.training.test_tuning import DROPOUT, trained
@@ -138,5 +139,5 @@ def test_a_run_ends_with_the_same_bits(overrides: tuple[str, ...], tmp_path: Pat
 )
 def test_a_backbone_with_nothing_to_compute_again_is_one_line(overrides: tuple[str, ...], message: str):
     text = TINY_RECIPE.replace("{epochs: 3", "{gradient_checkpointing: true, epochs: 3")
-    with one_line(message):
+    with pytest.raises(UserError, match=message):
         assemble(parse_recipe(text, "r.yaml", overrides))

@@ -132,7 +132,6 @@ def test_two_small_batches_are_one_large_one_only_where_a_loss_is_a_mean_over_im
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_is_interrupted_between_two_steps_ends_with_the_same_bits(number: signal.Signals, tmp_path: Path):
     recipe, marks, cut = tmp_path / "accumulated.yaml", tmp_path / "marks", tmp_path / "cut"

@@ -495,7 +495,6 @@ def test_an_epoch_that_was_stopped_in_between_has_no_seconds_of_its_own(tiny_rec
     assert summary.seconds_per_epoch == seconds_per_epoch([rows[0], rows[2]])
 
 
-@pytest.mark.slow
 @pytest.mark.heavy
 def test_two_ranks_score_what_one_would(recipe: Path, weights: Path, tmp_path: Path):
     words = ("train", str(recipe), "-o", str(tmp_path / "run"), *CPU, "--set", "training.epochs=1")

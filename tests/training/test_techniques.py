@@ -53,13 +53,10 @@ def naive_figures(run: Path, split: str) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_validation_chooses_and_the_test_figures_are_next_to_the_plain_ones(
-    tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
-):
+def test_validation_chooses_and_the_test_figures_are_next_to_the_plain_ones(tmp_path, dmlkit, monkeypatch):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     run = tmp_path / "run"
-    result = dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--device", "cpu")
-    assert result.code == 0, result.err
+    result = dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--device", "cpu").ok()
     summary = json.loads((run / "summary.json").read_text())
     chosen, expected = summary["techniques"], naive_figures(run, "validation")
     assert chosen["validation"] == pytest.approx(expected, abs=2e-3)  # cosines after one epoch tie in float32

@@ -144,7 +144,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_p
     assert_equal_weights(weights(run), expected)
 
 
-@pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_training_and_its_readers_stops_it_after_a_checkpoint(number, tiny_recipe: Path, tmp_path: Path):
@@ -172,9 +171,7 @@ def test_a_finished_run_resumes_to_the_same_summary(dmlkit, tiny_recipe, tmp_pat
 
 def test_without_validation_classes_there_is_no_best(dmlkit, tiny_recipe, tmp_path):
     run = tmp_path / "run"
-    assert (
-        dmlkit("train", tiny_recipe, "-o", run, "--set", "dataset.validation_fraction=0", "--device", "cpu").code == 0
-    )
+    dmlkit("train", tiny_recipe, "-o", run, "--set", "dataset.validation_fraction=0", "--device", "cpu").ok()
     assert json.loads((run / "summary.json").read_text())["best"] is None
     assert not (run / "checkpoints" / "best.pt").exists()
 
@@ -187,7 +184,6 @@ def test_dry_run_writes_nothing(dmlkit, tiny_recipe, tmp_path):
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize(
     ("backend", "changes"),
@@ -216,8 +212,7 @@ def test_a_compiled_backbone_trains_to_the_same_weights(dmlkit, tiny_recipe, tmp
         sets = [word for change in (f"training.compile={name}", *changes) for word in ("--set", change)]
         # Adam would make whole steps of the rounding of gradients near 0
         sets += ["--device", "cpu", "--set", "optimizer={name: riemannian_sgd, lr: 0.03}"]
-        result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets)
-        assert result.code == 0, result.err
+        dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets).ok()
     state, expected = weights(tmp_path / "true"), weights(tmp_path / "false")
     assert state.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -231,8 +226,7 @@ def test_a_machine_without_a_compiler_trains_without_it_and_says_so(dmlkit, tiny
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     for name in ("true", "false"):
         sets = ("--set", f"training.compile={name}", "--set", "training.epochs=1", "--device", "cpu")
-        result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets)
-        assert result.code == 0, result.err
+        result = dmlkit("train", tiny_recipe, "-o", tmp_path / name, *sets).ok()
         assert result.err.count("training.compile: trains without it") == (name == "true")
     found, expected = weights(tmp_path / "true"), weights(tmp_path / "false")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -348,10 +342,7 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
         (["backbone={name: bn_inception}", "transform.size=40"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: googlenet}", "transform.size=8"], "transform.size: "),
         (["backbone={name: convnext}", "transform.size=16"], "transform.size: "),
-        (
-            ["backbone={name: resnet18}", "sampler.batch_size=1"],
-            "sampler: a batch of 1 image per rank is too small for",
-        ),
+        (["backbone={name: resnet18}", "sampler.batch_size=1"], "sampler: a batch of 1 image per rank is too small"),
     ],
 )
 def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, tiny_recipe, tmp_path, changes, error):
@@ -371,6 +362,4 @@ def test_memory_that_runs_out_is_one_line_with_the_settings_that_need_less(dmlki
 
 def test_frozen_batch_norms_take_single_images(dmlkit, tiny_recipe: Path):
     changes = ["backbone={name: resnet18, freeze_batchnorm_statistics: true}", "sampler.batch_size=1"]
-    assert (
-        dmlkit("train", tiny_recipe, "--dry-run", *(word for change in changes for word in ("--set", change))).code == 0
-    )
+    dmlkit("train", tiny_recipe, "--dry-run", *(word for change in changes for word in ("--set", change))).ok()

@@ -22,7 +22,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
 from dmlkit.vectors.trained import FROZEN, load_model
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import TINY_RECIPE, Result, refuses
 from tests.contracts.test_backbones import config
 from tests.training.test_train import assert_equal_weights, weights
 
@@ -47,8 +47,7 @@ class Stopper(Silent):
 
 
 def trained(run: Path, *overrides: str, text: str = TINY_RECIPE, **options: Any) -> Path:
-    recipe = parse_recipe(text, "tiny.yaml", ["training.workers=0", *overrides])
-    train(recipe, run, device="cpu", **options)
+    train(parse_recipe(text, "tiny.yaml", ["training.workers=0", *overrides]), run, device="cpu", **options)
     return run
 
 
@@ -219,8 +218,7 @@ def test_weights_of_a_run_that_have_moved_are_to_be_restored(lora, pretrained, t
             assert refused.code == 2 and refused.err.endswith(expected), refused.err
         with pytest.raises(UserError, match=f"no such file; restore it, because {lora} was trained on it"):
             train(RunFolder(lora).recipe(), lora, device="cpu", resume=True)
-        with pytest.raises(UserError, match="if it has moved, use --set backbone"):
-            train(RunFolder(lora).recipe(), tmp_path / "new", device="cpu")
+        refuses("if it has moved, use --set backbone", train, RunFolder(lora).recipe(), tmp_path / "new", device="cpu")
     finally:
         hidden.rename(pretrained)
 
@@ -230,8 +228,7 @@ def test_a_damaged_hash_is_refused(tuned: Path):
     path, state = run.checkpoint_path("last"), run.load_checkpoint("last")
     before = path.read_bytes()
     write_checkpoint(path, {**state, FROZEN: [1]})
-    with pytest.raises(UserError, match="other weights"):
-        load_model(run, start_ranks("cpu"), "last").build()
+    refuses("other weights", load_model(run, start_ranks("cpu"), "last").build)
     path.write_bytes(before)
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError
 from dmlkit.plots.retrieval import choose_queries, name_lines, nearest_of, plot_retrieval, retrieval_panel
 from dmlkit.plots.split import EmbeddedSplit
 from dmlkit.vectors.progress_bar import no_bar
+from tests.conftest import refuses
 
 
 def similarities(embedded: EmbeddedSplit, query: int) -> list[float]:
@@ -110,8 +110,7 @@ def test_an_image_that_is_gone_leaves_a_question_mark(tested: EmbeddedSplit, tmp
 def test_vectors_have_no_panel(tested: EmbeddedSplit, tmp_path: Path):
     dataset = Grouped()
     dataset.num_features = 8
-    with pytest.raises(UserError, match=r"shows images, but .* embeds vectors"):
-        plot_retrieval(line(tested, dataset), tmp_path / "panel.png")
+    refuses(r"shows images, but .* embeds vectors", plot_retrieval, line(tested, dataset), tmp_path / "panel.png")
     assert not list(tmp_path.iterdir())
 
 
