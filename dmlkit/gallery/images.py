@@ -55,19 +55,18 @@ def images_of(
     options = (boxes or Boxes())._replace(skips=True)
     labels = None if label is None else NONE
     listed = listed_images(source, labels, options, depth=depth)
-    images = listed.dataset if listed else images_at(source, labels, boxes, depth=depth)
+    table, images = listed or (None, images_at(source, labels, boxes, depth=depth))
     raise_faults(unreadable_name(path) for path in images.paths if not readable_name(path))
     names = images.label_names(images.labels)
     if label is not None:
         names = [stated_label(label, "--label")] * len(images)
-    if listed is not None and options.source is None and not any(names):
+    if table is not None and options.source is None and not any(names):
         raise UserError(f"{source}: no image has a label; fill the column label, or state one with --label")
     columns: Any = {}
-    if listed is not None:
-        table = listed.table.table
-        columns = {name: table[name] for name in table.column_names if name not in ("path", LABEL, *BOX)}
+    if table is not None:
+        columns = {name: table.table[name] for name in table.table.column_names if name not in ("path", LABEL, *BOX)}
         if columns.keys() & {*SIGHTING}:
-            columns |= zip(SIGHTING, zip(*sighting_cells(listed.table), strict=True), strict=True)
+            columns |= zip(SIGHTING, zip(*sighting_cells(table), strict=True), strict=True)
     cells = row_texts(cells_of(columns), len(images))
     labeled = [
         LabelledImage(os.path.abspath(path), name, images.box(row), text)  # noqa: PTH100 - links are not followed

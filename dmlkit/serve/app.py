@@ -250,8 +250,8 @@ async def why(
 
     def work(_: Tensor) -> dict[str, Any]:
         points = snapshot.points
-        crops = [*[None] * len(images), *(points.boxes[row] for row in places)]
-        return explained(server.service, GivenImages([*images, *(Path(points.paths[one]) for one in places)], crops))
+        boxes = [*[None] * len(images), *(points.boxes[row] for row in places)]
+        return explained(server.service, GivenImages([*images, *(Path(points.paths[one]) for one in places)], boxes))
 
     return await server.answered([], work)
 

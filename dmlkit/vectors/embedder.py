@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
@@ -25,6 +24,7 @@ from dmlkit.files.paths import raise_faults
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.pretrained import pretrained_recipe
 from dmlkit.vectors.hub import SCHEME, download, is_hub_folder, load_hub
+from dmlkit.vectors.images import ImageList
 from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.progress_bar import image_progress, no_bar
 from dmlkit.vectors.store import BATCH_IMAGES
@@ -111,7 +111,8 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         ((2, 1280), 1.0)
     """
     is_address = isinstance(run, str) and run.startswith(SCHEME)
-    is_name = isinstance(run, str) and not is_address and _is_backbone_name(run)
+    name = BACKBONE_NAME.fullmatch(run) if isinstance(run, str) and not is_address else None
+    is_name = name is not None and bool(name[2] or name[1] in BackboneConfig.variants) and not Path(run).exists()
     if not (is_address or is_name or is_hub_folder(Path(run))):
         ranks = start_ranks(device)
         return Embedder(load_model(RunFolder(Path(run)), ranks, checkpoint), ranks)
@@ -125,34 +126,20 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     return Embedder(load_hub(download(str(run)) if is_address else Path(run), ranks), ranks)
 
 
-def _is_backbone_name(text: str) -> bool:
-    """Return whether a text names a backbone, e.g. ``resnet50`` or ``timm:MODEL``, and no existing file or folder."""
-    parts = BACKBONE_NAME.fullmatch(text)
-    is_name = parts is not None and (parts[2] is not None or parts[1] in BackboneConfig.variants)
-    return is_name and not Path(text).exists()
+class GivenImages(ImageList):
+    """Unlabeled images: files, and images in memory."""
 
-
-class GivenImages(Dataset):
-    """Unlabeled images: files, and images in memory.
-
-    Args:
-        crops: box of each file; None for a full image. Default: the full images.
-    """
-
-    def __init__(self, images: Sequence[Picture] | NDArray[Any], crops: Sequence[Box | None] = ()) -> None:
-        self.images, self.crops = images, crops
+    def __init__(self, images: Sequence[Picture] | NDArray[Any], boxes: Sequence[Box | None] = ()) -> None:
+        self.images = images
         self.in_memory = not any(isinstance(image, str | Path) for image in images)
         raise_faults(fault for row, image in enumerate(images) if (fault := _fault(row, image)))
         names = [str(image) if isinstance(image, str | Path) else f"images[{row}]" for row, image in enumerate(images)]
-        super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
-
-    def box(self, index: int) -> Box | None:
-        return self.crops[index] if self.crops else None
+        super().__init__(names, boxes=boxes)
 
     def sample(self, index: int) -> Tensor:
         image = self.images[index]
         if isinstance(image, str | Path):
-            return read_image(image, self.box(index), self.max_pixels)
+            return super().sample(index)
         if isinstance(image, np.ndarray):
             return torch.from_numpy(image.copy()).permute(2, 0, 1)
         with decoding(self.paths[index]):  # it may be opened and not read yet, closed, or of a mode that is not shown

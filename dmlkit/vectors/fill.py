@@ -94,10 +94,8 @@ class FillJob:
         """Return the batches in which a part is computed, without the images that the store has."""
         rows = self.rows(number)
         starts = np.flatnonzero(np.diff(rows // BATCH_IMAGES)) + 1
-        return [[(row, self._seed(row)) for row in batch.tolist()] for batch in np.split(rows, starts) if len(batch)]
-
-    def _seed(self, row: int) -> int:
-        return int(np.random.default_rng(row).integers(2**62)) if self.augments else 0
+        seeds = {row: int(np.random.default_rng(row).integers(2**62)) if self.augments else 0 for row in rows.tolist()}
+        return [[(row, seeds[row]) for row in batch.tolist()] for batch in np.split(rows, starts) if len(batch)]
 
     def check_reachable(self) -> None:
         """Raise a `UserError` unless this process sees the folder that the first one has created for its points."""
@@ -259,12 +257,18 @@ def _sole_filling(job: FillJob, ranks: Ranks) -> Generator[None]:
 
 
 def _compute(job: FillJob, trained: TrainedModel, ranks: Ranks, compute: Compute | None, advance: Advance) -> None:
-    """Compute the share of this rank."""
+    """Compute the share of this rank; its progress is reported as that of all."""
     advance(len(job.dataset) - len(job.missing))
     share = job.numbers()[ranks.global_rank :: ranks.world_size]
     if not share:
         return
-    report = _scaled(advance, sum(len(job.rows(part)) for part in share), len(job.missing))
+    done, own, whole = 0, sum(len(job.rows(part)) for part in share), len(job.missing)
+
+    def report(images: int) -> None:
+        nonlocal done
+        advance((done + images) * whole // own - done * whole // own)
+        done += images
+
     if compute is None:
         PartEmbedder(job, trained, ranks)(share, report)
     else:
@@ -290,15 +294,3 @@ def _wait(job: FillJob, store: VectorStore, ranks: Ranks) -> tuple[Values, list[
                 "workers can reach under the same path"
             )
         sleep(0.5)
-
-
-def _scaled(advance: Advance, share: int, whole: int) -> Advance:
-    """Report the progress of this rank as progress of all."""
-    done = 0
-
-    def report(images: int) -> None:
-        nonlocal done
-        advance((done + images) * whole // share - done * whole // share)
-        done += images
-
-    return report

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from dmlkit.errors import UserError
-from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.arrays import read_array
 from dmlkit.files.image_file import Box
 from dmlkit.files.image_table import BOX
 from dmlkit.files.regular import file_checksum, require_regular_file
 from dmlkit.files.source import place_of_run
-from dmlkit.manifolds.base import Manifold, find_invalid_point
+from dmlkit.manifolds.base import find_invalid_point
 from dmlkit.nearest.search import BLOCK_ROWS
 from dmlkit.run_folder.folder import RunFolder, find_run
 from dmlkit.vectors.manifest import Manifest
@@ -37,8 +37,20 @@ class EmbeddingFolder(PointsOnDisk):
         self.path = path
         self.manifest = Manifest.read(path / "manifest.json")
         self.manifold = self.manifest.build_manifold()
-        _check_geometry(path / "manifest.json", self.manifest, self.manifold)
-        self.points = _read_points(path / "embeddings.npy", self.manifest)
+        given = self.manifest.dim, self.manifest.similarity
+        expected: Any = self.manifold.point_dim, self.manifold.similarity_name
+        if given != expected:
+            raise UserError(
+                f"{path / 'manifest.json'}: got dim and similarity {given}, expected {expected} for manifold "
+                f"{self.manifest.manifold.name} and {self.manifest.features} features; the file was edited: restore "
+                "it, or embed the images again"
+            )
+        self.points, expected = read_array(path / "embeddings.npy"), (self.manifest.count, self.manifest.dim)
+        if self.points.dtype != np.float32 or self.points.shape != expected:
+            raise UserError(
+                f"{path / 'embeddings.npy'}: got {self.points.dtype} {self.points.shape}, expected float32 {expected} "
+                "as in manifest.json; all files must come from one run of dmlkit embed"
+            )
         self.items = _read_items(path / "items.parquet", self.manifest)
         self._is_checked = False
 
@@ -128,25 +140,6 @@ def _boxes(items: Any) -> list[Box | None]:
         return [None] * len(items)
     sides = zip(*(items[name].to_pylist() for name in BOX), strict=True)
     return [None if None in one else Box(*one) for one in sides]
-
-
-def _check_geometry(path: Path, manifest: Manifest, space: Manifold) -> None:
-    given, expected = (manifest.dim, manifest.similarity), (space.point_dim, space.similarity_name)
-    if given != expected:
-        raise UserError(
-            f"{path}: got dim and similarity {given}, expected {expected} for manifold {manifest.manifold.name} and "
-            f"{manifest.features} features; the file was edited: restore it, or embed the images again"
-        )
-
-
-def _read_points(path: Path, manifest: Manifest) -> Values:
-    points, expected = read_array(path), (manifest.count, manifest.dim)
-    if points.dtype != np.float32 or points.shape != expected:
-        raise UserError(
-            f"{path}: got {points.dtype} {points.shape}, expected float32 {expected} as in manifest.json; all files "
-            "must come from one run of dmlkit embed"
-        )
-    return points
 
 
 def _changed(path: Path) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,7 +98,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     if labels not in (None, FOLDER, NONE, OPTIONAL) and not lists_images(source, options.columns):
         raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if listed := listed_images(source, labels, options, depth=depth):
-        return listed.dataset
+        return listed[1]
     if options.are_given:
         raise UserError(
             f"{source}: has no boxes and no columns; name a file of boxes with --boxes, or give a table instead of it"
@@ -108,18 +107,17 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         return ImageList([str(source)])
     if not source.is_dir():
         raise UserError(f"{source}: no such file or folder; expected an image, a folder of images, or a table")
-    return _files_below(source, 0 if labels == NONE else depth)
+    paths = some_image_files(source)
+    if hint := other_lists(source):
+        warn_once(hint)
+    raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
+    return ImageList(paths, None if labels == NONE else _folder_labels(source, paths, depth))
 
 
-class ListedTable(NamedTuple):
-    """Images of a table, all of which are as they should be."""
-
-    table: ImageTable  # a row per sample
-    dataset: Dataset
-
-
-def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: int = 1) -> ListedTable | None:
-    """Return the images of a table, or of a file of boxes of images, see `images_at`; None for others."""
+def listed_images(
+    source: Path, labels: str | None, options: Boxes, *, depth: int = 1
+) -> tuple[ImageTable, Dataset] | None:
+    """Return the rows of a table, or of a file of boxes, and their images, see `images_at`; None for others."""
     options.check()
     is_table = lists_images(source, options.columns)
     if not is_table and options.source is None:
@@ -156,7 +154,7 @@ def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: in
             "the columns x1, y1, x2, y2"
         )
     dataset.left_out, dataset.margin = faults, options.margin
-    return ListedTable(rows, dataset)
+    return rows, dataset
 
 
 def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
@@ -194,7 +192,7 @@ def _checked(listed: ImageTable) -> tuple[Dataset, list[int], list[str]]:
 def query_table(source: Path, boxes: Boxes | None, labels: str | None = NONE) -> ImageTable | None:
     """Return the rows of queries, one per image, see `listed_images`; None for images that no table lists."""
     listed = listed_images(source, labels, (boxes or Boxes())._replace(skips=True))
-    return None if listed is None else listed.table
+    return None if listed is None else listed[0]
 
 
 def _with_folder_labels(rows: ImageTable, source: Path, labels: str | None, depth: int) -> ImageTable:
@@ -221,14 +219,6 @@ def folder_table(folder: Path) -> ImageTable:
     paths = [os.path.relpath(path, folder) for path in images.paths]
     labels = images.label_names(images.labels)
     return ImageTable(pa.table({"path": paths, "label": pa.array(labels, pa.string())}), folder, folder)
-
-
-def _files_below(folder: Path, depth: int) -> ImageList:
-    paths = some_image_files(folder)
-    if hint := other_lists(folder):
-        warn_once(hint)
-    raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
-    return ImageList(paths, _folder_labels(folder, paths, depth) if depth else None)
 
 
 def _folder_labels(folder: Path, paths: list[str], depth: int) -> list[str | None]:

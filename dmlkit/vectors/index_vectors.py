@@ -51,9 +51,14 @@ def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", 
                 return np.hstack([2 * x, np.full((len(x), 1), -1.0)])
             return np.hstack([x, _squares(x)])
         case "poincare_lift":
-            return _lift_ball(x, -float(index["curvature"]), side)
+            c, squares = -float(index["curvature"]), _squares(x)
+            time = -(1 + c * squares) / c**0.5 if side == "query" else 2 * c**0.5 * squares
+            return np.hstack([time, 2 * x]) / (1 - c * squares)
         case "lorentz_lift":
-            return _lift_sheet(x[:, 1:], -float(index["curvature"]), side)
+            c, space = -float(index["curvature"]), x[:, 1:]
+            squares, radius = _squares(space), c**-0.5
+            height = squares / (np.sqrt(1 / c + squares) + radius)  # above the origin; avoids cancellation
+            return np.hstack([-height - radius if side == "query" else height, space])
         case other:
             own = "only its manifold computes these vectors, a product or that of a plug-in; use Manifold.index_vectors"
             advice = own if other == "own" else "another version of dmlkit wrote this manifest"
@@ -66,15 +71,3 @@ def _squares(x: Vectors) -> Vectors:
 
 def _unit(x: Vectors) -> Vectors:
     return x / np.maximum(np.sqrt(_squares(x)), SHORTEST)
-
-
-def _lift_ball(x: Vectors, c: float, side: str) -> Vectors:
-    squares = _squares(x)
-    time = -(1 + c * squares) / c**0.5 if side == "query" else 2 * c**0.5 * squares
-    return np.hstack([time, 2 * x]) / (1 - c * squares)
-
-
-def _lift_sheet(space: Vectors, c: float, side: str) -> Vectors:
-    squares, radius = _squares(space), c**-0.5
-    height = squares / (np.sqrt(1 / c + squares) + radius)  # of the point above the origin; avoids cancellation
-    return np.hstack([-height - radius if side == "query" else height, space])

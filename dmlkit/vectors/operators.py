@@ -65,7 +65,9 @@ def read_operators(path: Path) -> Callable[[Tensor], Tensor]:
     """Return the function of a network that `write_operators` has written."""
     with safe_open(path, "pt") as file:
         content: Any = json.loads(file.metadata()[HEADER])
-        tensors = {name: _laid_out(file.get_tensor(name), strides) for name, strides in content["strides"].items()}
+        tensors = {name: file.get_tensor(name) for name in content["strides"]}
+    for name, tensor in tensors.items():  # by the layout of a weight PyTorch chooses how it computes a batch of one
+        tensors[name] = torch.empty_strided(tensor.shape, content["strides"][name], dtype=tensor.dtype).copy_(tensor)
     steps = [
         (name, _operator(function), _meant(args), _meant(kwargs), unused)
         for name, function, args, kwargs, unused in content["steps"]
@@ -80,11 +82,6 @@ def read_operators(path: Path) -> Callable[[Tensor], Tensor]:
         return results[content["output"]]
 
     return compute
-
-
-def _laid_out(tensor: Tensor, strides: list[int]) -> Tensor:
-    """Return a weight in the layout of the network, by which PyTorch chooses how it computes a batch of one."""
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def _name_of(node: Any) -> str:

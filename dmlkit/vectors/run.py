@@ -118,7 +118,9 @@ def embed(
     if options.checkpoint is None and ranks.is_global_zero:
         folder.warn_of_loss()
     trained = load_model(folder, ranks, options.checkpoint, overrides=options.overrides)
-    trained = trained if dims is None else _short(trained, dims, options)
+    if dims is not None and (options.ray or trained.computation is not None):  # they load the whole model
+        raise UserError(f"embed: --dims {dims} applies to torch alone; leave out --ray and any runtime in --device")
+    trained = trained if dims is None else shortened(trained, dims)
     source = str(images) if split is None else f"{trained.recipe.dataset.name}:{split}"
     place = output or output_of(folder, images, split, trained.checkpoint, dims)
     check_folder(place, "embeddings", *EMBEDDING_MARKS, sources=[])
@@ -157,10 +159,7 @@ def embed(
 
 
 def _home(run: RunFolder, output: Path) -> Path:
-    """Return the folder of a run for its points; for a run that cannot be written one in the output, for this command.
-
-    The output gets the embeddings alone at the end.
-    """
+    """Return the folder of a run for its points; if it cannot be written, one in the output, for this command."""
     try:
         check_writable(run.vectors)
     except UserError:
@@ -218,13 +217,6 @@ def _write_items(path: Path, dataset: Dataset, parts: Sequence[Values]) -> None:
             writer.write_table(read_json(content, parse_options=options))
 
 
-def _short(trained: TrainedModel, dims: int, options: EmbedOptions) -> TrainedModel:
-    """Return the model of the first coordinates; workers of Ray and other runtimes load the whole one."""
-    if options.ray or trained.computation is not None:
-        raise UserError(f"embed: --dims {dims} applies to torch alone; leave out --ray and any runtime in --device")
-    return shortened(trained, dims)
-
-
 def output_of(
     run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName, dims: int | None = None
 ) -> Path:
@@ -240,9 +232,17 @@ class RayWorkers:
     the model once.
     """
 
-    def __init__(self, gpus: int, processors: int) -> None:
-        self.gpus, self.processors = gpus, processors
-        self.device = "cuda" if gpus else "cpu"
+    def __init__(self, device: str) -> None:
+        import ray
+
+        machines: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        due = [machine.get("CPU", 0) // machine["GPU"] for machine in machines if machine.get("GPU")]
+        if device == "cuda" and not due:
+            raise UserError("--device cuda: no machine of this Ray cluster has a GPU; use --device cpu")
+        self.gpus = int(device != "cpu" and bool(due))
+        self.device = "cuda" if self.gpus else "cpu"
+        # such that every machine can use all its GPUs
+        self.processors = int(min(MAX_READERS, max(1, min(due)))) if self.gpus else 1
 
     @classmethod
     @contextmanager
@@ -261,7 +261,7 @@ class RayWorkers:
             raise UserError(f"--device {device}: expected auto, cpu or cuda, because Ray assigns devices to workers")
         refuse_plugin_files()
         if ray.is_initialized():
-            yield cls(*_worker_share(device))
+            yield cls(device)
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from our clusters
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns about how Ray Data starts workers
@@ -269,7 +269,7 @@ class RayWorkers:
         ray.data.DataContext.get_current().enable_progress_bars = False  # its errors reach the user as exceptions
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
-            yield cls(*_worker_share(device))
+            yield cls(device)
         except ray.exceptions.RayError as error:
             words = str(error).strip().splitlines()[-1]
             raise UserError(
@@ -299,22 +299,6 @@ class RayWorkers:
             if row["fault"]:
                 raise UserError(row["fault"])
             advance(len(job.rows(row["part"])))
-
-
-def _worker_share(device: str) -> tuple[int, int]:
-    """Return the numbers of GPUs and processors per worker, such that every machine can use all its GPUs.
-
-    Without GPUs a worker has one processor.
-    """
-    import ray
-
-    machines: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    due = [machine.get("CPU", 0) // machine["GPU"] for machine in machines if machine.get("GPU")]
-    if device == "cpu" or (device == "auto" and not due):
-        return 0, 1
-    if not due:
-        raise UserError("--device cuda: no machine of this Ray cluster has a GPU; use --device cpu")
-    return 1, int(min(MAX_READERS, max(1, min(due))))
 
 
 class RayWorker:

@@ -90,7 +90,9 @@ def load_model(
     manifold = recipe.manifold.build(recipe.embedding_dim)
     own = {name.removeprefix(MANIFOLD): weight for name, weight in weights.items() if name.startswith(MANIFOLD)}
     load_weights(manifold, own, path)
-    saved = _hash_saved(state, recipe) if merged else ""
+    network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
+    depends = f"{fingerprint(weights)} {state.get(FROZEN)} {network}" if merged else ""
+    saved = hashlib.sha256(depends.encode()).hexdigest() if merged else ""
     trained = TrainedModel(
         recipe=recipe,
         samples=samples_named(recipe.dataset.sample).of(num_features),
@@ -149,12 +151,6 @@ def computed_by(trained: TrainedModel, ranks: Ranks) -> TrainedModel:
     if computed.computation is not None and not computed.computation.agrees:
         warn(f"{option}: {computed.computation}; such embeddings are not compared with those of torch in float32")
     return computed
-
-
-def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:
-    """Return a hash of all that the weights of a run's network depend on."""
-    network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
-    return hashlib.sha256(f"{fingerprint(state['model'])} {state.get(FROZEN)} {network}".encode()).hexdigest()
 
 
 def _recorded(run: RunFolder, saved: str) -> str:
