@@ -93,10 +93,8 @@ def export(
 
     Args:
         source: a run for ``safetensors``, ``onnx``, ``torch-export`` and ``hub``; embeddings for other formats.
-        format: one of `ModelFormat`, `EmbeddingFormat` or `StoreFormat`.
         output: the file to write (a folder for hub, tensorboard, lancedb and qdrant), or the address of a store.
             Default: a name in the source.
-        table: name of the table in a store.
     """
     _check_options(source, format, model, {"--table": table, "--overwrite": overwrite})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder

@@ -68,7 +68,6 @@ def export_hub(
     Args:
         trained: its model on the CPU, with low-rank updates added to the weights.
         output: the folder. An earlier export there is replaced in one step.
-        license_name: identifier of the license, for the card. Default: unknown.
         unmerged: the model with its low-rank updates, if it has some, for an adapter.
 
     Returns:

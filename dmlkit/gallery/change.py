@@ -67,8 +67,6 @@ def add_images(
 
     Args:
         images: see `images_of`; or images that were listed before.
-        boxes: boxes of the images, each of which is added, see `images_at`; for a path.
-        model: the gallery's run, if it has moved, and the device.
         trained: the gallery's model, if it is loaded already, on the device.
     """
     import pyarrow as pa

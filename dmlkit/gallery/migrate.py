@@ -108,11 +108,7 @@ def _has_model(gallery: GalleryFolder, trained: TrainedModel) -> bool:
 def _located(
     gallery: GalleryFolder, images: Path | None, known: Mapping[str, LabelledImage], bar: Bar
 ) -> dict[str, LabelledImage]:
-    """Return the images of a gallery by their ids, each where its content is now.
-
-    Args:
-        images: folder that has the images now, if they have moved.
-    """
+    """Return the images of a gallery by their ids, each where its content is now."""
     located, lost = dict[str, LabelledImage](), list[str]()
     with bar("comparing files", len(gallery)) as advance:
         for name, path, box in zip(gallery.ids, gallery.paths, gallery.boxes, strict=True):

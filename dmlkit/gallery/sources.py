@@ -47,7 +47,6 @@ def open_points(
 
     Args:
         split: split of a run's dataset. Default: test, or all if every class was trained on.
-        overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         labels: file of the labels (N,) of a file of vectors. Default: those inside.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
         where: conditions on the columns of a gallery, of a folder of embeddings, of a file of vectors or of the table
@@ -104,7 +103,6 @@ def open_queries(
     Args:
         queries: an image, a list of images, a folder or table of images, or whatever `open_points` takes.
         local: compute the local features too that the searched gallery keeps, if it does.
-        model: model that embeds images. Default: that of ``searched``.
     """
     if isinstance(queries, Path):
         kind = require_queries(queries)
@@ -185,7 +183,6 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str, where: 
     Args:
         labels: file of its labels, (N,) integers or text. Default: those inside.
         space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
-        where: conditions on the columns of the file.
     """
     from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, require_points  # with searches of metrics
 

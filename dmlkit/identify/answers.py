@@ -56,12 +56,9 @@ class Answers:
 
     Args:
         queries: Q paths, or names of groups of images.
-        similarities: (Q, k).
         rows: (Q, k) rows of what was searched.
-        skipped: one message per query that could not be read.
         pictures: Q paths of the images that show the queries.
         boxes: Q boxes of the queries in these images; None for a full image.
-        similarity_name: name of the similarity that orders the neighbors.
         index: index that found them, if the search was approximate.
         rerank: how the gallery was re-ranked for each query, if it was.
     """

@@ -125,7 +125,6 @@ def cluster(
             ``threshold``: complete linkage for a threshold, and for K Ward's along the graph of the 15 nearest, in the
             tangent space at the origin (average linkage along that graph chains: purity 0.08 on 81 products, Ward's
             0.76); ``hdbscan`` on the graph.
-        advance: called with the number of images whose neighbors are found, or with the share of iterations.
     """
     method = clustering_method(clusters, threshold, method)
     _check_sizes(collection, clusters, threshold, method)
@@ -234,8 +233,6 @@ def frechet_kmeans(
     Args:
         manifold: the geometry. Points go to the most similar centroid; by a dot product, which grows with the length of
             a centroid, to the nearest.
-        clusters: K, from 1 to N.
-        advance: called with N / 50 points after each of at most 50 iterations.
 
     Returns:
         (N,) int64 in 0..K-1; a cluster that becomes empty takes the point farthest from its own centroid.

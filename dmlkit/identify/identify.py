@@ -61,11 +61,8 @@ def identify(
     Args:
         source: a gallery, or other labeled points, see `open_points`.
         images: what to identify, see `open_queries`. The frames of a video are a group.
-        rule: how a label is decided.
         boxes: boxes of the images, each of which gets an answer, see `images_at`; and conditions on the source, whose
             calibration is the one for these conditions.
-        model: model that embeds images. Default: that of ``source``.
-        labels, manifold: of an array, see `open_points`.
 
     Raises:
         UserError: the source has no image with a label, or the queries come from another model, or a group has images
@@ -169,11 +166,7 @@ def _answers_by_value(
 
 
 class Identifier:
-    """Labeled points that decide on the labels of others, see `identify`.
-
-    Raises:
-        UserError: no point has a label.
-    """
+    """Labeled points that decide on the labels of others, see `identify`."""
 
     def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, second: LocalMatches | None = None) -> None:
         rule.check()

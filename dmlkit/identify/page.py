@@ -91,7 +91,6 @@ def write_blocks(
 
     Args:
         sections: more blocks by their anchors and headings.
-        style: CSS in addition to that of every page.
     """
     style = (HERE / "page.css").read_text(encoding="utf-8") + style
     scripts = f"script-src {_hash_of(script)}; " if script else ""

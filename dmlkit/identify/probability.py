@@ -204,10 +204,6 @@ def fit_sigmoid(
 
     His targets, (n + 1) / (n + 2) for n right ones and 1 / (m + 2) for m wrong ones, keep the slopes finite where the
     right ones can be separated. The probability never falls with the margin or the score.
-
-    Args:
-        margins, scores: (N,) float64.
-        weights: (N,) positive. Default: 1 each.
     """
     from scipy.optimize import minimize
     from scipy.special import expit

@@ -55,14 +55,10 @@ def search(
     ``index`` and ``exact``.
 
     Args:
-        source: what to search in, see `open_points`.
-        queries: what to search with, see `open_queries`.
         k: neighbors per query; all points if there are fewer.
         method: ``index``: by the index of a gallery, or exactly if it has none; ``exact``; or a `Rerank`: rank the
             points once more for each query, exactly, see `reranked_gallery`.
-        manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`; and conditions on what is searched.
-        model: model that embeds images. Default: that of ``source``.
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")

@@ -107,9 +107,6 @@ def measure_curvature(
 
     Args:
         split: for a run, the split whose images are used; by default train.
-        device: for a run, the device; see `start_ranks`.
-        overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
-        manifold: geometry of an array, see `open_points`.
 
     Returns:
         The hyperbolicity, the number of points, and in words what they and their distances are.

@@ -146,7 +146,6 @@ class RegionMasks(PickedSamples):
     """Masks of images, of the same sizes: 255 inside of a region and 0 outside.
 
     Args:
-        rows: (n,) int64, the images.
         regions: returns the mask (H, W) bool of an image by its position and the size of the image.
     """
 

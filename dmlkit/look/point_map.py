@@ -46,8 +46,6 @@ def fit_map(new: Tensor, old: Tensor, *, centered: bool, shrinkage: float | None
             = (Y^T X + \lambda R)(X^T X + \lambda I)^{-1}
 
     Args:
-        new: (N, D) points of the newer model.
-        old: (N, D') points of the older model.
         centered: fit an offset too, as the difference of the means. On the sphere, where a point is a direction, the
             head could not compute it.
         shrinkage: lambda in units of the mean eigenvalue of X^T X; None for the orthogonal map.

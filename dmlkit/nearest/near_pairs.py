@@ -49,7 +49,6 @@ def near_pairs(
     Args:
         others: (M, D) to pair them with; None: pairs within the points, each once.
         threshold: minimum similarity; cosines above `ALIKE` count as 1.
-        advance: called with numbers of points that add up to N.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -214,7 +213,6 @@ def neighbors_of(
 
     Args:
         others: (M, D) to search in, at least k; None: the points, at least k + 1, each without itself.
-        advance: called with the number of points done.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean

@@ -189,9 +189,6 @@ class _InMemory:
 class Gallery(StoredGallery):
     """Points of a manifold in memory, ready to be searched repeatedly: vectors that are computed of them are kept.
 
-    Raises:
-        ValueError: the points are not (N, D) of this manifold, or there are none.
-
     Example:
         >>> from dmlkit.manifolds import Poincare
         >>> ball = Poincare(2)

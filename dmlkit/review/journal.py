@@ -48,11 +48,7 @@ class Entry(BaseModel, frozen=True, extra="forbid"):
 
 
 class Journal:
-    """The file of a review. A line counts once it has its end: what a killed process began to write is dropped.
-
-    Args:
-        path: the file; it is created by the first line.
-    """
+    """The file of a review. A line counts once it has its end: what a killed process began to write is dropped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

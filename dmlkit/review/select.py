@@ -189,7 +189,6 @@ class Pool:
     """Unlabeled points, and how similar each is to the nearest center, labeled or chosen.
 
     Args:
-        points: (N, D).
         nearest: (N,) similarity to the nearest labeled point; -inf if there is none.
         margins: (N,) the same less that to the nearest point with another label; nan if there is none.
         origin: similarity that counts as no dissimilarity: the largest of a point to itself.

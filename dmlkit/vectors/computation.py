@@ -61,7 +61,6 @@ class TrainedModel:
     """Model of a run, ready to embed; its network is built when it is first used: stored embeddings need none.
 
     Args:
-        manifold: geometry of the embeddings, on the device.
         build: returns the network in evaluation mode, on the device, always the same one.
         saved: hash of what the checkpoint holds of the model; empty for a model that is not the whole one of a run.
     """
@@ -123,9 +122,6 @@ class ComputedModel(EmbeddingModel):
     """Embedding model in evaluation mode whose points another program computes.
 
     Its parts are those of the network in torch, which is built when anything but points is needed, e.g. the head alone.
-
-    Args:
-        compute: maps inputs as of the network to points (B, D) float32.
     """
 
     def __init__(self, trained: TrainedModel, compute: Callable[[Tensor], Tensor]) -> None:

@@ -98,7 +98,6 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         run: folder of the run or of the export, its address on the Hub, or name of a pretrained model; an existing
             folder with this name takes precedence.
         checkpoint: checkpoint of a run. Default: best, otherwise last.
-        device: device, see `start_ranks`.
 
     Raises:
         UserError: there is no run or no readable checkpoint of it, or no such model, or its weights cannot be
@@ -163,11 +162,7 @@ def _fault(row: int, image: object) -> str | None:
 
 
 class GivenArrays(Dataset):
-    """Unlabeled vectors, or other samples that are not images, in memory.
-
-    Args:
-        arrays: (N, F) of numbers, or N samples of another shape.
-    """
+    """Unlabeled vectors, or other samples that are not images, in memory."""
 
     in_memory = True
 

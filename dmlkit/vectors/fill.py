@@ -203,7 +203,6 @@ def fill(
 
     Args:
         job: the keys are those of the first rank.
-        compute: computes the share of a rank. Default: this process does.
     """
     store = VectorStore.at(job.path, trained, **options)
     job = _with_missing(job, store, trained, ranks)

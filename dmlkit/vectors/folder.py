@@ -28,9 +28,6 @@ class EmbeddingFolder(PointsOnDisk):
     Attributes:
         points: (N, D) float32, mapped into memory; see `check_points`.
         items: N rows with the columns ``id path label``.
-
-    Raises:
-        UserError: files are missing, damaged or do not belong together.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,11 +104,7 @@ class EmbeddingFolder(PointsOnDisk):
         return [PointItem(*cells, box=box) for *cells, box in zip(*columns, _boxes(items), strict=True)]
 
     def check_points(self) -> None:
-        """Check all rows when the first ones are read: 0.1 s for 200 MB.
-
-        Raises:
-            UserError: one has nan or inf, or is off the manifold, or the points have another checksum.
-        """
+        """Check all rows when the first ones are read: 0.1 s for 200 MB."""
         if self._is_checked:
             return
         checksum, checksums = 0, self.manifest.checksums

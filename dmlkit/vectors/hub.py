@@ -51,9 +51,6 @@ def is_hub_folder(path: Path) -> bool:
 def download(address: str) -> Path:
     """Return the folder of a model of the Hub: three files, which huggingface_hub downloads once and keeps.
 
-    Args:
-        address: ``hf://OWNER/NAME``, or ``hf://OWNER/NAME@REVISION`` with a branch, a tag or a commit.
-
     Example:
         >>> download("hf://birds")
         Traceback (most recent call last):

@@ -32,12 +32,7 @@ FOLDER, NONE, OPTIONAL = "folder", "none", ""
 
 
 class ImageList(Dataset):
-    """Image files, each with or without a label.
-
-    Args:
-        labels: label of each file, or None. Default: none has a label.
-        boxes: box of each file, None for a full image. Default: the full images.
-    """
+    """Image files, each with or without a label."""
 
     def __init__(
         self, paths: list[str], labels: Sequence[str | None] | None = None, boxes: Sequence[Box | None] = ()

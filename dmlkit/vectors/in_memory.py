@@ -56,8 +56,6 @@ def embed_dataset(
 
     Args:
         model: model on the device; its mode is restored afterwards.
-        transform: transform, applied as in evaluation; None for vectors.
-        advance: called with the number of images of every batch.
         keep: makes local features (n, P, C) of the maps of a batch, see `kept_maps`. Default: there are none.
     """
     model.check_takes(dataset)

@@ -17,7 +17,6 @@ def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", 
     """Return vectors whose inner product <query, gallery> orders a gallery as the model's similarity does.
 
     Args:
-        points: (N, D) embeddings.
         index: ``manifest["index"]`` with the ``form`` of the vectors, and the ``curvature`` if the form has one.
         side: ``"query"`` or ``"gallery"``; the two may be lifted differently.
 

@@ -32,11 +32,7 @@ class ResultName(NamedTuple):
 
 
 def write_operators(network: nn.Module, inputs: Tensor, path: Path) -> None:
-    """Write a network in evaluation mode, as it computes a batch of inputs (B, ...); B may differ later.
-
-    Raises:
-        NotExportableError: PyTorch cannot trace the network, or a part of it is no operator with plain arguments.
-    """
+    """Write a network in evaluation mode, as it computes a batch of inputs (B, ...); B may differ later."""
     program = traced(network, inputs)
     signature, tensors, steps = program.graph_signature, dict[str, Tensor](), list[Any]()
     named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}

@@ -218,11 +218,7 @@ def in_memory(points: PointSet) -> PointsInMemory:
 
 
 def load_same_model(searched: PointSet, model: ModelChoice, ranks: Ranks) -> TrainedModel:
-    """Return the model that made points.
-
-    Args:
-        model: the run and the second model that the user names. Default: those of the points.
-    """
+    """Return the model that made points."""
     if searched.images is not None and model.run is None:
         return searched.images.trained
     manifest, run = searched.manifest, model.run or searched.run

@@ -103,7 +103,6 @@ def embed(
         output: folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
             ``RUN/embeddings/`` and the name of the images, with ``-N`` for the first N coordinates. A split in that
             folder is embedded only if it is not yet, see `split_embeddings`.
-        say: called with a message about images that were embedded already.
 
     Returns:
         The manifest, on the first rank; None on others.
@@ -247,11 +246,7 @@ class RayWorkers:
     @classmethod
     @contextmanager
     def started(cls, device: str) -> "Generator[RayWorkers]":
-        """Connect to Ray within the block, unless the program is connected, with few messages from Ray itself.
-
-        Args:
-            device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
-        """
+        """Connect to Ray within the block, unless the program is connected, with few messages from Ray itself."""
         try:
             ray: Any = import_module("ray")
             import_module("ray.data")

@@ -122,8 +122,6 @@ class VectorStore:
     """Points of images by their keys, see `image_keys`. It has the parts that were there when it was opened.
 
     Args:
-        path: folder of the points of one model; it need not exist.
-        dim: D, the number of coordinates of a point.
         local: shape (P, C) of the local features of an image; None if there are none.
         keeps_damaged: leave a damaged part, which something names; by default it is removed with a warning, since its
             points can be computed again.
@@ -228,7 +226,6 @@ def write_part(
     """Write a part of a store, all or nothing, and return the name of its file.
 
     Args:
-        keys: keys (n, 24) of the images.
         local: (n, P, C) float16, their local features, if the store has them.
         faults: messages on images that could not be read, by their ids in hexadecimal digits.
     """

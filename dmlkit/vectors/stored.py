@@ -27,9 +27,6 @@ def split_embeddings(
     The result is equal to the bit to that of `embed_images`. Another process that needs the same points waits for
     them. Where the run cannot be written, a warning says so. Where training has stored the features of frozen
     layers, only the other layers are computed.
-
-    Args:
-        ranks: the device, and the ranks; the first one reads the store.
     """
     if trained.fusion is not None:
         homes = [(one.run or run, one) for one in trained.members]

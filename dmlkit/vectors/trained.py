@@ -57,12 +57,7 @@ def load_model(
 
     Args:
         checkpoint: name of the checkpoint; for ``pretrained`` see `pretrained_model`.
-        overrides: changes of the dataset, whose images may have moved, each ``key=value``.
         merged: add low-rank updates to the weights, see `Backbone.merge`.
-
-    Raises:
-        UserError: there is no run or no readable checkpoint, the pretrained weights that it needs are missing or have
-            changed, or a key does not belong to the dataset; some of these when the network is first used.
     """
     recipe = recipe_of(run, overrides)
     checkpoint = checkpoint or run.best_or_last()

@@ -78,8 +78,6 @@ def inspect(
 
     Args:
         split: the split of a run. Default: test, or all of a pretrained model.
-        overrides: changes of a run's dataset, which may have moved, each ``key=value``.
-        where: conditions on the rows, see `open_points`.
     """
     if kind_of(source) == "run":
         check_options(source, "run", {"--labels": labels, "--manifold": manifold})
