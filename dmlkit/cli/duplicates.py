@@ -53,13 +53,14 @@ def duplicates(
         return
     if theirs is None:
         result = duplicate_groups(ours, threshold, bar=bars())
+        shelves = len(result.groups)
         print_groups(result)
     else:
         result = matches(ours, theirs, threshold, bar=bars())
-        (one, another), pairs = result.images, len(result.pairs.first)
+        (shelves, another), pairs = result.images, len(result.pairs.first)
         if pairs:
             print_pairs(result, "near-duplicates")
-        where = f"{one} of {len(ours)} images in a, {another} of {len(theirs)} in b"
+        where = f"{shelves} of {len(ours)} images in a, {another} of {len(theirs)} in b"
         say(f"{counted(pairs, 'pair')} of near-duplicates: {where}")
         if pairs > MOST_SHOWN:
             say(f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")
@@ -69,7 +70,7 @@ def duplicates(
     for path in output or []:
         if path.suffix.lower() == PAGE:
             gone, read = write_page(path, title, notes, result.shelves()), [source, *([] if other is None else [other])]
-            tell_page(path, gone, result.shelf_count, read, rows="rows")
+            tell_page(path, gone, shelves, read, rows="rows")
         else:
             result.write(path)
             say(f"wrote {path}")

@@ -222,7 +222,8 @@ def history(gallery: GalleryPath, /, json: Json = False) -> None:
     from dmlkit.gallery.files import read_summary
 
     summary = read_summary(gallery)
-    versions, runs = summary.versions, [summary.run_of(one) for one in summary.versions]
+    versions, run_of = summary.versions, {name: str(model["run"]) for name, model in summary.others.items()}
+    runs = [run_of.get(one.model, summary.run) for one in versions]
     if json:
         entries = [{"version": one.number, "time": one.time.isoformat(), "images": one.images} for one in versions]
         say_json([entry | {"run": run} for entry, run in zip(entries, runs, strict=True)])

@@ -91,24 +91,18 @@ def export_hub(
         reason, name = "", output.resolve().name
         card = model_card(name, config, recipe, figures_of(run, config), license_name or UNKNOWN)
         if unmerged:
-            backbone = unmerged.recipe.backbone
+            backbone: Any = unmerged.recipe.backbone  # its keys follow from a constructor
             reason = write_adapter(backbone, unmerged.model.backbone, partial)
-            card += "" if reason else adapter_section(name, backbone)
-        write_text(partial / CARD, card)
-    return parity, reason
-
-
-def adapter_section(name: str, config: BackboneConfig) -> str:
-    """Return the section of a model card about its adapter, see `write_adapter`."""
-    keys: Any = config  # as in `_base_name`
-    weights: str = keys.weights
-    of = Path(weights).name if is_file(weights) else weights
-    return f"""
+            if not reason:
+                of = Path(backbone.weights).name if is_file(backbone.weights) else backbone.weights
+                card += f"""
 ## Adapter
 
-`{ADAPTER_WEIGHTS}` has only the low-rank updates, for the network {_cell(_base_name(config))} with the weights
+`{ADAPTER_WEIGHTS}` has only the low-rank updates, for the network {_cell(_base_name(backbone))} with the weights
 {_cell(of)}. `peft.PeftModel.from_pretrained(network, {json.dumps(printable(name))})` adds them to it, without the head.
 """
+        write_text(partial / CARD, card)
+    return parity, reason
 
 
 def check_hub_output(output: Path) -> None:

@@ -56,13 +56,7 @@ class Lowered:
     trained: TrainedModel  # the model that this graph computes, with its agreement in ``computation``
     validation: ValidationScores | None  # metric on validation images; None if the run has none
     report: str  # agreement, metric on validation images, and size, for the user
-
-    @property
-    def notes(self) -> list[str]:
-        """What the user has to know of embeddings that do not agree with those of the run."""
-        if self.trained.computation is None or self.trained.computation.agrees:
-            return []
-        return ["its embeddings are those of another model: do not compare them with embeddings of the run"]
+    notes: list[str]  # what the user has to know of embeddings that do not agree with those of the run
 
 
 def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, ranks: Ranks) -> Lowered:
@@ -97,7 +91,9 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, rank
     scores = _validation_scores(run, trained, lowered, ranks)
     figures = scores or f"{METRIC} is unknown, because the run has no validation images"
     share = len(content) / whole.ByteSize()
-    return Lowered(graph, lowered, scores, f"{precision}: {agreement}; {figures}; {share:.2f} of the size of fp32")
+    other = "its embeddings are those of another model: do not compare them with embeddings of the run"
+    report = f"{precision}: {agreement}; {figures}; {share:.2f} of the size of fp32"
+    return Lowered(graph, lowered, scores, report, [] if agreement.agrees else [other])
 
 
 def _validation_scores(
@@ -121,7 +117,8 @@ def _validation_scores(
 def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
     """Return a graph whose weighted layers have weights and inputs of 8 bits, with scales from samples.
 
-    The smallest layers stay in float32, see `small_layers`.
+    The smallest layers, with at most `SMALL` of all weights, stay in float32. They are the first layers and depthwise
+    convolutions, whose errors are the largest and whose bytes are few.
 
     Args:
         options: further arguments of onnxruntime's ``quantize_static``, or other values of those given here.
@@ -141,10 +138,16 @@ def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
         start, simplified, result = (Path(folder, name) for name in ("start.onnx", "simplified.onnx", "result.onnx"))
         onnx.save(graph, start)
         quant_pre_process(str(start), str(simplified), skip_symbolic_shape=True)
+        whole = onnx.load(simplified).graph
+        sizes = {tensor.name: prod(tensor.dims) for tensor in whole.initializer}
+        layers = sorted((sizes.get(node.input[1], 0), node.name) for node in whole.node if node.op_type in WEIGHTED)
+        sums = list(accumulate((size for size, _ in layers), initial=0))
         chosen: dict[str, Any] = {
             "quant_format": QuantFormat.QDQ,
             "op_types_to_quantize": list(WEIGHTED),
-            "nodes_to_exclude": small_layers(onnx.load(simplified)),
+            "nodes_to_exclude": [
+                name for (_, name), below in zip(layers, sums[1:], strict=True) if below <= SMALL * sums[-1]
+            ],
             "per_channel": True,
             "activation_type": QuantType.QUInt8,
             "weight_type": QuantType.QUInt8,  # of signed ones, processors without VNNI saturate the sums
@@ -158,20 +161,9 @@ def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
     return quantized
 
 
-def small_layers(graph: Any) -> list[str]:
-    """Return the names of the smallest weighted layers, with at most `SMALL` of all weights.
-
-    They are the first layers and depthwise convolutions, whose errors are the largest and whose bytes are few.
-    """
-    sizes = {tensor.name: prod(tensor.dims) for tensor in graph.graph.initializer}
-    layers = sorted((sizes.get(node.input[1], 0), node.name) for node in graph.graph.node if node.op_type in WEIGHTED)
-    sums = accumulate(size for size, _ in layers)
-    most = SMALL * sum(size for size, _ in layers)
-    return [name for (_, name), below in zip(layers, sums, strict=True) if below <= most]
-
-
 def to_fp16(graph: Any) -> Any:
     """Return a graph whose nodes up to the last weighted layer compute in float16."""
+    from onnx import TensorProto
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     last = max((row for row, node in enumerate(graph.graph.node) if node.op_type in WEIGHTED), default=-1)
@@ -185,17 +177,10 @@ def to_fp16(graph: Any) -> Any:
     # the same cast is there once per node that needs it, with the same names
     for row in sorted({*range(len(converted.graph.node))} - {*first.values()}, reverse=True):
         del converted.graph.node[row]
-    _stay_in_float32(converted.graph.node)
-    return converted
-
-
-def _stay_in_float32(nodes: Any) -> None:
-    """Let a node in float32 read the result of another one directly, instead of its cast to float16 and back."""
-    from onnx import TensorProto
-
-    casts = {node.output[0]: node for node in nodes if node.op_type == "Cast"}
-    for back in casts.values():
+    casts = {node.output[0]: node for node in converted.graph.node if node.op_type == "Cast"}
+    for back in casts.values():  # a node in float32 reads another's result, not its cast to float16 and back
         there = casts.get(back.input[0])
         if there and there.attribute[0].i == TensorProto.FLOAT16 and back.attribute[0].i == TensorProto.FLOAT:
             back.op_type, back.input[0] = "Identity", there.input[0]
             del back.attribute[:]
+    return converted

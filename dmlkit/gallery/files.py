@@ -93,10 +93,6 @@ class GallerySummary(RecordedGallery, frozen=True, strict=True, extra="allow"):
     local: dict[str, Any] | None = None
     others: dict[str, Any] = Field(default_factory=dict[str, Any])
 
-    def run_of(self, version: GalleryVersion) -> str:
-        """Return the run whose model made the embeddings of a version."""
-        return self.run if version.model == self.current else str(self.others[version.model]["run"])
-
 
 class CalibrationSummary(Document, frozen=True, extra="allow"):
     """``identification.json`` without its rates, see `Identification`."""

@@ -123,7 +123,11 @@ def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
             factory = f"{lists},SQ8"
         case "binary":
             factory = f"{lists},RaBitQ"
-    index = faiss.IndexIDMap(faiss.index_factory(width, factory, _metric(gallery)))
+    form, similarity = gallery.manifest.index.form, gallery.manifest.similarity
+    # by products some lists of an index stay empty, and others get too long
+    is_straight = form in ("unit", "unit_space", "euclidean_lift") or (form == "as_is" and similarity != "dot")
+    metric = faiss.METRIC_L2 if is_straight else faiss.METRIC_INNER_PRODUCT
+    index = faiss.IndexIDMap(faiss.index_factory(width, factory, metric))
     faiss.omp_set_num_threads(torch.get_num_threads())
     index.train(_vectors(gallery, _drawn(gallery, TRAINING)))
     _add(index, gallery, torch.arange(len(gallery)))
@@ -247,15 +251,3 @@ class ApproximateGallery:
         rows[known[rows] != numbers] = -1  # removed, or fewer than asked for
         outside = np.broadcast_to(self.outside.numpy(), (len(rows), len(self.outside)))
         return torch.from_numpy(np.sort(np.concatenate([rows, outside], axis=1), axis=1))
-
-
-def _metric(gallery: GalleryFolder) -> int:
-    """Return FAISS's distance that orders search vectors as the similarity does.
-
-    Straight distances are preferred: by products some lists of an index stay empty, and others get too long.
-    """
-    import faiss
-
-    form, similarity = gallery.manifest.index.form, gallery.manifest.similarity
-    is_straight = form in ("unit", "unit_space", "euclidean_lift") or (form == "as_is" and similarity != "dot")
-    return faiss.METRIC_L2 if is_straight else faiss.METRIC_INNER_PRODUCT

@@ -37,8 +37,8 @@ def labeled_decider(
     require_one_label(searched)
     numbers = torch.arange(len(searched))
     if None in searched.labels:
-        searched = LabeledPoints.of(searched)
-        numbers = searched.kept
+        numbers = torch.tensor([row for row, label in enumerate(searched.labels) if label is not None]).long()
+        searched = LabeledPoints(**vars(in_memory(searched).part(numbers)), whole=searched, kept=numbers)
     if not len(searched):
         raise UserError(f"{searched.source}: no image has a label; add images with their labels")
     names, codes = np.unique(np.array(searched.labels, dtype=object), return_inverse=True)
@@ -56,12 +56,6 @@ class LabeledPoints(PointsInMemory):
 
     whole: PointSet = field(kw_only=True)
     kept: Tensor = field(kw_only=True)  # (N,) int64, their rows
-
-    @classmethod
-    def of(cls, whole: PointSet) -> "LabeledPoints":
-        """Return the points with a label."""
-        kept = torch.tensor([row for row, label in enumerate(whole.labels) if label is not None], dtype=torch.int64)
-        return cls(**vars(in_memory(whole).part(kept)), whole=whole, kept=kept)
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
         return self.whole.items_at(self.kept[rows])

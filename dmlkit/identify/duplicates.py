@@ -43,11 +43,6 @@ class DuplicateGroups:
         return numbers
 
     @property
-    def shelf_count(self) -> int:
-        """Number of rows of a page."""
-        return len(self.groups)
-
-    @property
     def images(self) -> int:
         """Number of images in a group."""
         return int((self.group_of >= 0).sum())
@@ -99,11 +94,6 @@ class Matches:
     one: PointsInMemory
     other: PointsInMemory
     pairs: NearPairs
-
-    @property
-    def shelf_count(self) -> int:
-        """Number of rows of a page."""
-        return self.images[0]
 
     @property
     def images(self) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from dmlkit.gallery.sources import open_queries, path_of
 from dmlkit.identify.answers import NEAREST, Answer, Answers, Decision, Identified, Sigmoid, are_nearest, known_labels
 from dmlkit.identify.calibrated import SIZES, Fit, Identification
 from dmlkit.identify.calibration import MORE_IMAGES, SECOND_IMAGE, lacks_absent
-from dmlkit.identify.decisions import Decider, labeled_decider
+from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.groups import decide_groups, group_rows, neighbors_of_groups
 from dmlkit.identify.probability import estimate_probability
 from dmlkit.identify.rule import NEAREST_IMAGE, LabelRule
@@ -169,7 +169,6 @@ class Identifier:
     """Labeled points that decide on the labels of others, see `identify`."""
 
     def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, second: LocalMatches | None = None) -> None:
-        rule.check()
         self.threshold, self.is_own_threshold = rule.threshold, rule.threshold is not None  # chosen for these queries
         self.source, self.gallery = searched, gallery_of(searched)
         self.names, self.decider = labeled_decider(searched, rule.method, rule.k, second=second)
@@ -186,12 +185,12 @@ class Identifier:
             self.fits = {fit.size: fit for fit in calibration.fits if fit.similarity == compared}
         if not self.fits or self.threshold is not None:
             self.column = None
-        if self.fits:
+        if self.gallery is not None and calibration is not None and self.fits:
             self.note = _note_of_changes(self.gallery, calibration)
         elif self.threshold is None:
-            # a threshold for pairs is one of points alone
-            self.threshold = _pair_threshold(self.source) if second is None else None
-            self.note = _advice(self.source, self.threshold, self.decider)
+            if second is None:  # a threshold for pairs is one of points alone
+                self.threshold = self._pair_threshold()
+            self.note = self._advice()
 
     def answers(
         self,
@@ -220,7 +219,14 @@ class Identifier:
             own = [any(own[row] for row in rows) for rows in groups.values()]
             decisions = decide_groups(self.decider, asked, list(groups.values()), numbers)
             near = neighbors_of_groups(near, groups)
-        answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
+        answers = list[Answer]()
+        for (code, score, margin), size, label in zip(decisions, sizes, right, strict=True):
+            guess, (sigmoid, least) = self.names[code], self.probability(size)
+            probability = None if sigmoid is None else sigmoid.at(margin, score)
+            is_low = self.threshold is not None and score < self.threshold
+            is_doubtful = least is not None and (probability or 0) < least
+            said = UNKNOWN if is_low or is_doubtful else guess
+            answers.append(Answer(said, guess, probability, score, margin, least, label, size))
         unit = ("image", "images") if groups is None else ("group", "groups")
         note = "; ".join(self._notes(asked)) or None
         return Identified(answers, near, self.threshold, note, unit, sum(own))
@@ -251,15 +257,6 @@ class Identifier:
             yield from self.decider.decide(block, near=neighbors, numbers=None if numbers is None else numbers[rows])
             start = rows.stop
 
-    def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
-        """Return the answer of a decision; an image with a score or probability that is too low is unknown."""
-        (code, score, margin), (sigmoid, least) = decision, self.probability(size)
-        guess, probability = self.names[code], None if sigmoid is None else sigmoid.at(margin, score)
-        is_low = self.threshold is not None and score < self.threshold
-        is_doubtful = least is not None and (probability or 0) < least
-        label = UNKNOWN if is_low or is_doubtful else guess
-        return Answer(label, guess, probability, score, margin, least, right, size)
-
     def probability(self, size: int) -> tuple[Sigmoid | None, float | None]:
         """Return the probability of guesses on groups of a size, and its minimum if no score decides."""
         own = max(one for one in self.fits or SIZES if one <= size)
@@ -270,11 +267,29 @@ class Identifier:
             self.estimated[own] = self.probability(own // 2)[0] if sigmoid is None and own > 1 else sigmoid
         return self.estimated[own], None
 
+    def _advice(self) -> str:
+        """Return what to do about a threshold that is missing or answers another question."""
+        has_one = self.threshold is not None
+        what = "this threshold is for pairs of images" if has_one else "no image is unknown without a threshold"
+        if self.gallery is None:
+            return f"{what}; use --threshold, or calibrate a gallery"
+        option = f" --where {command_word(self.gallery.where.text)}" if self.gallery.where else ""
+        command = f"run dmlkit calibrate {command_word(self.source.source)}{option} to choose one for this gallery"
+        missing = [f"each label has a single image: {SECOND_IMAGE}"] if self.decider.sizes.max() == 1 else []
+        missing += [MORE_IMAGES] if lacks_absent(self.gallery, self.decider) else []
+        return f"{what}; {'; '.join(missing)}{', then ' if missing else ''}{command}"
 
-def _note_of_changes(searched: GalleryFolder | None, calibration: Identification | None) -> str | None:
+    def _pair_threshold(self) -> float | None:
+        """Return the threshold for pairs of the calibrated run, as it is now or was when the gallery was created."""
+        stored, manifest = None if self.gallery is None else self.gallery.manifest.threshold, self.source.manifest
+        if self.source.run is None or manifest is None:
+            return stored
+        calibrated = threshold_of(RunFolder(self.source.run), manifest.model.fingerprint)
+        return calibrated.threshold if calibrated else stored
+
+
+def _note_of_changes(searched: GalleryFolder, calibration: Identification) -> str | None:
     """Return how much of a gallery has changed since its calibration, as far as versions are recorded."""
-    if searched is None or calibration is None:
-        return None
     versions = searched.manifest.versions if searched.where is None else ()
     later = [one.images for one in versions if one.number > calibration.gallery_version]
     counts = [calibration.images, *later, len(searched)]
@@ -283,26 +298,3 @@ def _note_of_changes(searched: GalleryFolder | None, calibration: Identification
         return None
     again = f"run dmlkit calibrate {command_word(searched.path)} again"
     return f"{share:.0%} of the images of {searched.source} have changed since it was calibrated; {again}"
-
-
-def _advice(searched: PointSet, threshold: float | None, decider: Decider) -> str:
-    """Return what to do about a threshold that is missing or answers another question."""
-    what = "no image is unknown without a threshold" if threshold is None else "this threshold is for pairs of images"
-    gallery = gallery_of(searched)
-    if gallery is None:
-        return f"{what}; use --threshold, or calibrate a gallery"
-    option = f" --where {command_word(gallery.where.text)}" if gallery.where else ""
-    command = f"run dmlkit calibrate {command_word(searched.source)}{option} to choose one for this gallery"
-    missing = [f"each label has a single image: {SECOND_IMAGE}"] if decider.sizes.max() == 1 else []
-    missing += [MORE_IMAGES] if lacks_absent(gallery, decider) else []
-    return f"{what}; {'; '.join(missing)}{', then ' if missing else ''}{command}"
-
-
-def _pair_threshold(searched: PointSet) -> float | None:
-    """Return the threshold for pairs of the calibrated run, as it is now or was when the gallery was created."""
-    gallery = gallery_of(searched)
-    stored = None if gallery is None else gallery.manifest.threshold
-    if searched.run is None or searched.manifest is None:
-        return stored
-    calibrated = threshold_of(RunFolder(searched.run), searched.manifest.model.fingerprint)
-    return calibrated.threshold if calibrated else stored

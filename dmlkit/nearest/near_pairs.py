@@ -243,7 +243,6 @@ def connected_graph(manifold: Manifold, points: Tensor, neighbors: Neighbors) ->
         A CSR array (N, N) in float64, and the similarity whose dissimilarity is 0.
     """
     from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
 
     name, count = manifold.similarity_name, len(points)
     origin = (
@@ -252,9 +251,9 @@ def connected_graph(manifold: Manifold, points: Tensor, neighbors: Neighbors) ->
     rows = torch.arange(count, dtype=torch.int32).repeat_interleave(neighbors.indices.shape[1])  # scipy < 1.17: 32 bits
     columns, values = neighbors.indices.flatten().int(), origin - neighbors.similarities.flatten().double()
     graph = coo_array((values.clamp(min=LEAST).numpy(), (rows.numpy(), columns.numpy())), shape=(count, count)).tocsr()
-    parts, part_of = connected_components(graph, directed=False)
-    if parts > 1:
-        first, second = _links(manifold, points, torch.from_numpy(part_of).long(), parts)
+    part_of = torch.from_numpy(components_of(rows, columns, count)).long()
+    if part_of.any():
+        first, second = _links(manifold, points, part_of)
         similarities = manifold.paired_similarity(points[first].double(), points[second].double())
         values = (origin - similarities).clamp(min=LEAST).detach().numpy()
         graph = graph + coo_array((values, (first.int().numpy(), second.int().numpy())), shape=(count, count)).tocsr()
@@ -262,8 +261,8 @@ def connected_graph(manifold: Manifold, points: Tensor, neighbors: Neighbors) ->
 
 
 @torch.no_grad()
-def _links(manifold: Manifold, points: Tensor, part_of: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """Return the rows to join, (parts - 1,) each: of two adjacent components those nearest to the other's mean."""
+def _links(manifold: Manifold, points: Tensor, part_of: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows that join components, one pair fewer: of two adjacent ones those nearest to the other's mean."""
     from scipy.sparse.csgraph import minimum_spanning_tree
 
     members = part_of.argsort(stable=True).split(part_of.bincount().tolist())
@@ -277,5 +276,4 @@ def _links(manifold: Manifold, points: Tensor, part_of: Tensor, parts: int) -> t
         )
         ends.append(tuple(members[part][int(found.argmax())] for part, found in zip((one, other), near, strict=True)))
     first, second = zip(*ends, strict=True)
-    assert len(first) == parts - 1
     return torch.stack(first), torch.stack(second)

@@ -180,7 +180,7 @@ class ReviewFolder:
     def label(self, row: int) -> str | None:
         """Return the label of an image: as a person said, else as of its group, else as proposed; None for none."""
         if row in self._answers:
-            return self._verdict(row)
+            return self.verdict(row)
         proposal = self.review.proposals[row]
         given = self._of_group.get(proposal.group) if proposal.group is not None else None
         return given or proposal.label
@@ -284,7 +284,7 @@ class ReviewFolder:
             self._answers.setdefault(given.row, {})[given.reviewer] = given.label
             group = self.review.proposals[given.row].group
             if group is not None:  # its label is the one that all answers in it agree on
-                said = {self._verdict(one) for one in self.review.members[group] if one in self._answers} - {None}
+                said = {self.verdict(one) for one in self.review.members[group] if one in self._answers} - {None}
                 self._of_group[group] = said.pop() if len(said) == 1 else None
         if is_stale:
             self._recount()
@@ -292,7 +292,7 @@ class ReviewFolder:
             if question.row not in self._answers:
                 break
             audit, place = self._places[question.row]
-            is_wrong = self._verdict(question.row) != self._stated[question.row]
+            is_wrong = self.verdict(question.row) != self._stated[question.row]
             self._audits[audit].add(place, is_wrong=is_wrong, is_draw=question.is_draw)
             self._counted += 1
 
@@ -309,9 +309,9 @@ class ReviewFolder:
         if asked is not None:
             self._rows.add(asked.row)
 
-    def _verdict(self, row: int) -> str | None:
-        """Return the label that all reviewers of an image agree on; None if they disagree or cannot tell."""
-        given = set(self._answers[row].values())
+    def verdict(self, row: int) -> str | None:
+        """Return the label that all reviewers of an image agree on; None if they disagree, cannot tell or are none."""
+        given = set(self.answers(row).values())
         return given.pop() if len(given) == 1 else None
 
     def alike(self, row: int) -> list[int]:

@@ -141,7 +141,7 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
     file = folder / f"train_{name}.csv"
     rows = ([os.path.relpath(path, root), label] for path, label in labeled.items())
     write_table(file, ("path", "label"), rows, is_data=True)
-    checked = sum(_verdict(review, row) is not None for row in held_out)
+    checked = sum(review.verdict(row) is not None for row in held_out)
     return TrainingTable(file, root, len(labeled), checked, left_out)
 
 
@@ -152,7 +152,7 @@ def held_out_answers(review: ReviewFolder, images: Dataset) -> list[int]:
     """
     trained, proposals = {os.path.realpath(path) for path in images.paths}, review.review.proposals
     seen = [os.path.realpath(one.path) in trained for one in proposals]
-    checked = (row for row in range(len(proposals)) if _verdict(review, row) in images.class_names)
+    checked = (row for row in range(len(proposals)) if review.verdict(row) in images.class_names)
     return [row for row in checked if not any(seen[one] for one in review.alike(row))]
 
 
@@ -172,7 +172,7 @@ def compare_on_answers(folder: Path, run: RunFolder, ranks: Ranks, *, bar: Bar =
     rows = held_out_answers(review, images)
     if not rows:
         raise UserError(f"{folder}: {NONE_HELD_OUT}")
-    correct = [str(_verdict(review, row)) for row in rows]
+    correct = [str(review.verdict(row)) for row in rows]
     asked = [review.review.proposals[row].path for row in rows]
     searched = open_searched(Path(review.review.gallery), OWN_MODEL, bar)
     right: list[torch.Tensor] = []
@@ -223,8 +223,3 @@ def _is_held_out(review: ReviewFolder, row: int) -> bool:
     group, proposals = review.alike(row), review.review.proposals
     smallest = min(proposals[one].id for one in group)
     return crc32(smallest.encode()) % HELD_OUT == 0 and any(review.answers(one) for one in group)
-
-
-def _verdict(review: ReviewFolder, row: int) -> str | None:
-    """Return the label of a checked image on which all reviewers agree; None otherwise."""
-    return review.label(row) if review.answers(row) else None

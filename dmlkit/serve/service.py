@@ -138,8 +138,17 @@ class Service:
 
     def _open(self) -> None:
         source, model = self.source, self.chosen
-        stamp, opened = self._stamp(), self._points()
-        ranks = model.start()
+        stamp, ranks = self._stamp(), model.start()
+        opened: PointSet
+        if self.kind == "gallery":
+            opened = GalleryFolder(source)
+        elif model_name(source) is None:
+            opened = open_searched(source, model, no_bar)
+        else:  # a pretrained model has no points
+            trained = model.load(RunFolder(source), ranks)
+            own, points = describe(trained), torch.empty(0, trained.manifold.point_dim)
+            images = EmbeddedImages(trained, GivenImages([]), torch.empty(0, dtype=torch.int64))
+            opened = PointsInMemory(str(source), own.build_manifold(), points, [], [], own, source, images=images)
         self.at_once = MOST_ON_CPU if ranks.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
         self.embedder = Embedder(load_same_model(opened, model, ranks), ranks)
@@ -158,18 +167,6 @@ class Service:
         is_divided = ranks.device.type == "cpu" and (computed is None or computed.engine == "torch")
         self._parts = torch.get_num_threads() if is_divided else 1
         self._pool = ThreadPoolExecutor(self._parts, "part", torch.set_num_threads, (1,))
-
-    def _points(self) -> PointSet:
-        """Open the points that are served; a pretrained model has none."""
-        source, model = self.source, self.chosen
-        if self.kind == "gallery":
-            return GalleryFolder(source)
-        if model_name(source) is None:
-            return open_searched(source, model, no_bar)
-        trained = model.load(RunFolder(source), model.start())
-        own, points = describe(trained), torch.empty(0, trained.manifold.point_dim)
-        images = EmbeddedImages(trained, GivenImages([]), torch.empty(0, dtype=torch.int64))
-        return PointsInMemory(str(source), own.build_manifold(), points, [], [], own, source, images=images)
 
     def decode(self, name: str, content: bytes) -> Pixels:
         """Decode the file of an image as the model takes it."""

@@ -33,7 +33,7 @@ class EmbeddingFolder(PointsOnDisk):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = Manifest.read(path / "manifest.json")
-        self.manifold = self.manifest.build_manifold()
+        self.manifold, self.skipped = self.manifest.build_manifold(), self.manifest.skipped
         given = self.manifest.dim, self.manifest.similarity
         expected: Any = self.manifold.point_dim, self.manifold.similarity_name
         if given != expected:
@@ -71,10 +71,6 @@ class EmbeddingFolder(PointsOnDisk):
     def boxes(self) -> list[Box | None]:
         """Boxes of all images, without their margins; None for a full image."""
         return _boxes(self.items)
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        return self.manifest.skipped
 
     def __len__(self) -> int:
         return len(self.points)

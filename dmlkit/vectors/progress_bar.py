@@ -33,7 +33,20 @@ class _Speed(ProgressColumn):
 def image_progress(console: Console, description: str, total: int) -> Generator[Advance]:
     """Show progress over images, and yield its `Advance`; without a terminal print a line every 10 seconds."""
     if not console.is_terminal:
-        yield _Lines(console, description, total)
+        started = reported = monotonic()
+        done = 0
+
+        def line(images: int) -> None:
+            nonlocal done, reported
+            done += images
+            now = monotonic()
+            if now - reported < LINE_EVERY or not 0 < done < total:
+                return
+            reported, speed = now, done / (now - started)
+            text = f"{description}: {done:,} of {total:,}, {speed:,.0f} images/s, {(total - done) / speed:.0f} s left"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        yield line
         return
     columns = (
         TextColumn(description, markup=False),
@@ -45,20 +58,3 @@ def image_progress(console: Console, description: str, total: int) -> Generator[
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda images: bar.update(task, advance=images)
-
-
-class _Lines:
-    def __init__(self, console: Console, description: str, total: int) -> None:
-        self.console, self.description, self.total = console, description, total
-        self.started = self.reported = monotonic()
-        self.done = 0
-
-    def __call__(self, images: int) -> None:
-        self.done += images
-        now = monotonic()
-        if now - self.reported < LINE_EVERY or not 0 < self.done < self.total:
-            return
-        self.reported, speed = now, self.done / (now - self.started)
-        left = (self.total - self.done) / speed
-        line = f"{self.description}: {self.done:,} of {self.total:,}, {speed:,.0f} images/s, {left:.0f} s left"
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
