@@ -26,8 +26,7 @@ from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model
-from dmlkit.nearest.matches import match_scores
-from dmlkit.nearest.rescore import CANDIDATES, Rescorer
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer, match_scores
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.in_memory import embed_images

@@ -19,7 +19,7 @@ from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import most_tried
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.probability import Trials, are_repeated, drawn_rows
-from dmlkit.identify.second import LocalMatches
+from dmlkit.identify.search import LocalMatches
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import Threshold
 from dmlkit.vectors.folder import EmbeddingFolder

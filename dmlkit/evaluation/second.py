@@ -25,8 +25,7 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
-from dmlkit.nearest.matches import match_scores
-from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer, match_scores, nearest_rows
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.fusion import check_fusible, join, require_torch
 from dmlkit.vectors.in_memory import Embeddings, features_of

@@ -26,7 +26,7 @@ from dmlkit.gallery.sources import open_queries, split_points
 from dmlkit.identify.calibrated import SIZES, Fit, Identification, Rate, calibration_file
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.probability import LEAST, NO_STRANGERS, Strangers, Trials, drawn_rows, trials_of
-from dmlkit.identify.second import LocalMatches
+from dmlkit.identify.search import LocalMatches
 from dmlkit.metrics.statistics import LEAST_CLASSES
 from dmlkit.metrics.verification import lowest_share
 from dmlkit.nearest.near_pairs import check_reachable

@@ -10,8 +10,7 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.identify.answers import Decision, vote
 from dmlkit.identify.rule import Rule
-from dmlkit.identify.search import searcher_of
-from dmlkit.identify.second import LocalMatches
+from dmlkit.identify.search import LocalMatches, searcher_of
 from dmlkit.nearest.near_pairs import components_of, near_pairs
 from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import Neighbors, PointSearch

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from dmlkit import __version__
 from dmlkit.datasets.files.boxes import Boxes
@@ -32,18 +31,8 @@ GROUP = "group"
 NAMES = "labels.txt"  # of the labels of tracks, as CVAT's MOT format has it
 
 
-class Listed(NamedTuple):
-    """What the images of answers are listed in, and the answer of each of its rows that has one."""
-
-    table: ImageTable
-    answers: Mapping[int, Answer]
-
-    def column(self, name: str) -> list[str | None]:
-        """Return the texts of a column, (N,)."""
-        return text_column(self.table.table, str(self.table.file), name).to_pylist()
-
-
-Writer = Callable[[Listed, Path], str]
+Writer = Callable[[ImageTable, Mapping[int, Answer], Path], str]
+"""Writes the answers of those rows of a table that have one, and returns a line on what is written."""
 
 
 def writer_of(path: Path, images: Path, boxes: Boxes | None) -> Writer | None:
@@ -73,24 +62,27 @@ def write_exchange(found: Identified, path: Path, images: Path, boxes: Boxes | N
     table = query_table(images, boxes)
     assert table is not None
     rows = zip(found.samples, found.answers, strict=True)
-    return write(Listed(table, {row: answer for several, answer in rows for row in several}), path)
+    return write(table, {row: answer for several, answer in rows for row in several}, path)
 
 
-def write_observations(listed: Listed, path: Path) -> str:
+def _column(table: ImageTable, name: str) -> list[str | None]:
+    return text_column(table.table, str(table.file), name).to_pylist()
+
+
+def write_observations(table: ImageTable, answers: Mapping[int, Answer], path: Path) -> str:
     """Write the observations of a Camtrap DP package with the individuals that were identified.
 
     An observation of one medium gets its individual, unless it has one. One of an event stays, and is followed by an
     observation of each of its media in which an individual was identified. All other observations stay as they are.
     """
-    read = read_csv(listed.table.root / OBSERVATIONS)
+    read = read_csv(table.root / OBSERVATIONS)
     columns = sorted({*FIELDS, *read.names}, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
     known = {cells["observationID"]: cells for _, cells in read.rows()}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     own, media, kept = dict[str, dict[str, str]](), list[dict[str, str]](), 0
-    for row, (observation, medium) in enumerate(
-        zip(listed.column("observationID"), listed.column("mediaID"), strict=True)
-    ):
-        answer, cells = listed.answers.get(row), known[str(observation)]
+    pairs = zip(_column(table, "observationID"), _column(table, "mediaID"), strict=True)
+    for row, (observation, medium) in enumerate(pairs):
+        answer, cells = answers.get(row), known[str(observation)]
         if answer is None or answer.label == UNKNOWN:
             continue
         if cells.get("individualID"):
@@ -116,18 +108,18 @@ def write_observations(listed: Listed, path: Path) -> str:
     return f"{added} an individual; {others}"
 
 
-def write_detections(listed: Listed, path: Path) -> str:
+def write_detections(table: ImageTable, answers: Mapping[int, Answer], path: Path) -> str:
     """Write the JSON of MegaDetector with the labels as the first classification of their boxes.
 
     Its confidence is the probability, or the similarity without one; a box of an unknown label is not changed.
     """
-    data = deepcopy(json_at(listed.table.file))
+    data = deepcopy(json_at(table.file))
     categories: dict[str, str] = data.setdefault("classification_categories", {})
     numbers = {name: number for number, name in reversed(categories.items())}
     free = max((int(number) for number in categories if number.isdecimal()), default=-1) + 1
     count = 0
-    for row, answer in listed.answers.items():
-        place = re.search(r"images\.(\d+)\.detections\.(\d+)$", listed.table.place(row))
+    for row, answer in answers.items():
+        place = re.search(r"images\.(\d+)\.detections\.(\d+)$", table.place(row))
         if answer.label == UNKNOWN or place is None:
             continue
         if answer.label not in numbers:
@@ -142,21 +134,21 @@ def write_detections(listed: Listed, path: Path) -> str:
     return f"{counted(count, 'box', 'boxes')} with a label"
 
 
-def write_tracks(listed: Listed, path: Path) -> str:
+def write_tracks(table: ImageTable, answers: Mapping[int, Answer], path: Path) -> str:
     """Write tracks as MOT text, a line per box: frame, track, left, top, width, height, 1, label, 1.
 
     A label is its line in ``labels.txt``, from 1, and -1 if it is unknown. A frame is the number at the end of an
     image's name, or its place among the sorted names, from 1, if a name has none.
     """
-    names = sorted({answer.label for answer in listed.answers.values()} - {UNKNOWN})
-    paths, tracks = (listed.column(name) for name in ("path", GROUP))
+    names = sorted({answer.label for answer in answers.values()} - {UNKNOWN})
+    paths, tracks = (_column(table, name) for name in ("path", GROUP))
     frames = _frames([str(name) for name in paths])
-    sides = zip(*(listed.table.table[side].to_pylist() for side in BOX), strict=True)
+    sides = zip(*(table.table[side].to_pylist() for side in BOX), strict=True)
     lines = list[tuple[int, str]]()
     for row, (left, top, right, bottom) in enumerate(sides):
-        if row not in listed.answers or tracks[row] is None:
+        if row not in answers or tracks[row] is None:
             continue
-        label = listed.answers[row].label
+        label = answers[row].label
         numbers = [left, top, right - left, bottom - top]
         box = ",".join(f"{number:.6g}" for number in numbers)
         frame = frames[str(paths[row])]

@@ -19,8 +19,7 @@ from dmlkit.files.labels import UNKNOWN
 from dmlkit.gallery.images import ID_LENGTH, LabelledImage
 from dmlkit.gallery.sources import open_queries
 from dmlkit.identify.identify import Identifier
-from dmlkit.identify.search import open_searched
-from dmlkit.identify.second import LocalMatches
+from dmlkit.identify.search import LocalMatches, open_searched
 from dmlkit.metrics.reliability import Share
 from dmlkit.nearest.near_pairs import complete_groups, near_pairs
 from dmlkit.vectors.fusion import ModelChoice

@@ -93,7 +93,7 @@ class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 class LocalFusion(Fusion, frozen=True, extra="forbid", strict=True):
-    """Weight of matches of local features, which a gallery keeps for each image; see `dmlkit.identify.second`."""
+    """Weight of matches of local features, which a gallery keeps for each image; see `dmlkit.identify.search`."""
 
     mean: tuple[FiniteFloat, ...]
     """Mean of the patches of validation images, which is subtracted from all patches."""

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from dmlkit.manifolds import Euclidean
 from dmlkit.metrics import Labeled, score_retrieval
-from dmlkit.nearest.matches import match_patches, match_scores
-from dmlkit.nearest.rescore import CANDIDATES, Rescorer, rescored_rows
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer, match_patches, match_scores, rescored_rows
 from tests.conftest import Cli
 
 

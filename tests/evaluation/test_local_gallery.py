@@ -16,13 +16,12 @@ from dmlkit.evaluation.second import choose_second
 from dmlkit.gallery.change import add_images, create_gallery, remove_images, restore_version
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery
-from dmlkit.identify import second
+from dmlkit.identify import search as searching
 from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.identify import Identifier
 from dmlkit.identify.probability import Trials, together
-from dmlkit.identify.search import search
-from dmlkit.identify.second import LocalMatches
+from dmlkit.identify.search import LocalMatches, search
 from dmlkit.review.proposals import propose
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.manifest import LocalFusion
@@ -86,7 +85,7 @@ def naive_patches(run: Path, paths: list[str], mean: Tensor) -> np.ndarray:
 
 def test_a_gallery_keeps_patches_and_search_compares_them(gallery, photos, patches_run, dmlkit, monkeypatch):
     """Against a loop: the 5 nearest are ordered by both, and behind them the others by their cosine."""
-    monkeypatch.setattr(second, "CANDIDATES", 5)
+    monkeypatch.setattr(searching, "CANDIDATES", 5)
     folder = GalleryFolder(gallery)
     local = folder.manifest.local
     assert local is not None and local.shape == (64, 16)
@@ -119,7 +118,7 @@ def test_a_gallery_keeps_patches_and_search_compares_them(gallery, photos, patch
 @pytest.mark.parametrize("size", [1, 2])
 def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch: pytest.MonkeyPatch):
     """Decisions without the image, or group of images, itself and without its label, against loops over all pairs."""
-    monkeypatch.setattr(second, "CANDIDATES", 3)
+    monkeypatch.setattr(searching, "CANDIDATES", 3)
     folder = GalleryFolder(gallery)
     part, groups = together(labeled_decider(folder, second=LocalMatches.of(folder))[1], size, 0)
     groups = groups[:8]
