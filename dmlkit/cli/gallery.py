@@ -177,7 +177,7 @@ def info(
     json: Json = False,
 ) -> None:
     """Print the labels, images, version, model and index of a gallery."""
-    from dmlkit.gallery.files import contents_of, is_calibrated, read_summary
+    from dmlkit.gallery.files import IDENTIFICATION, CalibrationSummary, contents_of, read_summary
 
     summary = read_summary(gallery)
     state = contents_of(gallery, summary)
@@ -203,7 +203,9 @@ def info(
     for added in filter(None, (summary.fusion, summary.local)):
         say(fusion_line(added))
     floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"
-    probabilities = "calibrated" if is_calibrated(gallery, summary.current) else "not calibrated"
+    stored = gallery / IDENTIFICATION
+    is_calibrated = stored.exists() and CalibrationSummary.read(stored).gallery_model == summary.current
+    probabilities = "calibrated" if is_calibrated else "not calibrated"
     say(f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
     say(f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate

@@ -113,12 +113,6 @@ class GalleryContents(NamedTuple):
     not_indexed: int  # number of images outside of the approximate index; all of them if there is none
 
 
-def is_calibrated(path: Path, model: str) -> bool:
-    """Return whether a gallery has a calibration, and it is for one of its models."""
-    file = path / IDENTIFICATION
-    return file.exists() and CalibrationSummary.read(file).gallery_model == model
-
-
 def check_threshold(threshold: float | None) -> None:
     """Raise a `UserError` for a threshold that is nan or infinite."""
     if threshold is not None and not isfinite(threshold):

@@ -277,7 +277,13 @@ class Identifier:
         near = nearest(self.searched, asked, length, rescored=self.decider.rescored, numbers=numbers)
         own = are_nearest(near)
         if groups is None:
-            decisions = list(self._decisions(asked, near, numbers))
+            decisions = list[Decision]()
+            for block in asked.blocks(QUERY_ROWS):
+                rows = slice(len(decisions), len(decisions) + len(block))
+                own_near = Neighbors(near.similarities[rows], near.rows[rows])
+                decisions += self.decider.decide(
+                    block, near=own_near, numbers=None if numbers is None else numbers[rows]
+                )
             sizes, right = [1] * len(decisions), known
             near = replace(near, similarities=near.similarities[:, :NEAREST], rows=near.rows[:, :NEAREST])
         else:
@@ -314,15 +320,6 @@ class Identifier:
             yield f"{other}, so the calibration may not hold; {way}"
         elif other and self.threshold is not None and not self.is_own_threshold:
             yield f"{other}, so the threshold may not hold; choose one for it with --threshold"
-
-    def _decisions(self, asked: PointSet, near: Answers, numbers: Tensor | None) -> Iterator[Decision]:
-        """Decide on each point among its nearest images."""
-        start = 0
-        for block in asked.blocks(QUERY_ROWS):
-            rows = slice(start, start + len(block))
-            neighbors = Neighbors(near.similarities[rows], near.rows[rows])
-            yield from self.decider.decide(block, near=neighbors, numbers=None if numbers is None else numbers[rows])
-            start = rows.stop
 
     def probability(self, size: int) -> tuple[Sigmoid | None, float | None]:
         """Return the probability of guesses on groups of a size, and its minimum if no score decides."""

@@ -1,7 +1,7 @@
 """Why two images are similar: what each pair of their patches contributes to the similarity."""
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from math import isqrt, prod
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from pydantic import FiniteFloat
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
@@ -207,9 +208,7 @@ def patch_vectors(model: EmbeddingModel, image: Tensor, source: str = "model") -
     return PatchVectors(parts + rest / len(parts), whole, (rows, columns), spread)
 
 
-def _last_map(
-    model: EmbeddingModel, images: Tensor, source: str
-) -> tuple[Tensor, Callable[[Tensor], AbstractContextManager[None]]]:
+def _last_map(model: EmbeddingModel, images: Tensor, source: str) -> tuple[Tensor, Callable[[Tensor], RemovableHandle]]:
     """Return the maps (B, C, H, W) from which the features of images are pooled, and a way to replace them."""
     pooling = next((module for module in model.backbone.modules() if isinstance(module, Pooling)), None)
     if isinstance(pooling, Cls):
@@ -225,13 +224,10 @@ def _last_map(
             seen.append((module, maps))
 
     watched = [pooling] if pooling is not None else list(model.backbone.modules())
-    handles = [module.register_forward_hook(keep) for module in watched]
-    try:
-        with torch.no_grad():
-            features = model.backbone(model.normalization(images))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for module in watched:
+            hooks.enter_context(module.register_forward_hook(keep))
+        features = model.backbone(model.normalization(images))
     for module, maps in reversed(seen):
         means = maps.mean((2, 3))
         is_mean = means.shape == features.shape and (means - features).norm() <= MEAN_OFF * features.norm()
@@ -243,21 +239,11 @@ def _last_map(
     )
 
 
-@contextmanager
-def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> Generator[None]:
-    """Give a module another map, as its input or as its output."""
-
-    def others(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (maps, *inputs[1:])
-
-    def other(*_: object) -> Tensor:
-        return maps
-
-    handle = module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(other)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> RemovableHandle:
+    """Give a module another map, as its input or as its output, until the end of the handle's block."""
+    if at_input:
+        return module.register_forward_pre_hook(lambda _, inputs: (maps, *inputs[1:]))
+    return module.register_forward_hook(lambda *_: maps)
 
 
 def _per_inner_product(similarity: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> float:

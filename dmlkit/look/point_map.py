@@ -142,10 +142,10 @@ class SharedImages:
         labels = torch.tensor([codes[name] for name in names]) if by_label else rows
         old, new = self.old[parts.measure], self.new[parts.measure]
         mapped, space = point_map(new, self.spaces[1]), self.spaces[1]
-        asked = {("new, mapped", "old"): (mapped, old, space), ("new, mapped", "new, mapped"): (mapped, mapped, space)}
+        asked = {("old", "old"): (old, old, space), ("new", "new"): (new, new, self.spaces[0])}
         if new.shape == old.shape:
-            asked = {("new", "old"): (new, old, space), **asked}
-        asked = {("old", "old"): (old, old, space), ("new", "new"): (new, new, self.spaces[0]), **asked}
+            asked["new", "old"] = (new, old, space)
+        asked |= {("new, mapped", "old"): (mapped, old, space), ("new, mapped", "new, mapped"): (mapped, mapped, space)}
         ids = rows if by_label else None
         scores = {
             models: score_retrieval(

@@ -1,7 +1,7 @@
 """Local features of images: patches of a run's own network, which galleries keep next to the points."""
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -42,13 +42,12 @@ def kept_maps(model: EmbeddingModel) -> Generator[list[Tensor]]:
     network = model.backbone
     convolutions = {one: sum(isinstance(part, nn.Conv2d) for part in one.modules()) for one in network.modules()}
     blocks = [one for one, count in convolutions.items() if isinstance(one, Pooling) or count > 1]
-    handles = [one.register_forward_hook(keep) for one in blocks if one is not network]
-    handles.append(network.register_forward_hook(end))
-    try:
+    with ExitStack() as hooks:
+        for one in blocks:
+            if one is not network:
+                hooks.enter_context(one.register_forward_hook(keep))
+        hooks.enter_context(network.register_forward_hook(end))
         yield parts
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def centered(maps: Tensor, mean: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dmlkit.evaluation.evaluate import ConfusedClasses
 from dmlkit.evaluation.mistakes import (
     NEIGHBORS,
     PLANTED,
@@ -58,27 +57,21 @@ def worst(inspection: ModelInspection) -> list[Block]:
 
 def confusions(inspection: ModelInspection) -> list[Block]:
     """Return the most confused pairs of classes side by side: most queries have their nearest image in the other."""
-    assert inspection.evaluation is not None
-    pairs = inspection.evaluation.confusions()[:CONFUSED]
+    assert inspection.evaluation is not None and inspection.neighbors is not None
+    pairs, nearest = inspection.evaluation.confusions()[:CONFUSED], inspection.neighbors.indices[:, 0]
     if not pairs:
         return [("text", "No query has its nearest image in another class.")]
     blocks: list[Block] = []
     for pair in pairs:
         heading = f"{pair.name} taken for {pair.taken_for} by {pair.queries} queries, {pair.share:.0%} of its queries"
-        sides = [[picture(inspection.collection, row) for row in side] for side in _sides(inspection, pair)]
+        is_own, is_other = (inspection.labels == inspection.names.index(name) for name in (pair.name, pair.taken_for))
+        confused = (is_own & is_other[nearest]).nonzero()[:, 0]
+        ours = [*confused.tolist(), *is_own.nonzero()[:, 0].tolist()]
+        theirs = [*nearest[confused[:SIDE_BY_SIDE]].tolist(), *is_other.nonzero()[:, 0].tolist()]
+        shown = (list(dict.fromkeys(rows))[:SIDE_BY_SIDE] for rows in (ours, theirs))
+        sides = [[picture(inspection.collection, row) for row in rows] for rows in shown]
         blocks += [("heading", heading), ("sides", sides)]
     return blocks
-
-
-def _sides(inspection: ModelInspection, pair: ConfusedClasses) -> tuple[list[int], list[int]]:
-    """Return the rows of some confused images of one class, and of the images that they were taken for."""
-    assert inspection.neighbors is not None
-    nearest = inspection.neighbors.indices[:, 0]
-    is_own, is_other = (inspection.labels == inspection.names.index(name) for name in (pair.name, pair.taken_for))
-    confused = (is_own & is_other[nearest]).nonzero()[:, 0]
-    ours = [*confused.tolist(), *is_own.nonzero()[:, 0].tolist()]
-    theirs = [*nearest[confused[:SIDE_BY_SIDE]].tolist(), *is_other.nonzero()[:, 0].tolist()]
-    return list(dict.fromkeys(ours))[:SIDE_BY_SIDE], list(dict.fromkeys(theirs))[:SIDE_BY_SIDE]
 
 
 def suspected(inspection: ModelInspection) -> list[Block]:
