@@ -171,15 +171,11 @@ def write_aligned(
     text = dump_recipe(recipe.model_copy(update=changes))
     recipe = parse_recipe(text, f"{run.recipe_path} with embedding_dim {older.features}", is_trained=True)
     state = run.load_checkpoint(trained.checkpoint)
-    weights = {
-        name: state["model"][f"head.linear.{name}"]
-        for name in ("weight", "bias")
-        if f"head.linear.{name}" in state["model"]
-    }
-    bias = weights.get("bias", torch.zeros(trained.manifold.dim)).double()
-    state["model"]["head.linear.weight"] = (point_map.matrix @ weights["weight"].double()).float()
+    weights = state["model"]
+    bias = weights.get("head.linear.bias", torch.zeros(trained.manifold.dim)).double()
+    weights["head.linear.weight"] = (point_map.matrix @ weights["head.linear.weight"].double()).float()
     if recipe.head.model_dump()["bias"]:
-        state["model"]["head.linear.bias"] = (point_map.matrix @ bias + point_map.offset).float()
+        weights["head.linear.bias"] = (point_map.matrix @ bias + point_map.offset).float()
     kept = {name: value for name, value in state.items() if name in ("num_features", "model", "epoch", FROZEN)}
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
