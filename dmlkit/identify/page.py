@@ -26,12 +26,12 @@ WIDE = "body { max-width: none; }\np { max-width: 75rem; }\n"
 PLACEHOLDER = Markup('<div class="gone">no picture</div>')
 
 
+def _finalize(value: object) -> object:
+    return printable(value) if type(value) is str else value  # without control characters of others' files
+
+
 TEMPLATES = Environment(
-    loader=FileSystemLoader(HERE),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    finalize=lambda value: printable(value) if type(value) is str else value,  # no control characters of others' files
+    loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_finalize
 )
 TEMPLATES.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
 Block = tuple[str, Any]
