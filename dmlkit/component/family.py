@@ -86,12 +86,13 @@ class Members(MutableMapping[str, type[Any]]):
 
     def _import(self, name: str | None = None) -> None:
         """Import the file of a name; without a name, or if it has no file, import all of them."""
-        if self.folder is None:
+        folder = self.folder  # which another thread may set to None meanwhile
+        if folder is None:
             return
-        infos = iter_modules(import_module(self.folder).__path__)
+        infos = iter_modules(import_module(folder).__path__)
         files = [info.name for info in infos if not info.ispkg and not info.name.startswith("_")]
         for file in [name] if name in files else files:
-            import_module(f"{self.folder}.{file}")
+            import_module(f"{folder}.{file}")
         if name not in files:
             self.folder = None
 
