@@ -28,7 +28,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def described(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
-    """Descriptions that were made; each differs. Members that other tests have defined are left out."""
+    """Descriptions that were made; each differs. Members and plug-ins of other tests are left out."""
     made: list[Reference] = []
 
     def describe() -> Reference:
@@ -37,6 +37,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
 
     monkeypatch.setattr("dmlkit.recipe.reference.describe", describe)
     monkeypatch.setattr("dmlkit.recipe.schema.FAMILIES", {})
+    monkeypatch.setattr("dmlkit.recipe.plugin.plugin_files", lambda: ())
     return made
 
 
@@ -106,6 +107,7 @@ def test_a_module_that_changes_comes_or_goes_changes_the_fingerprint(tmp_path: P
         b'{"fingerprint": "F", "reference": {"families": [], "recipe": [], "training": [], "schema": {}}}',
         b'{"fingerprint": "F", "reference": {"families": {}, "recipe": [[1]], "training": [], "schema": {}}}',
     ],
+    ids=lambda content: content[:20].decode("latin-1"),
 )  # fmt: skip
 def test_a_damaged_catalogue_is_replaced(content: bytes, cold: Path, described: list[Reference], monkeypatch):
     monkeypatch.setattr(cache, "fingerprint", lambda: "F")
