@@ -81,7 +81,7 @@ def check(
     show_table(table)
     for kind, lines in (("error", findings.faults), ("note", findings.notes)):
         for line in lines if every else merged(lines):
-            say(f"{kind}: {line}", style="red" if kind == "error" else None)
+            say(f"{kind}: {line}", style="red" if kind == "error" else "")
     say(f"{counted(findings.errors, 'error')} found" if findings.errors else "no errors found")
     if findings.errors:
         raise typer.Exit(DATA_ERROR)
