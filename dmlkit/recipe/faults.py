@@ -33,7 +33,7 @@ def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) 
 def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
     if fault["type"] == "requirements":
         return [_requirement_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
-    key: Key = fault["loc"]
+    key: Key = tuple(step for step in fault["loc"] if not str(step).startswith("<"))  # tags of an option's forms
     match fault["type"]:
         case "extra_forbidden":
             known = list(_model_at(key[:-1], tree.data, model).model_fields)

@@ -137,4 +137,5 @@ def test_a_run_by_time_keeps_to_its_images_and_reads_no_headers_again(tmp_path, 
         after = dmlkit("eval", "run", "--json")
     assert json.loads(before.out)["metrics"] == json.loads(after.out)["metrics"]
     assert "84 images are in no split of run, new or without a time, and left out" in after.err
-    dmlkit("eval", "run", "--by", "time").refused("--by time: the only value is '2026-05-15'")
+    refused = dmlkit("eval", "run", "--by", "time")
+    assert refused.code == 2 and "\nerror: --by time: the only value is '2026-05-15'" in refused.err

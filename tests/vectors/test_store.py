@@ -86,7 +86,7 @@ def test_a_kill_between_any_two_changes_of_the_disk_costs_one_part(tmp_path: Pat
         check_whole(folder, keys())
         assert not warned and {path.suffix for path in folder.iterdir()} == {".safetensors"}, step
         shutil.rmtree(folder)
-    assert step > 4 * IMAGES // PART  # a partial file is opened, flushed, renamed and cleared away, for each part
+    assert step > 2 * IMAGES // PART  # a partial file is flushed and renamed, for each part
 
 
 @pytest.mark.parametrize("start", [0, IMAGES // 2, IMAGES])
