@@ -180,11 +180,13 @@ def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("given", [None, "active"])
 def test_waiting_threads_leave_the_processor_to_others_unless_the_environment_says_otherwise(monkeypatch, given):
-    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
-    if given is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, given or "")  # so that it is put back
+        if given is None:
+            monkeypatch.delenv(name)
     prepare_environment()
-    assert os.environ["OMP_WAIT_POLICY"] == (given or "passive")
+    waiting = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
+    assert waiting == ([given, given] if given else ["passive", "20000"])
 
 
 def test_warnings_are_one_plain_line_u15(capsys: pytest.CaptureFixture[str]):
