@@ -5,8 +5,8 @@ request and wait for the answer, on the same processors as the server. The model
 one photo, decoding included. Requests and calls alternate; a search in a large gallery, with and without an index,
 alternates with the same search in a small one.
 
-The threads of this process wait as those of commands do, so that they leave the processors to the server's. The speed of
-`dmlkit embed` counts its start too.
+The threads of this process wait as those of commands do, so that they leave the processors to the server's. The speed
+of `dmlkit embed` counts its start too.
 
 Run: OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 python benchmarks/serve.py PHOTOS
 """
