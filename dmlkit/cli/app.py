@@ -272,7 +272,7 @@ def prepare_environment() -> None:
             stream.reconfigure(errors="backslashreplace")  # an ASCII stream gets an escape for a plus-minus sign
     os.environ["MPLBACKEND"] = "agg"  # plots go to files; matplotlib fails at an unknown name
     # Threads that wait by spinning take the processor from others: at a load of 5 a photo took 1.1 s instead of 0.02 s.
-    # Threads that sleep at once are late for the next layer: a served photo took 33 ms instead of 18. They spin a bit.
+    # Threads that sleep at once are late for the next layer: a served photo took 33 ms instead of 19. They spin a bit.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")

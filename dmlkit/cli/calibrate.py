@@ -24,8 +24,10 @@ from dmlkit.files.escape import command_word
 from dmlkit.files.source import check_options, kind_of, require_addable, require_gallery, require_run
 
 if TYPE_CHECKING:
+    from dmlkit.files.where import Where
     from dmlkit.identify.calibrated import Identification
     from dmlkit.metrics.reliability import Reliability
+    from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold
 
 
@@ -100,8 +102,7 @@ def calibrate(
         raise UserError(f"calibrate: --by {by}: does not apply to --where {labels.where}; leave one out")
     conditions = where_of(labels.where)
     if kind == "run":
-        of_run: dict[str, Any] = {"checkpoint": checkpoint, "overrides": overrides or [], "where": conditions}
-        _calibrate_run(source, far, chosen.device, asked, of_run, json=json)
+        _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, conditions, json=json)
         return
 
     from dmlkit.evaluation.by_value import column_table
@@ -216,9 +217,11 @@ def say_reliability(reliability: "Reliability") -> None:
 def _calibrate_run(
     run: Path,
     far: float | None,
+    checkpoint: "CheckpointName | None",
+    overrides: list[str],
     device: str,
     column: tuple[str, Path | None] | None,
-    of_run: dict[str, Any],
+    where: "Where | None",
     *,
     json: bool,
 ) -> None:
@@ -231,7 +234,9 @@ def _calibrate_run(
     ranks = ranks_of(device)
     if column is not None:
         column_table(*column, run)
-    threshold = calibrate_run(run, far=far, **of_run, ranks=ranks, bar=bars())
+    threshold = calibrate_run(
+        run, far=far, checkpoint=checkpoint, overrides=overrides, where=where, ranks=ranks, bar=bars()
+    )
     if not ranks.is_global_zero:
         return
     by_value = None if column is None else pair_rates_by_value(run, threshold, *column, ranks=ranks, bar=bars())
