@@ -198,7 +198,7 @@ class Report(Document, frozen=True):
         )
 
     def with_files(self, dataset: Dataset, known: str | None = None) -> "Report":
-        """Return the report with the hashes of the images' files; of contents too, if sizes and times are not known."""
+        """Return the report with the hashes of the images' files; of contents too, if they are not ``known``."""
         files = hash_files(dataset)
         contents = None if known in (None, files) else hash_files(dataset, contents=True)
         return self.model_copy(update={"files": files, "contents": contents})

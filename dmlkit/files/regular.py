@@ -97,10 +97,11 @@ def reading(path: Path, what: str, *errors: type[Exception], missing: str = "no 
         yield
     except FileNotFoundError:
         raise UserError(f"{path}: {missing}") from None
-    except (UserError, MemoryError):
+    except UserError:
         raise
     except (OSError, *errors) as error:
-        raise UserError(f"{path}: cannot read {what}: {what_instead(path, first_line(error))}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        raise UserError(f"{path}: cannot read {what}: {what_instead(path, reason)}") from error
 
 
 def read_text(path: Path, missing: str = "no such file") -> str:

@@ -1,6 +1,7 @@
 """Files of vectors of any program: .npy, .npz, .safetensors, Parquet, Arrow and CSV, with labels and other columns."""
 
 import re
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -268,6 +269,8 @@ def _arrays(path: Path) -> dict[str, Values]:
     # numpy, zipfile, zlib and safetensors raise many kinds for damaged files
     with reading(path, "these arrays", Exception, missing=f"no such file; expected {EXPECTED}"):
         if path.suffix.lower() == ".npz":
+            if not zipfile.is_zipfile(path):  # NumPy would advise to unpickle it
+                raise ValueError("this is no .npz file")
             with np.load(path, allow_pickle=False) as stored:
                 return {name: _unpickled(stored, name) for name in stored.files}
         import torch

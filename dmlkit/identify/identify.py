@@ -1,5 +1,6 @@
 """Labels of images among labeled images, or none of them: ``dmlkit identify``."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -276,6 +277,9 @@ class Identifier:
         length = self.decider.length if groups is None else NEAREST
         near = nearest(self.searched, asked, length, rescored=self.decider.rescored, numbers=numbers)
         own = are_nearest(near)
+        if asked.source != self.source.source:  # the rows of two files without paths have the same names
+            pairs = zip(own, near.pictures, strict=True)
+            own = [is_own and not re.fullmatch(r"row \d+", path) for is_own, path in pairs]
         if groups is None:
             decisions = list[Decision]()
             for block in asked.blocks(QUERY_ROWS):

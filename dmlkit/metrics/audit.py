@@ -119,7 +119,11 @@ def most_wrong_together(audits: Sequence[LabelAudit]) -> int:
 
 
 def draws_until_together(audits: Sequence[LabelAudit], most: int, expected: float) -> float:
-    """Estimate how many draws from several audits bound the wrong labels that they leave, as expected, to ``most``."""
+    """Estimate how many draws from several audits bound the wrong labels that they leave to ``most``.
+
+    Args:
+        expected: number of wrong labels among the unchecked ones that the estimate takes for granted.
+    """
     first, others = _evidence(audits)
     counts = (most + 1 - np.arange(len(others))).clip(0)  # in the first audit, for more than most in all
     against = float((np.append(first, np.inf)[counts.clip(max=len(first))] + others).min())

@@ -1,6 +1,7 @@
 """Files of vectors of other programs, compared with the arrays that they were written from."""
 
 import csv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from numpy.lib import format as npy
 from pyarrow import feather, parquet
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_tensors
@@ -107,6 +109,12 @@ def test_other_tables_are_no_vectors(name: str, text: str, tmp_path: Path):
     assert not holds_vectors(tmp_path / name)
 
 
+def huge(path: Path) -> None:
+    """Write a header that asks for 80 TB."""
+    with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as file:
+        npy.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (10**12, 10)})
+
+
 HEAD = "label,e0,e1,e2"
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "two.npz": (
@@ -118,6 +126,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "objects.npz": (lambda path: np.savez(path, x=X, y=NAMES.astype(object)), "'y' holds Python objects"),
     "vectors.npz": (lambda path: np.savez(path, x=X.astype(object)), r"no vectors \(x object \(0,\)\)"),
     "none.npz": (lambda path: np.savez(path, y=Y), r"no vectors \(y int64 \(30,\)\); expected a 2-dimensional array"),
+    "text.npz": (lambda path: path.write_text("xx"), "cannot read these arrays: this is no .npz file"),
+    "huge.npz": (huge, "huge.npz: cannot read these arrays: Unable to allocate"),
     "cut.npz": (lambda path: path.write_bytes(b"PK\3\4 cut"), "cannot read these arrays"),
     "cut.safetensors": (lambda path: path.write_bytes(b"\x40\0\0\0\0\0\0\0{"), "cannot read these arrays"),
     "cut.parquet": (lambda path: path.write_bytes(b"PAR1"), "cannot read this table"),
@@ -185,5 +195,9 @@ def test_commands_take_vectors_of_any_file_as_those_of_npy(tmp_path, dmlkit, mon
         assert [path.removeprefix("row ").removesuffix(".jpg") for path in second] == [str(row) for row in nearest]
         for words in (("cluster", name, "-k", 3), ("inspect", name, "-o", "page.html")):
             assert dmlkit(*words).code == 0
+    np.save("others.npy", X[::-1])
+    for name in ("x.npy", "others.npy"):  # rows of two files have the same names
+        said = dmlkit("identify", "x.npy", name, "--labels", "y.npy", "--manifold", "sphere").out
+        assert ("of these images are in the source" in " ".join(said.split())) == (name == "x.npy"), said
     both = dmlkit("eval", "x.npy", "x.npz", "--labels", "y.npy")
     assert "same points" in both.err  # the labels of x.npz are inside, so that the file of them is that of x.npy

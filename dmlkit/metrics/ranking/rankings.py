@@ -64,10 +64,8 @@ def require_points(manifold: Manifold, points: Tensor, name: str) -> None:
         raise ValueError(f"{name}: expected {manifold.point_dim} coordinates, got {points.shape[1]}")
     error = find_invalid_point(manifold, points)
     if error is not None:
-        raise ValueError(
-            f"{name}: row {error[0]}: {error[1]}; rescale them, or map features onto the manifold with "
-            "manifold.from_features"
-        )
+        way = "" if "overflow" in error[1] else ", or map features onto the manifold with manifold.from_features"
+        raise ValueError(f"{name}: row {error[0]}: {error[1]}; rescale them{way}")
 
 
 def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
