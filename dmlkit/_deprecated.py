@@ -20,7 +20,8 @@ KEYS: dict[str, New] = {}
 ``"loss.name=triple": New("triplet", "0.4.0")``."""
 
 WORDS: dict[str, New] = {}
-"""By the old command, or the old option after its command, e.g. ``"embed --ckpt": New("--checkpoint", "0.4.0")``."""
+"""By the old command, or the old option after the first word of its commands, e.g.
+``"embed --ckpt": New("--checkpoint", "0.4.0")``; ``"gallery --file"`` is one of every command of galleries."""
 
 
 def warn_of(old: str, new: New) -> str:

@@ -26,8 +26,14 @@ def test_old_keys_and_members_of_a_recipe(caplog: pytest.LogCaptureFixture) -> N
     assert recipe == new
     assert caplog.messages == [
         "old.yaml:2: loss.name: triple: is called triplet now; dmlkit 0.4.0 will refuse the old name",
+        "old.yaml:3: training.rate: is called optimizer.lr now; dmlkit 0.4.0 will refuse the old name",
         "--set training.rate=0.02: training.rate: is called optimizer.lr now; dmlkit 0.4.0 will refuse the old name",
     ]
+
+
+def test_a_new_name_on_the_command_line_overrides_an_old_one_in_the_file() -> None:
+    assert parse_recipe(RECIPE, "old.yaml", ["optimizer.lr=0.05"]).optimizer.lr == 0.05
+    assert parse_recipe(RECIPE, "old.yaml", ["loss.name=triplet"]).loss.name == "triplet"
 
 
 def test_an_error_of_an_old_key_names_the_new_one_and_the_line() -> None:

@@ -154,7 +154,7 @@ class ComponentConfig(OptionsConfig, frozen=True):
     def __pydantic_init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         if ComponentConfig in cls.__bases__:
             folder, _, module = cls.__module__.rpartition(".")
-            cls.variants = Members(folder if module == "base" else None)
+            cls.variants = Members(folder or None if module == "base" else None)
             return
         if abstract:
             return

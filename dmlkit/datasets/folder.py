@@ -107,7 +107,7 @@ def class_listing(
     rows.faults += faults
     if not classes and rows.faults:
         more = f" ({len(rows.faults) - 1} more folders are wrong)" if len(rows.faults) > 1 else ""
-        raise OptionError("dataset.levels", f"{rows.faults[0]}{more}")
+        raise OptionError("dataset.levels" if levels else "dataset.root", f"{rows.faults[0]}{more}")
     if not classes:
         raise OptionError("dataset.root", f"{root}: {NO_CLASSES}")
     left_out = LeftOut(root)

@@ -144,7 +144,7 @@ BYTE, INTEGER, WHOLE, DOUBLE = 2, 6, 7, 11  # uint8, int32, int64 and float64 in
 def _weights(p: Lines, length: str, shorter: str, size: int, resizing: Resizing) -> tuple[str, str, str, str, str]:
     """Compute the weights (S, room) of one axis, of the pixels that the square depends on.
 
-    The weights of new pixel x are those of `resizing_matrix`, as integers w 2^p. p is the largest precision with which
+    The weights of new pixel x are those of the resizing, as integers w 2^p. p is the largest precision with which
     all fit into 16 bits, so that they and their sums equal torch's. They are split into bytes, w = 256 (high - 128)
     + low, because onnxruntime multiplies bytes exactly, and faster than floats.
 

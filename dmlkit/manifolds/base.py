@@ -310,15 +310,17 @@ def find_invalid_point(manifold: Manifold, points: Tensor) -> tuple[int, str] | 
     """
     for number, block in enumerate(points.split(ROWS)):
         is_off = ~(manifold.distance_off(block) <= TOLERANCE)  # also where it is nan
-        if not is_off.any():
-            continue
-        rows = is_off.nonzero()[:, 0]
-        exact = manifold.distance_off(block[rows].double())  # in float32 a square above 3e38 is infinite
-        rows = rows[~(exact <= TOLERANCE)]
-        if len(rows):
-            point = block[rows[0]]
-            error = manifold.describe_off(point) if point.isfinite().all() else "its embedding has nan or inf"
-            return number * ROWS + int(rows[0]), error
+        if is_off.any():
+            rows = is_off.nonzero()[:, 0]
+            exact = manifold.distance_off(block[rows].double())  # in float32 a square above 3e38 is infinite
+            is_off[rows] = ~(exact <= TOLERANCE)
+        is_wrong = is_off if manifold.longest < inf else is_off | (block.abs().amax(1) > LARGEST)
+        if is_wrong.any():
+            row = int(is_wrong.nonzero()[0])
+            point, error = block[row], "its embedding has nan or inf"
+            if point.isfinite().all():
+                error = manifold.describe_off(point) if is_off[row] else too_long(point)
+            return number * ROWS + row, error
     return None
 
 

@@ -20,6 +20,8 @@ WORDS = {
     "an object": "a mapping",
 }  # pydantic's messages use terms of JSON, but recipes are YAML
 
+FORMS = ("<name>", "<time>", "<one>", "<several>")  # tags of an option's forms, which are no keys
+
 
 def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
     """Return all errors of ``model`` in a tree, one per line: ``file:line: key: what, and what was expected``."""
@@ -33,7 +35,7 @@ def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) 
 def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
     if fault["type"] == "requirements":
         return [_requirement_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
-    key: Key = tuple(step for step in fault["loc"] if not str(step).startswith("<"))  # tags of an option's forms
+    key: Key = tuple(step for step in fault["loc"] if step not in FORMS)
     match fault["type"]:
         case "extra_forbidden":
             known = list(_model_at(key[:-1], tree.data, model).model_fields)

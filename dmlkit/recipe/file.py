@@ -51,6 +51,7 @@ def parse_recipe(
 
 
 def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool) -> Recipe:
+    rename_keys(tree)  # before the overrides, which may have the new names
     apply_overrides(tree, overrides)
     rename_keys(tree)
     _name_default_members(tree.data)

@@ -265,9 +265,9 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     def _unrelated_points_out_of_reach(self) -> Faults:
         manifold, terms = self.manifold, components_below((), (self.loss, self.regularizers))
         bounded = [term.name for _, term in terms if NEEDS_BOUNDED in term.requirements()]
-        if bounded and manifold.name in ("poincare", "lorentz"):
-            options: Any = manifold
-            fault = too_curved(bounded[0], options.curvature, options.similarity)
+        curvature = getattr(manifold, "curvature", None)  # also of a plug-in's manifold
+        if bounded and curvature is not None:
+            fault = too_curved(bounded[0], curvature, getattr(manifold, "similarity", ""))
             if fault:
                 yield ("manifold", "curvature"), fault
 

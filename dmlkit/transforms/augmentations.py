@@ -100,7 +100,8 @@ class FromTorchvisionConfig(AugmentationConfig, frozen=True, abstract=True):
 
     @classmethod
     def __pydantic_init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
-        cls.transform = cls.__dict__.get("transform", cls.__name__.removesuffix("Config"))
+        if not hasattr(cls, "transform"):
+            cls.transform = cls.__name__.removesuffix("Config")
         super().__pydantic_init_subclass__(abstract, **kwargs)
 
     def build(self) -> ImageTransform:

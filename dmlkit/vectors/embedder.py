@@ -136,6 +136,9 @@ class GivenImages(ImageList):
         names = [str(image) if isinstance(image, str | Path) else f"images[{row}]" for row, image in enumerate(images)]
         super().__init__(names, boxes=boxes)
 
+    def file(self, index: int) -> str | None:
+        return super().file(index) if isinstance(self.images[index], str | Path) else None
+
     def sample(self, index: int) -> Tensor:
         image = self.images[index]
         if isinstance(image, str | Path):

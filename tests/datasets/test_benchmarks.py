@@ -109,6 +109,15 @@ def test_missing_archive_members_are_named(tmp_path: Path):
     (tmp_path / "CUB_200_2011" / "image_class_labels.txt").unlink()
     with pytest.raises(UserError, match=r"image_class_labels\.txt: no such file"):
         Cub200Config(root=str(tmp_path)).build("train")
+    trees.cub_images_only(tmp_path / "folders")
+    images = tmp_path / "folders/CUB_200_2011/images"
+    for number, folder in enumerate(sorted(images.iterdir())):
+        folder.rename(images / f"Bird{number}")
+    refuses(
+        r"^dataset\.root: .*Bird0: expected a class folder such as 001",
+        Cub200Config(root=str(tmp_path / "folders")).build,
+        "train",
+    )
     trees.sop(tmp_path / "sop")
     (tmp_path / "sop" / "Stanford_Online_Products" / "Ebay_test.txt").unlink()
     with pytest.raises(UserError, match=r"Ebay_test\.txt: no such file"):

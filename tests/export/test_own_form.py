@@ -92,5 +92,9 @@ def test_a_manifold_without_a_form_in_numpy_is_searched_and_exported(plugin: Cal
     stored = np.concatenate([vectors for _, vectors in rows_of(folder, index)])
     assert (-vectors @ stored.T).argsort(1)[:, :4].tolist() == expected
 
+    points[3] = 1e30  # whose products overflow, although the plug-in calls each row a point
+    with pytest.raises(ValueError, match=r"row 3: its largest coordinate is 1e\+30, and inner products overflow"):
+        Gallery(space, torch.from_numpy(points))
+
     with pytest.raises(ValueError, match=r"unknown form 'own'; only its manifold .* use Manifold\.index_vectors"):
         index_vectors(queries, index.model_dump(), "query")

@@ -126,8 +126,9 @@ def test_rules_across_parts_hold_across_files(recipes: Callable[..., Path]):
 @pytest.mark.parametrize(
     "loss", ["{name: multi_similarity}", "{name: cross_batch_memory, loss: {name: multi_similarity}}"]
 )
-@pytest.mark.parametrize("space", ["poincare", "lorentz"])
-def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(recipes, space, loss):
+@pytest.mark.parametrize("space", ["poincare", "lorentz", "ball"])
+def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(recipes, plugin, space, loss):
+    plugin("from dmlkit.manifolds import Poincare\n\n\nclass Ball(Poincare, name='ball'):\n    'Derived.'\n")
     text = f"extends: _base.yaml\nloss: {loss}\nmanifold:\n  name: {space}\n  curvature: CURVATURE\n"
     path = recipes(birds__own=text.replace("CURVATURE", "-9.6"), birds___base=BASE)
     read_recipe(path)

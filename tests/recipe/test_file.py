@@ -308,6 +308,7 @@ def test_an_error_of_yaml_has_the_line_to_correct(text: str, line: int):
         ("dataset.name=folder", "dataset.root: this key is missing and has no default; add it"),
         ("transform=null", "transform: got null, but dataset glyphs has images"),
         ("nothing.x=1", "nothing: unknown key"),
+        ("<seed=1", "<seed: unknown key; did you mean 'seed'?"),
         ("metrics.0=3", "metrics: got {'0': 3}, expected a list"),
         ("loss={name: triplet", "not valid YAML: expected ',' or '}', but got '<stream end>'"),
         ("loss={name: triplet, name: margin}", "name: this key is given twice; remove one"),

@@ -199,7 +199,7 @@ def test_a_recipe_with_defaults_can_be_written_and_read(name: str):
 PLUGIN = """
 from typing import Literal
 from torch import Tensor
-from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform
+from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform, RandomErasingConfig
 
 
 class NegativeConfig(AugmentationConfig, frozen=True):
@@ -213,6 +213,13 @@ class NegativeConfig(AugmentationConfig, frozen=True):
 
 def invert(image: Tensor) -> Tensor:
     return 255 - image
+
+
+class OftenErasedConfig(RandomErasingConfig, frozen=True):
+    'Another default.'
+
+    name: Literal["often_erased"] = "often_erased"
+    p: float = 0.9
 """
 
 
@@ -222,6 +229,8 @@ def test_a_plugin_can_add_an_augmentation(plugin: Callable[[str], None]):
     dataset = recipe.dataset.build("train")
     found = TransformedImages(dataset, recipe.transform, training=True)[3, 0].input
     assert isinstance(found, Tensor) and torch.equal(found, 255 - dataset.sample(3))
+    derived = AugmentationConfig.variants["often_erased"]().build()
+    assert isinstance(derived, v2.RandomErasing) and derived.p == 0.9
 
 
 @pytest.mark.parametrize(

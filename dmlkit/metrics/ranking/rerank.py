@@ -32,7 +32,7 @@ class KReciprocal(NamedTuple):
 
 
 class Expansion(NamedTuple):
-    """Options of `expand`."""
+    """Options of the expansion of queries."""
 
     name = "expansion"
     n: int = 5
@@ -208,8 +208,8 @@ def _similarities(manifold: Manifold, points: Tensor, items: Tensor) -> Iterator
 class _Neighbors:
     """The nearest images of each of P images, ``lists`` (P, k1 + 1) of itself and its k1 nearest.
 
-    ``limits`` (P,) are the similarities of the k1-th nearest, ``largest`` and ``smallest`` the extremes over all images,
-    itself included.
+    ``limits`` (P,) are the similarities of the k1-th nearest, ``largest`` and ``smallest`` the extremes over all
+    images, itself included.
     """
 
     def __init__(
