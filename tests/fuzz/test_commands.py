@@ -172,12 +172,12 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "export": (
         ("run/embeddings/test --format faiss", "output=new.faiss precision=fp32,fp16,int8,binary"),
-        ("run --format hub", "license=mit,apache-2.0 output=new checkpoint"),
+        ("run --format hub", "license=mit,apache-2.0 output=new checkpoint=best,last"),
         ("run/embeddings/test --format npz", "output=new.npz"),
         ("run/embeddings/test --format parquet", "output=new.parquet"),
         ("run/embeddings/test --format tensorboard", "output=new"),
         ("run/embeddings/test --format lancedb -o new", "table overwrite"),
-        ("run --format safetensors", "output=new.safetensors checkpoint overrides=dataset.seed=3"),
+        ("run --format safetensors", "output=new.safetensors checkpoint=best,last overrides=dataset.seed=3"),
         ("run --format onnx", "output=new.onnx takes=images,squares dims=2,4 precision=fp32,fp16,int8"),
     ),
     "final": (

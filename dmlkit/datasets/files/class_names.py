@@ -1,7 +1,7 @@
 """Names of classes: those of a run, paths such as ``corvus/corax`` of a hierarchy, and sets of labels."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -155,7 +155,7 @@ def in_groups(names: Sequence[str], separator: str) -> list[str]:
 
     if not names:
         return []
-    sets = csr_array(members_of(names, separator)[1]).astype(np.int32)
+    sets: Any = csr_array(members_of(names, separator)[1]).astype(np.int32)
     groups = connected_components(sets.T @ sets)[1][sets.indices[sets.indptr[:-1]]]  # in the order of their first label
     return [name for _, name in sorted(zip(groups.tolist(), names, strict=True))]
 
