@@ -194,6 +194,7 @@ def bad_problems() -> Iterator[tuple[str, Problem]]:
     yield r"a finite cost, got cost\[0, 1, 0\] = -inf", (spoiled(cost, (0, 1, 0), -torch.inf), rows, cols)
     yield r"0 or more, got rows\[1, 3\] = -0.5", (cost, spoiled(rows, (1, 3), -0.5), cols)
     yield r"0 or more, got cols\[0, 2\] = nan", (cost, rows, spoiled(cols, (0, 2), torch.nan))
+    yield r"0 or more, got cols\[1, 1\] = -0.25", (cost, rows, spoiled(cols, (1, 1), -0.25))
     yield r"0 or more, got rows\[0, 0\] = inf", (cost, spoiled(rows, (0, 0), torch.inf), cols)
     yield r"equal totals, got .* and .* in problem 2", (cost, rows, spoiled(cols, (2, 0), 9.0))
     yield r"at least one entry, got \(0, 4, 6\)", (cost[:0], rows[:0], cols[:0])

@@ -164,6 +164,8 @@ def test_images_of_a_class_are_of_groups_apart(images: int, seed: int):
         counts = [shown[label, group] for group in groups[label == LABELS].unique().tolist()]
         assert max(counts) - min(counts) <= 1
     assert sampler.batches(epoch=2) == config.build(LABELS, seed, None, groups).batches(epoch=2)
+    ignored = config.model_copy(update={"apart": None})
+    assert ignored.build(LABELS, seed, None, groups).batches(0) == ignored.build(LABELS, seed).batches(0)
 
 
 def test_too_few_groups_are_told():
