@@ -15,6 +15,13 @@ from dmlkit.vectors.progress_bar import no_bar
 from tests.conftest import refuses
 
 
+@pytest.fixture
+def tested(tested: EmbeddedSplit) -> EmbeddedSplit:
+    """Random points: of those of a network two may be as near to a third but for a rounding that versions differ in."""
+    points = torch.randn(tested.points.shape, generator=torch.Generator().manual_seed(0))
+    return replace(tested, points=torch.nn.functional.normalize(points, dim=1))
+
+
 def similarities(embedded: EmbeddedSplit, query: int) -> list[float]:
     points = embedded.points.double()
     return [float(points[query] @ points[other]) for other in range(len(points))]
