@@ -105,7 +105,7 @@ def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path, accumulate: int
     recipe = tmp_path / "recipe.yaml"
     dataset = f"{{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0, on_bad_image: skip}}"
     text = RECIPE.format(loss="proxy_anchor").splitlines()
-    recipe.write_text("\n".join([f"dataset: {dataset}", *text[1:]]).replace("lr: 0.00001", "lr: 0.001"))
+    recipe.write_text("\n".join([f"dataset: {dataset}", *text[1:]]).replace("lr: 0.00001", "lr: 0.0001"))
     steps = f"training.accumulate={accumulate}"
 
     def train(ranks: int, batch_size: int, output: Path):
