@@ -1,8 +1,8 @@
-"""The scripts of papers' authors beside dmlkit: the same network, photos and batches, by their loops and by ours.
+"""The training scripts of papers' authors compared with dmlkit: the same network, photos and kind of batches.
 
 Run: python benchmarks/authors.py PHOTOS CHECKOUTS [CASE ...]. PHOTOS are those of `recipes/cars`; CHECKOUTS is a folder
 with the authors' repositories (`git clone https://github.com/OWNER/NAME`, see `CASES`). A case is one loss and takes
-two trainings per seed, of 3 minutes on one thread; figures are kept in runs/authors, where the same command goes on.
+two trainings per seed, of 3 minutes on one thread. Figures are kept in runs/authors; rerun the command to resume.
 
 The network is the last two stages of EfficientNet-Lite0 on stored maps of four views, see `recipes/study/cars.yaml`,
 with the weights that dmlkit starts from. Five epochs on 78 classes; both sides are scored by R@1 on 20 validation
@@ -16,7 +16,7 @@ import json
 import random
 import runpy
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,6 @@ from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -44,7 +43,7 @@ from dmlkit.training.data import TrainingData, feature_jobs, training_data
 from dmlkit.training.experiment import assemble
 from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
-from dmlkit.vectors.features import CachedFeatures
+from dmlkit.vectors.features import CachedFeatures, DrawnViews
 
 RECIPES = Path(__file__).parent.parent / "recipes/cars"
 RUNS = Path("runs/authors")
@@ -139,7 +138,7 @@ class BalancedBatches(torch.utils.data.Sampler[int]):
     def __init__(self, data_source: Maps, batch_size: int, images_per_class: int) -> None:
         self.labels, self.batch_size, self.images = np.array(data_source.ys), batch_size, images_per_class
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:
         for _ in range(len(self.labels) // self.batch_size):
             for label in np.random.choice(self.labels.max() + 1, self.batch_size // self.images, replace=False):
                 yield from np.random.choice(np.flatnonzero(self.labels == label), self.images, replace=False)
@@ -183,8 +182,8 @@ def borrowed(script: Path, arguments: str, data: TrainingData, seed: int, curve:
     Args:
         curve: receives R@1 on the validation classes by the script's own evaluation.
     """
-    assert isinstance(data.validation, CachedFeatures)
-    network, parts = Network(data.model), (Maps(data.training.dataset), Maps(data.validation))  # type: ignore[arg-type]
+    assert isinstance(data.training, DrawnViews) and isinstance(data.validation, CachedFeatures)
+    network, parts = Network(data.model), (Maps(data.training.features), Maps(data.validation))
 
     def dataset(*_: object, mode: str = "", **__: object) -> Maps:
         seed_all(seed)
@@ -216,11 +215,11 @@ def borrowed(script: Path, arguments: str, data: TrainingData, seed: int, curve:
         return network
 
     before = set(sys.modules)
-    wandb = SimpleNamespace(init=MagicMock(), config=MagicMock(), log=MagicMock())
+    absent: Any = {"wandb": MagicMock(), "graphviz": MagicMock()}  # packages that the scripts import for their logs
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(sys, "argv", [script.name, *arguments.split()]))
         stack.enter_context(patch.object(sys, "path", [str(script.parent), *sys.path]))
-        stack.enter_context(patch.dict(sys.modules, {"wandb": wandb, "graphviz": MagicMock()}))  # type: ignore[dict-item]
+        stack.enter_context(patch.dict(sys.modules, absent))
         for owner, name, value in (
             (Tensor, "cuda", itself),
             (nn.Module, "cuda", itself),

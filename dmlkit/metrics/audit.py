@@ -122,7 +122,7 @@ def draws_until_together(audits: Sequence[LabelAudit], most: int, expected: floa
     """Estimate how many draws from several audits bound the wrong labels that they leave to ``most``.
 
     Args:
-        expected: number of wrong labels among the unchecked ones that the estimate takes for granted.
+        expected: expected number of wrong labels among the unchecked ones.
     """
     first, others = _evidence(audits)
     counts = (most + 1 - np.arange(len(others))).clip(0)  # in the first audit, for more than most in all
