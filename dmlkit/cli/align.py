@@ -39,15 +39,15 @@ def align(
     others = ", ".join(f"{name} {error:.3g}" for name, error in alignment.errors.items() if name != chosen)
     say(f"{chosen} map: mean squared distance {alignment.errors[chosen]:.3g} on images that chose it")
     say(f"  others: {others}")
-    has_ends = any(any(one.intervals.values()) for one in alignment.figures)  # fewer than 5 labels have none
+    has_ends = any(any(figures.intervals.values()) for figures in alignment.figures)  # fewer than 5 labels have none
     columns = [column for name in alignment.figures[0].metrics for column in (name, *(["95 %"] if has_ends else []))]
     rows = [["asked by", "among", *columns]]
-    for one in alignment.figures:
+    for figures in alignment.figures:
         cells: list[str] = []
-        for name, value in one.metrics.items():
-            ends = one.intervals[name]
+        for name, value in figures.metrics.items():
+            ends = figures.intervals[name]
             cells += [f"{value:.3f}", *([f"{ends[0]:.3f} .. {ends[1]:.3f}" if ends else ""] if has_ends else [])]
-        rows.append([one.queries, one.gallery, *cells])
+        rows.append([figures.queries, figures.gallery, *cells])
     finds = "another image of its label" if alignment.finds == "label" else "the older point of the same image"
     unseen = ", all of labels that the map has not seen" if alignment.held_out == "labels" else ""
     say(f"measured on {alignment.measured} other images{unseen}; each has to find {finds}")

@@ -86,14 +86,14 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options of all commands, ``--debug`` and ``--plugin``, wherever they are in the line."""
-        own: list[str] = []
+        global_words: list[str] = []
         others: list[str] = []
         words = iter(args)
         for word in words:
-            is_own = word in ("--debug", "--plugin") or word.startswith("--plugin=")
-            (own if is_own else others).append(word)
-            own += islice(words, 1) if word == "--plugin" else []
-        return super().parse_args(ctx, own if own[-1:] == ["--plugin"] else [*own, *others])
+            is_global = word in ("--debug", "--plugin") or word.startswith("--plugin=")
+            (global_words if is_global else others).append(word)
+            global_words += islice(words, 1) if word == "--plugin" else []
+        return super().parse_args(ctx, global_words if global_words[-1:] == ["--plugin"] else [*global_words, *others])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command, with new names for the old ones of commands and options."""
@@ -136,11 +136,16 @@ def refuse_second_values(parse: Callable[..., list[str]]) -> Callable[..., list[
 
     @wraps(parse)
     def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
-        _, _, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
-        for one in given:
-            if isinstance(one, TyperOption) and not one.multiple and not one.is_flag and given.count(one) > 1:
-                name = max(one.opts, key=len)
-                raise UserError(f"{name}: given {given.count(one)} times, but takes one value; give it once")
+        _, _, parameters = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
+        for parameter in parameters:
+            if (
+                isinstance(parameter, TyperOption)
+                and not parameter.multiple
+                and not parameter.is_flag
+                and parameters.count(parameter) > 1
+            ):
+                name = max(parameter.opts, key=len)
+                raise UserError(f"{name}: given {parameters.count(parameter)} times, but takes one value; give it once")
         return parse(command, ctx, args)
 
     return parse_args
@@ -253,9 +258,9 @@ def message_of(error: Exception) -> tuple[str, int]:
         return f"not enough memory: {memory}{advice}", USER_ERROR
     if killed := killed_reader(error):
         return f"{killed}; run the same command again", USER_ERROR
-    what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    first_line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     report = "please report it with the traceback that --debug prints"
-    return f"internal error of dmlkit {__version__}: {what}; {report}", INTERNAL_ERROR
+    return f"internal error of dmlkit {__version__}: {first_line}; {report}", INTERNAL_ERROR
 
 
 def lines_of(text: str) -> list[str]:

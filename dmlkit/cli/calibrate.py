@@ -91,18 +91,18 @@ def calibrate(
     chosen on validation classes. For a gallery it is the probability above which
     an image gets a label, chosen on images whose label is left out.
     """
-    kind, asked = kind_of(source), column_of(by)
+    kind, column = kind_of(source), column_of(by)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
     of_gallery = {f"--{name}": value for name, value in asdict(labels).items()}
     check_options(source, kind, options | of_gallery)
     for name, moved in (("--run", chosen.run), ("--with", chosen.second)):
         if moved is not None and kind == "run":
             raise UserError(f"calibrate: {name} {moved}: names a run of a gallery, but {source} is a run; remove it")
-    if labels.where is not None and asked is not None:
+    if labels.where is not None and column is not None:
         raise UserError(f"calibrate: --by {by}: does not apply to --where {labels.where}; leave one out")
     conditions = where_of(labels.where)
     if kind == "run":
-        _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, conditions, json=json)
+        _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, column, conditions, json=json)
         return
 
     from dmlkit.evaluation.by_value import column_table
@@ -113,20 +113,23 @@ def calibrate(
     from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_by_value, calibrate_gallery
 
     model = chosen.choose(source)
-    own = {"fpir": labels.fpir, "strangers": labels.strangers, "near": labels.near}
-    asked_of: dict[str, Any] = {**own, "model": model, "bar": bars()}
+    label_options = {"fpir": labels.fpir, "strangers": labels.strangers, "near": labels.near}
+    arguments: dict[str, Any] = {**label_options, "model": model, "bar": bars()}
     by_value, values = None, dict[str, "Identification | UserError"]()
-    if asked is not None and asked[1] is None:
-        result, values = calibrate_by_value(source, asked[0], **asked_of)
+    if column is not None and column[1] is None:
+        result, values = calibrate_by_value(source, column[0], **arguments)
     else:
-        if asked is not None:
-            column_table(*asked, GalleryFolder(source).run)
-        result = calibrate_gallery(source, **asked_of, where=conditions)
-        by_value = None if asked is None else identification_rates_by_value(source, result, *asked)
+        if column is not None:
+            column_table(*column, GalleryFolder(source).run)
+        result = calibrate_gallery(source, **arguments, where=conditions)
+        by_value = None if column is None else identification_rates_by_value(source, result, *column)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(result.reliability, source / "reliability.png", title=title, share=share)
     if json:
-        data = {value: str(one) if isinstance(one, UserError) else one.plain() for value, one in values.items()}
+        data = {
+            value: str(outcome) if isinstance(outcome, UserError) else outcome.plain()
+            for value, outcome in values.items()
+        }
         more = {"by": by_value and by_value.model_dump(mode="json"), "values": data}
         say_json(result.stamped() | {name: value for name, value in more.items() if value})
     else:
@@ -144,9 +147,9 @@ def calibrate(
 def print_identification(result: "Identification", gallery: Path) -> None:
     """Print the rates of identification, of single images and of groups, and the reliability of its probabilities."""
     first, rows = result.fits[0], [["similarity", "images", "least probability", "FPIR", "FNIR"]]
-    for one in result.fits:
-        figures = (one.threshold, one.fpir.rate, one.fnir.rate)
-        rows.append([one.similarity, str(one.size), *(f"{figure:.3f}" for figure in figures)])
+    for fit in result.fits:
+        figures = (fit.threshold, fit.fpir.rate, fit.fnir.rate)
+        rows.append([fit.similarity, str(fit.size), *(f"{figure:.3f}" for figure in figures)])
     print_table(rows, f"{gallery}, for one image and for groups of images (identify --by)")
     absent, present = (f"{rate.images:,} images of {rate.labels:,}" for rate in (first.fpir, first.fnir))
     say_prose(
@@ -180,16 +183,19 @@ def print_identification(result: "Identification", gallery: Path) -> None:
 def print_thresholds(values: "dict[str, Identification | UserError]", column: str) -> None:
     """Print the threshold of each value of a column with its rates, and which values have too few images for one."""
     rows = [[column, "images", "labels", "least probability", "FPIR, 95 % interval", "FNIR, 95 % interval"]]
-    requested, failed = list[str](), [(value, str(one)) for value, one in values.items() if isinstance(one, UserError)]
-    for value, one in values.items():
-        if not isinstance(one, UserError):
-            fit = one.fits[0]
+    requested, failed = (
+        list[str](),
+        [(value, str(error)) for value, error in values.items() if isinstance(error, UserError)],
+    )
+    for value, outcome in values.items():
+        if not isinstance(outcome, UserError):
+            fit = outcome.fits[0]
             rates = (
                 f"{rate.rate:.3f}" + ("  {:.3f} .. {:.3f}".format(*rate.interval) if rate.interval else "")
                 for rate in (fit.fpir, fit.fnir)
             )
-            rows.append([value, f"{one.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
-            requested.append(f"{value} {one.requested:g}")
+            rows.append([value, f"{outcome.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
+            requested.append(f"{value} {outcome.requested:g}")
     if requested:
         print_table(rows, f"per {column}, among the images of the same {column} alone")
         say_prose(f"requested FPIR: {some_of(requested)}")
@@ -277,9 +283,9 @@ def print_far_elsewhere(threshold: "Threshold") -> None:
         if threshold.test and not low <= threshold.test.far <= high:
             say_prose(f"note: the FAR on the test classes is {threshold.test.far:.2g}, outside this interval")
         return
-    pairs, least = least_far(threshold.validation.classes)
-    if threshold.far < least:
-        these = f"{pairs} pairs of classes, and the least is 1 / {pairs}: use --far {least:g}, or more classes"
+    pairs, least_rate = least_far(threshold.validation.classes)
+    if threshold.far < least_rate:
+        these = f"{pairs} pairs of classes, and the least is 1 / {pairs}: use --far {least_rate:g}, or more classes"
         these = these if pairs > 1 else "a single pair of classes; use more classes"
         say_prose(f"note: {classes} classes cannot carry a FAR of {threshold.far:g}: they are {these}")
     say_prose(

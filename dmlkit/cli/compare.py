@@ -53,7 +53,7 @@ def compare(
         print_table(values)
         if changes:
             print_table(changes, f"difference from {lines[0].name}")
-        for line, name, result in zip(lines, short_names([one.name for one in results]), results, strict=False):
+        for line, name, result in zip(lines, short_names([result.name for result in results]), results, strict=False):
             if line.name != name:
                 say(f"{line.name}: {result.name}")
     for note in notes_of(results, lines, with_units=not json):

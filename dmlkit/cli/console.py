@@ -71,8 +71,8 @@ def wrapped(text: str, width: int) -> list[str]:
         >>> wrapped("last (epoch 9)  test recall@1\0000.932  map@r\0000.500", 40)
         ['last (epoch 9)  test recall@1 0.932', '  map@r 0.500']
     """
-    kept = COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
-    lines = wrap(kept, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    protected = COMMAND.sub(lambda match: match[0].replace(" ", "\0"), text)
+    lines = wrap(protected, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]
 
 
@@ -122,16 +122,16 @@ def show_table(table: Table) -> None:
     width, numbers = Output.console.width, [column.no_wrap or column.justify == "right" for column in table.columns]
     sizes = [_word_and_line((column.header, *column.cells)) for column in table.columns]
     widest = [line for _, line in sizes]
-    least = [line if number else word for number, (word, line) in zip(numbers, sizes, strict=True)]
-    if (room := width - sum(least) - PADDING * len(least) - 1) < 0:  # break words
-        least = [wide if number else min(wide, WORD) for wide, number in zip(widest, numbers, strict=True)]
-        room = max(0, width - sum(least) - PADDING * len(least) - 1)
-    narrow_first = sorted(range(len(least)), key=lambda place: widest[place] - least[place])
-    for done, place in enumerate(narrow_first):
-        extra = min(widest[place] - least[place], room // (len(least) - done))
-        table.columns[place].width, room = least[place] + extra, room - extra
-        table.columns[place].no_wrap, table.columns[place].overflow = numbers[place], "fold"
-    Output.console.width = max(width, sum(least) + PADDING * len(least) + 1)
+    minimums = [line if number else word for number, (word, line) in zip(numbers, sizes, strict=True)]
+    if (room := width - sum(minimums) - PADDING * len(minimums) - 1) < 0:  # break words
+        minimums = [wide if number else min(wide, WORD) for wide, number in zip(widest, numbers, strict=True)]
+        room = max(0, width - sum(minimums) - PADDING * len(minimums) - 1)
+    narrow_first = sorted(range(len(minimums)), key=lambda index: widest[index] - minimums[index])
+    for done, index in enumerate(narrow_first):
+        extra = min(widest[index] - minimums[index], room // (len(minimums) - done))
+        table.columns[index].width, room = minimums[index] + extra, room - extra
+        table.columns[index].no_wrap, table.columns[index].overflow = numbers[index], "fold"
+    Output.console.width = max(width, sum(minimums) + PADDING * len(minimums) + 1)
     Output.console.print(table)
     Output.console.width = width
 
@@ -190,8 +190,8 @@ def fusion_line(fusion: Mapping[str, Any]) -> str:
         measured = f"; validation map@r {fusion['alone']:.4f} alone, {fusion['together']:.4f} together"
         measured += ": the run alone is better" if fusion["together"] < fusion["alone"] else ""
     weights = "mean of logits" if fusion["weights"] == "mean" else "logistic weights"
-    of = "matches of patches" if fusion["run"] == "local" else f"the similarity of {fusion['run']}"
-    return f"with {fusion['share']:.2f} of {of} ({weights}{measured})"
+    similarity = "matches of patches" if fusion["run"] == "local" else f"the similarity of {fusion['run']}"
+    return f"with {fusion['share']:.2f} of {similarity} ({weights}{measured})"
 
 
 def say_json(data: Any) -> None:

@@ -78,12 +78,12 @@ def duplicates(
 
 def print_groups(result: "DuplicateGroups") -> None:
     """Print the largest groups, and notes on all."""
-    collection, least = result.collection, result.least()
+    collection, least_similarities = result.collection, result.least()
     rows: list[list[str | list[str]]] = [["images", "min similarity", "label", "path"]]
     for group in result.groups[:MOST_SHOWN]:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])
-        alike = float(least[group].min())
+        alike = float(least_similarities[group].min())
         image = image_cell(collection.paths[first], collection.boxes[first])
         rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), image])
     if result.groups:
@@ -119,10 +119,10 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None") -> Non
 def print_pairs(matches: "Matches", title: str) -> None:
     """Print the most similar of some pairs."""
     rows: list[list[str | list[str]]] = [["similarity", "a", "b"]]
-    for place in matches.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
-        one, other = int(matches.pairs.first[place]), int(matches.pairs.second[place])
+    for index in matches.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
+        one, other = int(matches.pairs.first[index]), int(matches.pairs.second[index])
         ends = ((matches.one, one), (matches.other, other))
         images = [image_cell(points.paths[row], points.boxes[row]) for points, row in ends]
-        rows.append([f"{float(matches.pairs.similarities[place]):.4f}", *images])
+        rows.append([f"{float(matches.pairs.similarities[index]):.4f}", *images])
     a, b = matches.one, matches.other
     print_table(rows, title + (f" in {a.source}" if a is b else f": a in {a.source}, b in {b.source}"))

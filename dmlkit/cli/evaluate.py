@@ -141,11 +141,11 @@ def evaluate(
     kind: Kind = "backbone" if is_recipe(source) else require_source(source)
     if kind == "backbone":  # it is not trained: its only checkpoint is the pretrained one
         read_tree(source)
-    kept = {"--checkpoint": None if (kind, checkpoint) == ("backbone", "pretrained") else checkpoint}
+    of_model = {"--checkpoint": None if (kind, checkpoint) == ("backbone", "pretrained") else checkpoint}
     of_vectors = {"--rerank": rerank, "--form": form, "--manifold": manifold}
     of_runs = {"--split": split, "--set": overrides, "--with": second, "--evidence": evidence, "--by": by}
-    check_options(source, kind, {**kept, **of_vectors, **of_runs, "--where": where, "--device": device})
-    images, asked = other if kind in ("run", "backbone") else None, column_of(by)
+    check_options(source, kind, {**of_model, **of_vectors, **of_runs, "--where": where, "--device": device})
+    images, column = other if kind in ("run", "backbone") else None, column_of(by)
     if images is not None:
         require_dataset(images, "a folder with one subfolder per class")
     if second is not None:
@@ -161,7 +161,7 @@ def evaluate(
         forms = [stored_form(text) for text in dict.fromkeys(form or ())]
     except ValueError as error:
         raise UserError(str(error)) from None
-    scope = Scope(split, images, overrides or (), metric or (), asked, where_of(where), rerank_of(rerank))
+    scope = Scope(split, images, overrides or (), metric or (), column, where_of(where), rerank_of(rerank))
     shown = Shown(json, output, scope, forms, evidence)
     if kind not in ("run", "backbone"):
         tell_points(source, other, shown, labels_of, manifold)
@@ -322,10 +322,10 @@ def print_values(by: "ByColumn | None", metrics: "Sequence[str] | None" = None) 
     for name in metrics or [list(by.values[0].metrics)[-1]]:
         intervals = (f"{name}, 95 % interval", "to others, 95 % interval")
         rows = [[by.column, "queries", "classes", *intervals, "Holm's p"]]
-        for one in by.values[:VALUES_SHOWN]:
-            figures = one.metrics[name]
+        for of_value in by.values[:VALUES_SHOWN]:
+            figures = of_value.metrics[name]
             ends, change = figures.interval, figures.difference_interval
-            cells = [one.value, f"{one.queries:,}", f"{one.classes:,}"]
+            cells = [of_value.value, f"{of_value.queries:,}", f"{of_value.classes:,}"]
             cells += [f"{figures.mean:.4f}" + ("  {:.3f} .. {:.3f}".format(*ends) if ends else "")]
             cells += [f"{figures.difference:+.4f}" + ("  {:+.3f} .. {:+.3f}".format(*change) if change else "")]
             rows.append([*cells, f"{figures.corrected:.4f}"])
@@ -335,7 +335,7 @@ def print_values(by: "ByColumn | None", metrics: "Sequence[str] | None" = None) 
     if by.without:
         number = counted(by.without, "query has", "queries have")
         say_prose(f"note: {number} no {by.column} and count in none of these figures")
-    if any(figures.difference_interval is None for one in by.values for figures in one.metrics.values()):
+    if any(figures.difference_interval is None for of_value in by.values for figures in of_value.metrics.values()):
         say("note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")
 
 

@@ -225,15 +225,18 @@ def history(gallery: GalleryPath, /, json: Json = False) -> None:
 
     summary = read_summary(gallery)
     versions, run_of = summary.versions, {name: str(model["run"]) for name, model in summary.others.items()}
-    runs = [run_of.get(one.model, summary.run) for one in versions]
+    runs = [run_of.get(version.model, summary.run) for version in versions]
     if json:
-        entries = [{"version": one.number, "time": one.time.isoformat(), "images": one.images} for one in versions]
+        entries = [
+            {"version": version.number, "time": version.time.isoformat(), "images": version.images}
+            for version in versions
+        ]
         say_json([entry | {"run": run} for entry, run in zip(entries, runs, strict=True)])
         return
-    before = [0, *(one.images for one in versions)]
+    before = [0, *(version.images for version in versions)]
     rows = [
-        [str(one.number), f"{one.time:%Y-%m-%d %H:%M:%S}", str(one.images), f"{one.images - last:+d}"]
-        for one, last in zip(versions, before, strict=False)
+        [str(version.number), f"{version.time:%Y-%m-%d %H:%M:%S}", str(version.images), f"{version.images - last:+d}"]
+        for version, last in zip(versions, before, strict=False)
     ]
     header = ["version", "time", "images", "change"]
     if len(set(runs)) > 1:
@@ -319,7 +322,7 @@ def index(
     built = index_gallery(gallery, method, recall)
     read = f"{built.index.nprobes} parts, and {built.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
     say(f"{method}: built in {built.build_seconds:.1f} s; a search reads {read}")
-    asked = f"{built.queries} images of the gallery as queries"
-    say(f"recall {built.index.recall:.4f} of the 10 nearest, with {asked}")
+    queries = f"{built.queries} images of the gallery as queries"
+    say(f"recall {built.index.recall:.4f} of the 10 nearest, with {queries}")
     say(f"{built.bytes_per_image:.0f} bytes per image in the index; a full vector: {built.full_bytes}")
     say(f"{built.milliseconds:.3f} ms per query; exact search: {built.exact_milliseconds:.3f} ms")

@@ -20,10 +20,10 @@ def curvature(
     """Measure how tree-like features are, and suggest a curvature for a hyperbolic space."""
     from dmlkit.look.curvature import SAMPLE, measure_curvature
 
-    tree, count, what = measure_curvature(
+    tree, count, description = measure_curvature(
         source, split=split, device=device, overrides=overrides or [], manifold=manifold
     )
-    say(f"{count} {what}")
+    say(f"{count} {description}")
     samples = f"{len(tree.deltas)} samples of {min(SAMPLE, count)}"
     spread = f"{tree.mean:.3f} ± {tree.deviation:.3f} ({samples}; 0 is a tree)"
     say(f"relative delta-hyperbolicity {spread}")

@@ -81,13 +81,13 @@ def print_answers(identified: "Identified", images: Path, *, is_kept: bool) -> N
         guess = [answer.guess if answer.probability is None else f"{percent(answer.probability)} {answer.guess}"]
         guess += [f"unknown, score {answer.score:.4f}"] if answer.label == UNKNOWN else []
         guess += [] if answer.known in (None, answer.guess) else [f"known: {answer.known}"]
-        near = [f"{similarity:.4f} {item.label}" for _, similarity, item in neighbors]
+        nearest = [f"{similarity:.4f} {item.label}" for _, similarity, item in neighbors]
         below = [counted(answer.images, "image")] if one == "group" else [box.sides] if box else []
-        rows.append([[within(path, images), *below], guess, near])
+        rows.append([[within(path, images), *below], guess, nearest])
     count = len(identified.answers)
     if count:
-        which = f"the {MOST_SHOWN} most doubtful of {count} {many}" if count > MOST_SHOWN else "most doubtful first"
-        print_table(rows, which)
+        title = f"the {MOST_SHOWN} most doubtful of {count} {many}" if count > MOST_SHOWN else "most doubtful first"
+        print_table(rows, title)
     unknown = sum(answer.label == UNKNOWN for answer in identified.answers)
     say(f"{counted(count, one, many)}, {unknown} unknown{floor_of(identified)}")
     if right := identified.accuracy:
@@ -100,8 +100,8 @@ def print_answers(identified: "Identified", images: Path, *, is_kept: bool) -> N
         if others:
             without = f"{counted(len(others), one, many)} without a known label of the gallery"
             say(f"{without}: {len(others) - sum(others)} unknown, {sum(others)} with a label")
-    if own := identified.in_source:
-        themselves = counted(own, f"of these {many} is", f"of these {many} are")
+    if in_source := identified.in_source:
+        themselves = counted(in_source, f"of these {many} is", f"of these {many} are")
         say_prose(f"note: {themselves} in the source, and found there; identify others for an accuracy")
     if count > MOST_SHOWN and not is_kept:
         say(f"-o FILE.csv and -o FILE.html contain all {count}")
@@ -121,9 +121,9 @@ def unit_of(identified: "Identified") -> tuple[str, str]:
 
 def floor_of(identified: "Identified") -> str:
     """Return below which probability or score images are unknown, in parentheses; sizes of groups have their own."""
-    least = sorted({one.least_probability for one in identified.answers if one.least_probability is not None})
-    if least:
-        ends = " to ".join(dict.fromkeys(percent(one) for one in (least[0], least[-1])))
+    floors = sorted({answer.least_probability for answer in identified.answers if answer.least_probability is not None})
+    if floors:
+        ends = " to ".join(dict.fromkeys(percent(floor) for floor in (floors[0], floors[-1])))
         return f" (probability below {ends})"
     return "" if identified.threshold is None else f" (score below {identified.threshold:g})"
 
@@ -140,14 +140,14 @@ def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, P
     from dmlkit.identify.page import Picture, Shelf, write_page
 
     doubtful = identified.most_doubtful_first()
-    near = doubtful.neighbors
+    nearest = doubtful.neighbors
     shelves = (
         Shelf(
             Picture(picture, lines_of(answer, path if picture != path else None), is_right=answer.is_right, box=box),
             pictures_of(neighbors),
         )
         for answer, picture, box, (path, neighbors) in zip(
-            doubtful.answers, near.pictures, near.boxes, near.neighbors(), strict=True
+            doubtful.answers, nearest.pictures, nearest.boxes, nearest.neighbors(), strict=True
         )
     )
     unknown = sum(answer.label == UNKNOWN for answer in identified.answers)

@@ -83,7 +83,7 @@ def check_written(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> 
     """Check the paths that a command writes, as its options are marked by `Writes`."""
     paths = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     marks = {name: mark for name, kind in annotations.items() for mark in kind.__metadata__ if isinstance(mark, Writes)}
-    sources = [path for name, given in paths.items() if name not in marks for path in given if isinstance(path, Path)]
+    sources = [path for name, listed in paths.items() if name not in marks for path in listed if isinstance(path, Path)]
     for name, mark in marks.items():
         for path in filter(None, paths[name]):
             mark.check(path, *mark.args, sources=sources)
@@ -91,11 +91,11 @@ def check_written(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> 
 
 def plain_device(device: str) -> None:
     """Refuse a runtime after the device, for commands whose figures are those of torch in float32."""
-    place, plus, engine = device.partition("+")
+    name, plus, engine = device.partition("+")
     if plus:
         raise UserError(
             f"--device {device}: +{engine} applies to embed, search, identify, verify, gallery, serve, review and "
-            f"calibrate; use --device {place}"
+            f"calibrate; use --device {name}"
         )
     parse_device(device)
 
@@ -169,16 +169,16 @@ def declared(field: Parameter) -> Parameter | None:
     alone. A check of the value, a `Writes` and a dictionary of more options of `typer.Option` may follow. A field that
     many commands share, see `SHARED`, has none. Parameters before the ``/`` of a command are arguments.
     """
-    kind, *said = get_args(field.annotation) if get_origin(field.annotation) is Annotated else (field.annotation,)
-    if not said:
+    kind, *metadata = get_args(field.annotation) if get_origin(field.annotation) is Annotated else (field.annotation,)
+    if not metadata:
         return declared(field.replace(annotation=SHARED[field.name], default=None)) if field.name in SHARED else None
-    texts = [one for one in said if isinstance(one, str)]
+    texts = [text for text in metadata if isinstance(text, str)]
     if not texts:
         return field
-    marks = [one for one in said if isinstance(one, Writes)]
+    marks = [mark for mark in metadata if isinstance(mark, Writes)]
     more: dict[str, Any] = {"help": texts[-1], "metavar": texts[0] if len(texts) > 1 else None}
-    more |= {} if (check := next(filter(callable, said), None)) is None else {"callback": checked(check)}
-    more |= next((one for one in said if isinstance(one, dict)), {})
+    more |= {} if (check := next(filter(callable, metadata), None)) is None else {"callback": checked(check)}
+    more |= next((options for options in metadata if isinstance(options, dict)), {})
     if field.kind is Parameter.POSITIONAL_ONLY:
         return field.replace(annotation=Annotated[kind, *marks, typer.Argument(**more)])
     names = NAMES.get(field.name, [f"--{field.name.replace('_', '-')}"])
@@ -190,25 +190,31 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     What it writes is checked by `check_written`, how a field becomes an option is said by `declared`.
     """
-    own = signature(command).parameters
-    kinds = {name: one.annotation for name, one in own.items() if isinstance(one.annotation, type)}
+    own_parameters = signature(command).parameters
+    kinds = {
+        name: parameter.annotation
+        for name, parameter in own_parameters.items()
+        if isinstance(parameter.annotation, type)
+    }
     fields_of = {name: signature(kind).parameters.values() for name, kind in kinds.items() if is_dataclass(kind)}
-    groups = {name: {one.name: one for one in map(declared, fields) if one} for name, fields in fields_of.items()}
+    groups = {
+        name: {field.name: field for field in map(declared, fields) if field} for name, fields in fields_of.items()
+    }
     fields = {
         field.name: field
-        for name, one in own.items()
-        for field in (groups[name].values() if name in groups else filter(None, [declared(one)]))
+        for name, parameter in own_parameters.items()
+        for field in (groups[name].values() if name in groups else filter(None, [declared(parameter)]))
     }
-    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in fields.values()]
-    parameters.sort(key=lambda one: LAST.index(one.name) if one.name in LAST else -1)
-    annotations = {one.name: one.annotation for one in parameters}
-    arguments = [name for name, one in own.items() if one.kind is Parameter.POSITIONAL_ONLY]
+    parameters = [field.replace(kind=Parameter.KEYWORD_ONLY) for field in fields.values()]
+    parameters.sort(key=lambda parameter: LAST.index(parameter.name) if parameter.name in LAST else -1)
+    annotations = {parameter.name: parameter.annotation for parameter in parameters}
+    arguments = [name for name, parameter in own_parameters.items() if parameter.kind is Parameter.POSITIONAL_ONLY]
 
     @wraps(command)
     def run(**options: Any) -> None:
         check_written(annotations, options)
         Output.console = Console(stderr=options.get("json", False))
-        values = {name: options[name] for name in own if name not in groups}
+        values = {name: options[name] for name in own_parameters if name not in groups}
         for name, group in groups.items():
             values[name] = kinds[name](**{field: options[field] for field in group if options[field] is not None})
         try:

@@ -84,7 +84,9 @@ def members_of(family: str, name: str | None) -> "tuple[MemberReference, ...]":
         raise UserError(f"list: unknown family {family!r}; {suggest(family, ['recipes', *families])}")
     known = tuple(member for member in families[family] if name in (None, member.name))
     if not known:
-        raise UserError(f"list: {family} has no {name!r}; {suggest(str(name), [one.name for one in families[family]])}")
+        raise UserError(
+            f"list: {family} has no {name!r}; {suggest(str(name), [member.name for member in families[family]])}"
+        )
     return known
 
 

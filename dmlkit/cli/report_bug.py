@@ -81,8 +81,8 @@ def known_texts(schema: Any) -> set[str]:
         return set().union(*map(known_texts, schema))
     if not isinstance(schema, dict):
         return set()
-    own = [schema.get("const"), schema.get("default"), *schema.get("enum", ())]
-    return {text for text in own if isinstance(text, str)}.union(*map(known_texts, schema.values()))
+    values = [schema.get("const"), schema.get("default"), *schema.get("enum", ())]
+    return {text for text in values if isinstance(text, str)}.union(*map(known_texts, schema.values()))
 
 
 def without_names(value: Any, known: set[str], hidden: set[str], key: tuple[str, ...] = ()) -> Any:
@@ -94,9 +94,9 @@ def without_names(value: Any, known: set[str], hidden: set[str], key: tuple[str,
         ({'dataset': {'name': 'folder', 'root': '...'}, 'seed': 3}, {'/home/ada'})
     """
     if isinstance(value, dict):
-        return {name: without_names(one, known, hidden, (*key, str(name))) for name, one in value.items()}
+        return {name: without_names(part, known, hidden, (*key, str(name))) for name, part in value.items()}
     if isinstance(value, list):
-        return [without_names(one, known, hidden, key) for one in value]
+        return [without_names(part, known, hidden, key) for part in value]
     is_own = value in known or (key in OWN_NAMES and PLAIN.fullmatch(str(value)))
     if not isinstance(value, str) or is_own or not value:
         return value

@@ -59,8 +59,8 @@ def review(
     from dmlkit.review.table import LABELS
     from dmlkit.review.table import review as review_labels
 
-    asked = [] if add else [images]  # with --add, the images are embedded
-    model = chosen.choose(gallery, *asked)
+    queries = [] if add else [images]  # with --add, the images are embedded
+    model = chosen.choose(gallery, *queries)
     options: Any = {"ask": number, "wrong": wrong, "model": model, "bar": bars()}
     folder, added_labels = review_labels(gallery, images, output, **options)
     print_review(folder)
@@ -82,25 +82,25 @@ def print_review(opened: "ReviewFolder") -> None:
     """Print how many labels may be wrong, and what to do next."""
     from dmlkit.review.table import QUESTIONS
 
-    now, wrong = opened.statement(), opened.review.wrong
-    share = now.most_wrong / now.labels
-    bound = f"of {counted(now.labels, 'label')} at most {now.most_wrong} ({share:.1%}) are wrong"
+    statement, wrong = opened.statement(), opened.review.wrong
+    share = statement.most_wrong / statement.labels
+    bound = f"of {counted(statement.labels, 'label')} at most {statement.most_wrong} ({share:.1%}) are wrong"
     say(f"{bound}, with {1 - opened.review.error:.0%} confidence, whenever you stop", style="bold")
-    unknown = counted(now.unknown, "image is", "images are")
-    say(f"{now.checked} checked, {now.corrected} of them wrong; {unknown} unknown")
-    if now.spread:
-        say(f"{counted(now.spread, 'label comes', 'labels come')} from answers on near-duplicates")
+    unknown = counted(statement.unknown, "image is", "images are")
+    say(f"{statement.checked} checked, {statement.corrected} of them wrong; {unknown} unknown")
+    if statement.spread:
+        say(f"{counted(statement.spread, 'label comes', 'labels come')} from answers on near-duplicates")
     if new := opened.new_labels():
         known = {name.casefold(): name for name in opened.review.names}
         alike = {label: f" (not {name!r})" for label in new if (name := known.get(label.casefold()))}
         named = ", ".join(f"{label!r}{alike.get(label, '')}" for label in new)
         say(f"{counted(len(new), 'label')} that {opened.review.gallery} did not have: {named}")
         say(f"to correct one, write a path of it and another answer into {opened.folder / QUESTIONS}")
-    if now.disagreements:
-        say(f"reviewers disagree on {counted(now.disagreements, 'image')}, which get no label")
-    if now.most_wrong > wrong * now.labels:
-        say(f"about {now.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
-    if opened.waiting or now.unknown:
+    if statement.disagreements:
+        say(f"reviewers disagree on {counted(statement.disagreements, 'image')}, which get no label")
+    if statement.most_wrong > wrong * statement.labels:
+        say(f"about {statement.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
+    if opened.waiting or statement.unknown:
         table = opened.folder / QUESTIONS
         say(f"next: write answers into {table}, and run this command again")
         gallery, folder = command_word(opened.review.gallery), command_word(opened.folder)

@@ -57,13 +57,13 @@ def search(
     from dmlkit.identify.answers import write_neighbors
     from dmlkit.identify.search import search as search_images
 
-    again = rerank_of(rerank)
+    reranking = rerank_of(rerank)
     model = chosen.choose(source, queries)
     answers = search_images(
         source,
         queries,
         k=k,
-        method=again or ("exact" if exact else "index"),
+        method=reranking or ("exact" if exact else "index"),
         manifold=manifold,
         boxes=boxes.read(where),
         model=model,

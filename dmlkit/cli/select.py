@@ -89,8 +89,8 @@ def select(
         say_json(curve.plain()) if json else print_curve(curve)
         return
     require_one_label(labeled)  # before IMAGES are embedded
-    asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars()))
-    selection = select_images(labeled, asked, count=number, rule=method, threshold=threshold, bar=bars())
+    unlabeled = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars()))
+    selection = select_images(labeled, unlabeled, count=number, rule=method, threshold=threshold, bar=bars())
     say_json(selection.plain()) if json else print_selection(selection, number)
     if output is not None:
         selection.write(output)

@@ -47,8 +47,8 @@ def serve(
     model = chosen.choose(source)
 
     def started(address: str, count: int) -> None:
-        what = counted(count, "image")
+        images = counted(count, "image")
         by = f" by {workers} processes" if workers > 1 else ""
-        say(f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
+        say(f"{source}: {images}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
     run_server(source, access, model, port=port, workers=workers, started=started)

@@ -64,30 +64,30 @@ def start(
     config = dataset_at(photos, columns=table.columns(), root=table.root)
     print_nesting(config)
     options: dict[str, Any] = {"download": download, "license_only": license_only}
-    found = first_recipe(config, budget=seconds, device=device, bar=bars(), **options)
-    print_survey(found.survey, str(photos))
-    print_several_labels(config, found.survey)
-    print_measured(found)
-    write_output(output, found.text)
-    say(f"wrote {output}: {found.recipe.training.epochs} epochs")
-    backbone = found.setting.backbone
-    weights = license_words(found.recipe.backbone.license() or UNKNOWN)
-    say_prose(f"{backbone.title}, {weights}: trains {TUNING_WORDS[found.setting.tuning]}")
-    for line in (*found.notes, *([] if found.plan is None else shown(found.plan, found.budget))):
+    choice = first_recipe(config, budget=seconds, device=device, bar=bars(), **options)
+    print_survey(choice.survey, str(photos))
+    print_several_labels(config, choice.survey)
+    print_measured(choice)
+    write_output(output, choice.text)
+    say(f"wrote {output}: {choice.recipe.training.epochs} epochs")
+    backbone = choice.setting.backbone
+    weights = license_words(choice.recipe.backbone.license() or UNKNOWN)
+    say_prose(f"{backbone.title}, {weights}: trains {TUNING_WORDS[choice.setting.tuning]}")
+    for line in (*choice.notes, *([] if choice.plan is None else shown(choice.plan, choice.budget))):
         say_prose(line)
     run = command_word(f"runs/{stem_of(output)}")
     say(f"next: dmlkit train {command_word(output)} -o {run}")
-    whole = "image" if found.survey.dataset.tests_known else "class"
+    whole = "image" if choice.survey.dataset.tests_known else "class"
     say(f"then: dmlkit final {run}, to train on every {whole}")
 
 
 def print_measured(found: "Start") -> None:
     """Print a table of the pretrained models, and which one is better but not free."""
     rows: list[list[str | list[str]]] = [["pretrained model", "images/s", "recall@1", "map@r"]]
-    for one in found.measured:
-        values = [with_ends(one.intervals[name]) for name in ("recall@1", "map@r")]
-        model = [one.backbone.title, f"{one.license}, {one.size} pixels"]
-        rows.append([model, f"{one.images_per_second:.3g}", *values])
+    for measured in found.measured:
+        values = [with_ends(measured.intervals[name]) for name in ("recall@1", "map@r")]
+        model = [measured.backbone.title, f"{measured.license}, {measured.size} pixels"]
+        rows.append([model, f"{measured.images_per_second:.3g}", *values])
     if found.measured:
         evaluation = found.measured[0].evaluation
         classes = counted(len(evaluation.labels.unique()), "training class", "training classes")
@@ -129,13 +129,13 @@ def print_survey(found: "Survey", title: str) -> None:
     for split, names in found.held_out.items() if not is_known else ():
         say(with_names(f"not trained on: {len(names)} {split} classes", names))
     if "validation" not in found.held_out:
-        what = "images of each class" if is_known else "training classes"
-        say(f"no validation: too few {what} to hold some out")
+        units = "images of each class" if is_known else "training classes"
+        say(f"no validation: too few {units} to hold some out")
     for note in found.notes:
         say_prose(note)
     if found.unreadable:
-        what = f"cannot be opened: {len(found.unreadable)} of {counted(found.measured, 'image')}"
-        say(with_names(what, found.unreadable), style="yellow")
+        text = f"cannot be opened: {len(found.unreadable)} of {counted(found.measured, 'image')}"
+        say(with_names(text, found.unreadable), style="yellow")
         say("train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
 
 
@@ -146,10 +146,10 @@ def print_nesting(config: "DatasetConfig") -> None:
     if not isinstance(config, FolderConfig) or config.levels:
         return
     root = Path(config.root)
-    found = folder_levels(root / "train" if is_split(root) else root)
-    if len(found) == 1:
+    folders_by_level = folder_levels(root / "train" if is_split(root) else root)
+    if len(folders_by_level) == 1:
         return
-    depth, path = len(found), found[-1][0]
+    depth, path = len(folders_by_level), folders_by_level[-1][0]
     levels = ", ".join(f"level{number}" for number in range(1, depth)) + ", class"
     say_prose(
         f"the folders are nested, e.g. {path}, and the outermost are the classes; for the innermost, write levels: "
@@ -167,8 +167,8 @@ def with_names(text: str, names: Sequence[str]) -> str:
         '90 classes: crow crow crow crow crow , ...'
     """
     line = f"{text}: "
-    for place, name in enumerate(map(printable, names)):
-        is_last = place == len(names) - 1
+    for index, name in enumerate(map(printable, names)):
+        is_last = index == len(names) - 1
         if len(line) + len(name) > WIDTH - (0 if is_last else len(", ...")):
             return f"{line}..."
         line += name if is_last else f"{name}, "

@@ -200,8 +200,8 @@ def seeds_of(runs: Iterable["RunStatus"]) -> str:
     """Return the seeds of runs, grouped by state: ``0 1 done, 2 running (epoch 3 of 5), 3 4 waiting``."""
 
     def far(run: "RunStatus") -> str:
-        at = f" (epoch {run.epochs} of {run.of_epochs})" if run.state in ("running", "stopped") else ""
-        return f"{run.state}{at}"
+        progress = f" (epoch {run.epochs} of {run.of_epochs})" if run.state in ("running", "stopped") else ""
+        return f"{run.state}{progress}"
 
     return ", ".join(f"{' '.join(str(run.seed) for run in group)} {text}" for text, group in groupby(runs, key=far))
 

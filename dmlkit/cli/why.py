@@ -43,7 +43,7 @@ def why(
         say(f"{name} {line}", style="bold")
         table = [["contribution", "row, column in A", "row, column in B"]]
         for *patches, contribution in explanation.strongest(number):
-            ends = (f"{one // columns + 1}, {one % columns + 1}" for one in patches)
+            ends = (f"{patch // columns + 1}, {patch % columns + 1}" for patch in patches)
             table.append([f"{contribution:.4f}", *ends])
         print_table(table, f"patches of a grid of {rows} x {columns}")
         total = sum(map(sum, explanation.contributions))

@@ -35,8 +35,8 @@ def evaluate_points(
     items = None
     if gallery is not None:
         check_same_model(gallery, points)
-        items, more = _labeled(gallery)
-        notes += more
+        items, gallery_notes = _labeled(gallery)
+        notes += gallery_notes
         if torch.equal(queries.points, items.points):
             raise UserError(
                 f"{gallery.source}: has the same points as {points.source}, so that every query would find itself; "
@@ -57,13 +57,13 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
     if dataset is not None:
         dataset.require_one_label(points.source)
     levels = dataset.levels if dataset else ()
-    kept = [row for row, label in enumerate(points.labels) if label is not None]
-    labels = np.array([points.labels[row] for row in kept], dtype=str)
+    labeled = [row for row, label in enumerate(points.labels) if label is not None]
+    labels = np.array([points.labels[row] for row in labeled], dtype=str)
     if not levels and all(label.isdecimal() and label == str(int(label)) and len(label) < 19 for label in labels):
         labels = labels.astype(np.int64)  # in the order of numbers
     whole = in_memory(points).points
-    chosen = whole if len(kept) == len(whole) else whole[kept]  # without a copy where all have one
-    rows = LabeledRows(chosen, labels, [points.paths[row] for row in kept], levels)
+    chosen = whole if len(labeled) == len(whole) else whole[labeled]  # without a copy where all have one
+    rows = LabeledRows(chosen, labels, [points.paths[row] for row in labeled], levels)
     without = len(points) - len(rows.labels)
     if without == len(points):
         raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; add --labels FILE")

@@ -72,8 +72,8 @@ def figures_by_value(
 
     Example:
         >>> hits = {"recall@1": torch.tensor([1.0, 0.0, 1.0, 1.0])}
-        >>> found = figures_by_value(hits, torch.tensor([0, 0, 1, 1]), ["back", "back", "front", None], "camera")
-        >>> [(one.value, one.metrics["recall@1"].mean) for one in found.values], found.without
+        >>> cameras = figures_by_value(hits, torch.tensor([0, 0, 1, 1]), ["back", "back", "front", None], "camera")
+        >>> [(camera.value, camera.metrics["recall@1"].mean) for camera in cameras.values], cameras.without
         ([('back', 0.5), ('front', 1.0)], 1)
     """
     if not per_query:
@@ -82,18 +82,18 @@ def figures_by_value(
     names = sorted({value for value in values if value is not None})
     check_values(names, column)
     codes = torch.tensor([-1 if value is None else names.index(value) for value in values])
-    kept = codes >= 0
-    per_query = {name: figures[kept] for name, figures in per_query.items()}
-    codes, classes = codes[kept], classes[kept]
+    has_value = codes >= 0
+    per_query = {name: figures[has_value] for name, figures in per_query.items()}
+    codes, classes = codes[has_value], classes[has_value]
     changes = [
         part_comparison(figures, codes == code, classes) for code in range(len(names)) for figures in per_query.values()
     ]
     corrected = iter(holm([change.p_value for change in changes]))
     compared = iter(changes)
-    found: list[ValueFigures] = []
+    value_figures: list[ValueFigures] = []
     for code, value in enumerate(names):
-        own = codes == code
-        intervals = bootstrap_intervals({name: figures[own] for name, figures in per_query.items()}, classes[own])
+        part = codes == code
+        intervals = bootstrap_intervals({name: figures[part] for name, figures in per_query.items()}, classes[part])
         metrics: dict[str, PartFigures] = {}
         for name, interval in intervals.items():
             change = next(compared)
@@ -105,12 +105,12 @@ def figures_by_value(
                 p_value=change.p_value,
                 corrected=next(corrected),
             )
-        found.append(
-            ValueFigures(value=value, queries=int(own.sum()), classes=len(classes[own].unique()), metrics=metrics)
+        value_figures.append(
+            ValueFigures(value=value, queries=int(part.sum()), classes=len(classes[part].unique()), metrics=metrics)
         )
     last = list(per_query)[-1]
-    found.sort(key=lambda one: one.metrics[last].mean, reverse=are_errors)
-    return ByColumn(column=column, without=int((~kept).sum()), values=tuple(found))
+    value_figures.sort(key=lambda figures: figures.metrics[last].mean, reverse=are_errors)
+    return ByColumn(column=column, without=int((~has_value).sum()), values=tuple(value_figures))
 
 
 def dated(values: Sequence[str | None]) -> Sequence[str | None]:
@@ -173,8 +173,8 @@ def read_column(images: Sequence[str], source: TableConfig | None, column: str) 
             )
         cells.append(next(iter(options)))
     if not known:
-        some = f"{len(images)} evaluated images, e.g. {images[0]}"
-        raise UserError(f"{file}: has none of the {some}; expected a table that lists them")
+        evaluated = f"{len(images)} evaluated images, e.g. {images[0]}"
+        raise UserError(f"{file}: has none of the {evaluated}; expected a table that lists them")
     return cells
 
 
@@ -191,15 +191,15 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | P
     """
     known = plain(RunFolder(dataset).recipe())["dataset"] if isinstance(dataset, Path) else dataset
     kind, keys = known["name"] if known else "", ("file", "root", "columns")
-    own = TableConfig(**{key: known[key] for key in keys}) if known and kind == "table" else None
+    dataset_table = TableConfig(**{key: known[key] for key in keys}) if known and kind == "table" else None
     if table is None and column in SIGHTING and kind in ("folder", "table"):
-        has_column = own is not None and column in own.table(("path",)).table.column_names
+        has_column = dataset_table is not None and column in dataset_table.table(("path",)).table.column_names
         if not has_column:
             return None
-    config = own if table is None else other_table(table, own)
+    config = dataset_table if table is None else other_table(table, dataset_table)
     if config is None:
-        what = f"the dataset of the run is {kind}, which has no columns" if kind else "no run is known"
+        reason = f"the dataset of the run is {kind}, which has no columns" if kind else "no run is known"
         advice = f"name a table with the columns path and {column}: --by FILE:{column}"
-        raise UserError(f"--by {column}: {what}; {advice}")
+        raise UserError(f"--by {column}: {reason}; {advice}")
     config.table(**{LABEL: config.columns.get(column) or column})
     return config

@@ -101,17 +101,17 @@ def threshold_of_pairs(
     if far is None:
         far = max(USUAL_FAR, lowest_share(LEAST_ACCEPTED, pairing.different))
     try:
-        found = calibrate_pairs(pairing, far)
+        calibration = calibrate_pairs(pairing, far)
     except ValueError as error:
         raise UserError(f"cannot calibrate {run.path} on its validation classes: {error}") from error
     return Threshold(
         weights=trained.fingerprint,
         checkpoint=trained.checkpoint,
         similarity=similarity,
-        threshold=found.threshold,
+        threshold=calibration.threshold,
         far=far,
-        far_interval=found.interval,
-        validation=found.rates,
+        far_interval=calibration.interval,
+        validation=calibration.rates,
         test=None,
         probability=fit(),
     )
@@ -122,11 +122,11 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, ranks: 
     config = trained.recipe.dataset
     config.require_one_label(str(run.path))
     config.require_unseen(str(run.path))
-    found = split_embeddings(run, trained, ranks, config.build(split), split, bar=bar)
-    refuse_faults(found.faults, config.on_bad_image)
-    labels = found.labels.unique(return_inverse=True)[1]
+    embeddings = split_embeddings(run, trained, ranks, config.build(split), split, bar=bar)
+    refuse_faults(embeddings.faults, config.on_bad_image)
+    labels = embeddings.labels.unique(return_inverse=True)[1]
     device = trained.device
-    return Points(found.points.to(device), labels.to(device), trained.manifold)
+    return Points(embeddings.points.to(device), labels.to(device), trained.manifold)
 
 
 class Calibration(NamedTuple):
@@ -182,9 +182,9 @@ def rates_at(pairing: Pairing, threshold: float) -> PairRates:
 
     def use(scores: Tensor, _rows: slice, _columns: slice) -> None:
         nonlocal accepted
-        found = int((scores >= threshold).sum())
+        count = int((scores >= threshold).sum())
         with lock:
-            accepted += found
+            accepted += count
 
     pairing.each_block(use)
     rejected = sum(int((scores < threshold).sum()) for scores in pairing.same_scores())
@@ -209,14 +209,14 @@ def best_pairs(pairing: Pairing, count: int) -> tuple[Tensor, Tensor]:
 
     def use(block: Tensor, rows: slice, columns: slice) -> None:
         nonlocal scores, classes, floor
-        found = (block >= floor) & (block > -torch.inf)
-        row, column = found.nonzero(as_tuple=True)
-        places = torch.stack([pairing.row_labels[rows][row], pairing.column_labels[columns][column]])
+        is_candidate = (block >= floor) & (block > -torch.inf)
+        row, column = is_candidate.nonzero(as_tuple=True)
+        pair_classes = torch.stack([pairing.row_labels[rows][row], pairing.column_labels[columns][column]])
         with lock:
-            scores, classes = torch.cat([scores, block[found]]), torch.cat([classes, places], 1)
+            scores, classes = torch.cat([scores, block[is_candidate]]), torch.cat([classes, pair_classes], 1)
             if len(scores) > count:
-                scores, kept = scores.topk(count)
-                classes, floor = classes[:, kept], float(scores[-1])
+                scores, best = scores.topk(count)
+                classes, floor = classes[:, best], float(scores[-1])
 
     pairing.each_block(use)
     order = scores.argsort(descending=True)[:count]
@@ -239,7 +239,7 @@ def far_interval(best: Tensor, sizes: Tensor, far: float, *, seed: int) -> tuple
     first, second = best[:, step // 2 :: step].cpu()
     sizes, generator = sizes.cpu(), torch.Generator().manual_seed(seed)
     rates = torch.empty(RESAMPLES, dtype=torch.float64)
-    for place in range(RESAMPLES):
+    for resample in range(RESAMPLES):
         accepted: list[Tensor] = []
         for _ in range(2):
             images = _draw(sizes, generator)
@@ -247,7 +247,7 @@ def far_interval(best: Tensor, sizes: Tensor, far: float, *, seed: int) -> tuple
             weights = images / sizes
             accepted.append(step * (weights[first] * weights[second]).cumsum(0) / pairs)
         chosen = int((accepted[0] <= far).sum())
-        rates[place] = accepted[1][chosen - 1] if chosen else 0.0
+        rates[resample] = accepted[1][chosen - 1] if chosen else 0.0
     different = float(sizes.sum().square() - sizes.square().sum()) / 2
     accepted_classes = best[:, : max(1, round(far * different))].flatten().bincount()
     tail = tail_of(effective_number(accepted_classes.double()))
@@ -268,15 +268,15 @@ def plot_reliability(found: Reliability, output: Path, *, title: str, share: str
 
     ``share`` is the label of the vertical axis: what is counted.
     """
-    said, right = ([getattr(one, name) for one in found.bins] for name in ("probability", "share"))
-    ends = [one.interval or (one.share, one.share) for one in found.bins]
+    probabilities, right = ([getattr(bin_, name) for bin_ in found.bins] for name in ("probability", "share"))
+    ends = [bin_.interval or (bin_.share, bin_.share) for bin_ in found.bins]
     below = [max(0.0, value - low) for value, (low, _) in zip(right, ends, strict=True)]
     above = [max(0.0, high - value) for value, (_, high) in zip(right, ends, strict=True)]
     with picture(output, COLUMN + 18) as figure:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=0.8, label="calibrated")
         label = "tenth of the answers" + ("" if found.error_interval is None else ", 95 % interval over classes")
-        axes.errorbar(said, right, yerr=[below, above], fmt="o", color=COLORS[0], capsize=2, label=label)
+        axes.errorbar(probabilities, right, yerr=[below, above], fmt="o", color=COLORS[0], capsize=2, label=label)
         axes.set(
             title=f"{title}\n{_figure('calibration error', found.error, found.error_interval)}\n"
             + _figure("Brier score", found.brier, found.brier_interval),
@@ -332,11 +332,11 @@ def sampled_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
     order, rows = np.argsort(classes, kind="stable"), np.arange(len(classes))
     ordered = classes[order]
     ends = np.searchsorted(ordered, ordered, side="right")
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
     for starts, counts in ((rows + 1, ends - rows - 1), (ends, len(rows) - ends)):  # partners of each row
         last = counts.cumsum()
         drawn = np.arange(last[-1]) if last[-1] <= MOST else generator.choice(last[-1], MOST, replace=False)
         first = np.searchsorted(last, drawn, side="right")
-        found.append((order[first], order[starts[first] + drawn - (last - counts)[first]]))
-    firsts, seconds = (torch.from_numpy(np.concatenate(side)) for side in zip(*found, strict=True))
+        pairs.append((order[first], order[starts[first] + drawn - (last - counts)[first]]))
+    firsts, seconds = (torch.from_numpy(np.concatenate(side)) for side in zip(*pairs, strict=True))
     return firsts, seconds

@@ -100,8 +100,8 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
     notes += [missing] if missing else []
     classes = run.classes if by == "classes" else None
     gains = paired_differences(pretrained.per_query, run.per_query, classes) if pretrained else {}
-    if by == "classes" and (few := few_classes_note(len(run.classes.unique()))):
-        notes.append(few)
+    if by == "classes" and (class_note := few_classes_note(len(run.classes.unique()))):
+        notes.append(class_note)
     report, training = run.report, folder.recipe().training
     if by == "queries":
         report = _by_queries(Figures(report, run.per_query, run.classes))
@@ -212,8 +212,8 @@ def comparison_rows(lines: Sequence[Line]) -> Rows:
     rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p", "Holm's p"]]
     names = dict.fromkeys(name for line in lines for name in line.report.metrics)
     for name, line in product(names, lines):
-        value, between = line.report.metrics.get(name), interval_text(line.report.intervals.get(name))
-        row, change = [name, line.name, "-" if value is None else f"{value:.4f}", between], line.changes.get(name)
+        value, interval = line.report.metrics.get(name), interval_text(line.report.intervals.get(name))
+        row, change = [name, line.name, "-" if value is None else f"{value:.4f}", interval], line.changes.get(name)
         if change:
             row += [f"{change.difference:+.4f}", f"{change.low:+.4f} .. {change.high:+.4f}" if change.ends else ""]
             row += [p_text(change.p_value), p_text(line.corrected[name])]

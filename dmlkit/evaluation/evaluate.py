@@ -94,16 +94,16 @@ class Evaluation:
                 {
                     "class": self.class_names[label],
                     "queries": count,
-                    "metrics": {name: column[place] for name, column in columns.items()},
+                    "metrics": {name: column[row] for name, column in columns.items()},
                 }
             )
-            for place, (label, count) in enumerate(zip(classes.tolist(), counts.tolist(), strict=True))
+            for row, (label, count) in enumerate(zip(classes.tolist(), counts.tolist(), strict=True))
         ]
 
     def worst_classes(self) -> list[ClassFigures]:
         """Compute the metrics of every class, the worst by the last metric first."""
         last = list(self.scores.per_query)[-1]
-        return sorted(self.class_figures(), key=lambda one: one.metrics[last])
+        return sorted(self.class_figures(), key=lambda figures: figures.metrics[last])
 
     def confusions(self) -> list[ConfusedClasses]:
         """Count for each pair of classes how many queries of one have their nearest neighbor in the other, most first.
@@ -134,7 +134,7 @@ class Evaluation:
         """Write a CSV table of every class, worst first."""
         if not self.scores.per_query:
             raise UserError("--output: none of the metrics has a value per query; add one with --metric, e.g. recall@1")
-        rows = ((one.name, one.queries, *one.metrics.values()) for one in self.worst_classes())
+        rows = ((figures.name, figures.queries, *figures.metrics.values()) for figures in self.worst_classes())
         write_table(path, ["class", "queries", *self.scores.per_query], rows)
 
 
@@ -211,15 +211,15 @@ def score_dataset(
     own_ids = ids if dataset.groups is None else dataset.groups[ids]  # an image on both sides never finds itself
 
     def side(points: Tensor, rows: Tensor) -> Labeled:
-        own: Labels = {name: of_class[labels[rows]] for name, of_class in dataset.levels.items()} or labels[rows]
-        own = own if dataset.members is None else dataset.members[labels[rows]]
-        return Labeled(points[rows], own, own_ids[rows] if has_gallery else None)
+        row_labels: Labels = {name: of_class[labels[rows]] for name, of_class in dataset.levels.items()} or labels[rows]
+        row_labels = row_labels if dataset.members is None else dataset.members[labels[rows]]
+        return Labeled(points[rows], row_labels, own_ids[rows] if has_gallery else None)
 
-    def score(given: Points, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
-        points = given.embeddings.to(device)
+    def score(labeled_points: Points, metrics: Sequence[MetricConfig], **options: Any) -> Scores:
+        points = labeled_points.embeddings.to(device)
         gallery = side(points, searched) if has_gallery else None
-        more = {"group": group, **more}
-        return score_retrieval(side(points, query), gallery, given.manifold, metrics, **more)
+        options = {"group": group, **options}
+        return score_retrieval(side(points, query), gallery, labeled_points.manifold, metrics, **options)
 
     def score_form(codec: Codec) -> Scores:
         points, rescore = embeddings.points.cpu(), None
@@ -234,16 +234,16 @@ def score_dataset(
     if dataset.groups is not None and dataset.members is None:
         scores = replace(scores, notes=(*scores.notes, *_junk_notes(scores, labels, query, searched)))
     if second.rescorer is not None:
-        rows = (side.nonzero()[:, 0] for side in (query, searched))
+        rows = (mask.nonzero()[:, 0] for mask in (query, searched))
         alternative = score(plain, searching(metrics), advance=advance, rerank=second.rescorer.between(*rows))
     elif second.rerank is not None or second.points is not None:
         alternative = score(second.points or plain, searching(metrics), advance=advance, rerank=second.rerank)
-    own, nearest = labels[query][scores.queries], labels[searched][scores.nearest]
+    query_labels, nearest = labels[query][scores.queries], labels[searched][scores.nearest]
     if dataset.members is not None:  # it is no mistake to find an image that shares a label
-        nearest = own.where((dataset.members[own] & dataset.members[nearest]).any(1), nearest)
+        nearest = query_labels.where((dataset.members[query_labels] & dataset.members[nearest]).any(1), nearest)
     return Evaluation(
         scores=scores,
-        labels=own,
+        labels=query_labels,
         nearest_labels=nearest,
         class_names=dataset.class_names,
         images=[dataset.key(index) for index in ids[query][scores.queries].tolist()],
@@ -259,12 +259,12 @@ def _junk_notes(scores: Scores, labels: Tensor, query: Tensor, searched: Tensor)
     rows = query.nonzero()[:, 0]
     is_scored = torch.zeros(len(rows), dtype=torch.bool)
     is_scored[scores.queries] = True
-    alone = rows[~is_scored]
+    unscored = rows[~is_scored]
     sizes = labels[searched].bincount(minlength=int(labels.max()) + 1)
-    count = int((sizes[labels[alone]] > searched[alone].long()).sum())
+    count = int((sizes[labels[unscored]] > searched[unscored].long()).sum())
     if count:
-        of = f"{count} of them" if count < len(alone) else "all of them"
-        yield f"{of} have images of their class in their own group alone, so they are not scored"
+        subject = f"{count} of them" if count < len(unscored) else "all of them"
+        yield f"{subject} have images of their class in their own group alone, so they are not scored"
 
 
 def check_levels(metrics: Sequence[MetricConfig], dataset: Dataset) -> None:

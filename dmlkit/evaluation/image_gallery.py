@@ -110,14 +110,14 @@ class ImageGallery:
         Raises:
             UserError: there is nothing to search in or with, or the queries come from another model.
         """
-        asked = _paths("search", queries)
+        paths = _paths("search", queries)
         return search(
             self.path,
-            asked,
+            paths,
             k=k,
             method="exact" if exact else "index",
             boxes=_boxes(boxes),
-            model=self._model_for(asked),
+            model=self._model_for(paths),
         )
 
     def identify(
@@ -144,13 +144,13 @@ class ImageGallery:
         Raises:
             UserError: the gallery has no image with a label, or the queries come from another model.
         """
-        asked = _paths("identify", queries)
+        paths = _paths("identify", queries)
         return identify(
             self.path,
-            asked,
+            paths,
             rule=LabelRule(method, k, threshold, by),
             boxes=_boxes(boxes),
-            model=self._model_for(asked),
+            model=self._model_for(paths),
         )
 
     def calibrate(
@@ -176,8 +176,8 @@ class ImageGallery:
             UserError: the gallery has too few labels or images for ``fpir``; the message names the smallest valid one.
         """
         others = None if strangers is None else Path(strangers)
-        asked: dict[str, Any] = {"fpir": fpir, "strangers": others, "near": near, "model": self._model(self.run)}
-        return calibrate_gallery(self.path, **asked) if by is None else calibrate_by_value(self.path, by, **asked)[0]
+        kwargs: dict[str, Any] = {"fpir": fpir, "strangers": others, "near": near, "model": self._model(self.run)}
+        return calibrate_gallery(self.path, **kwargs) if by is None else calibrate_by_value(self.path, by, **kwargs)[0]
 
     def _model(self, run: Path | None) -> ModelChoice:
         return ModelChoice(run, device=self.device)
@@ -188,11 +188,11 @@ class ImageGallery:
         return self._model(self.run if is_embedded else None)
 
 
-def _paths(call: str, given: Any) -> Path | list[Path]:
+def _paths(call: str, queries: Any) -> Path | list[Path]:
     """Return what was given as one path or a list of them."""
-    if isinstance(given, str | Path):
-        return Path(given)
-    items: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if isinstance(queries, str | Path):
+        return Path(queries)
+    items: list[Any] = list(queries) if isinstance(queries, list | tuple) else [queries]
     for item in items:
         if not isinstance(item, str | Path):
             got = type(item).__name__
@@ -200,8 +200,8 @@ def _paths(call: str, given: Any) -> Path | list[Path]:
     return [Path(item) for item in items]
 
 
-def _boxes(given: str | Path | Boxes | None) -> Boxes | None:
-    return Boxes(Path(given)) if isinstance(given, str | Path) else given
+def _boxes(boxes: str | Path | Boxes | None) -> Boxes | None:
+    return Boxes(Path(boxes)) if isinstance(boxes, str | Path) else boxes
 
 
 def open_gallery(path: str | Path, *, run: str | Path | None = None, device: str = "auto") -> ImageGallery:
@@ -230,8 +230,8 @@ def open_gallery(path: str | Path, *, run: str | Path | None = None, device: str
         (2, 2, {'blue': 1, 'red': 1})
         >>> [answer.label for path, answer in birds.identify(folder / "photos" / "red").labeled()]
         ['red']
-        >>> for path, found in birds.search(folder / "photos" / "red").neighbors():
-        ...     print([(neighbor.rank, neighbor.item.label) for neighbor in found])
+        >>> for path, neighbors in birds.search(folder / "photos" / "red").neighbors():
+        ...     print([(neighbor.rank, neighbor.item.label) for neighbor in neighbors])
         [(1, 'red'), (2, 'blue')]
         >>> birds.remove(labels=["red"]), len(birds)
         (1, 1)

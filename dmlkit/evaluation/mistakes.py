@@ -24,10 +24,10 @@ def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int)
     pairs = torch.stack([rows[across], neighbors.indices[across]]).sort(dim=0).values
     similarities = neighbors.similarities[across]
     order = similarities.argsort(descending=True, stable=True)[: 4 * most]  # a pair may be in the lists of both images
-    kept: dict[tuple[int, int], float] = {}
+    similarity_of: dict[tuple[int, int], float] = {}
     for first, second, similarity in zip(*pairs[:, order].tolist(), similarities[order].tolist(), strict=True):
-        kept.setdefault((first, second), similarity)
-    best = list(kept.items())[:most]
+        similarity_of.setdefault((first, second), similarity)
+    best = list(similarity_of.items())[:most]
     ends = torch.tensor([ends for ends, _ in best], dtype=torch.int64).reshape(-1, 2)
     return ends[:, 0], ends[:, 1], torch.tensor([similarity for _, similarity in best])
 
@@ -43,15 +43,15 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
     by_similarity = nearest_wrong.argsort(descending=True, stable=True)
     order = by_similarity[values[by_similarity].argsort(stable=True)]
     seen: Counter[int] = Counter()
-    kept: list[int] = []
+    worst: list[int] = []
     for position in order.tolist():
         label = int(labels[position])
         if seen[label] < PER_CLASS:
             seen[label] += 1
-            kept.append(position)
-        if len(kept) == most:
+            worst.append(position)
+        if len(worst) == most:
             break
-    return torch.tensor(kept, dtype=torch.int64)
+    return torch.tensor(worst, dtype=torch.int64)
 
 
 BINS = 60
@@ -86,11 +86,11 @@ def score_histograms(points: Points) -> ScoreHistograms:
     def widen(scores: Tensor, *_: slice) -> None:
         nonlocal low, high
         for piece in scores.flatten().split(PIECE):
-            kept = piece[piece > -torch.inf]
-            if len(kept):
-                least, most = float(kept.min()), float(kept.max())
+            finite = piece[piece > -torch.inf]
+            if len(finite):
+                lowest, highest = float(finite.min()), float(finite.max())
                 with lock:
-                    low, high = min(low, least), max(high, most)
+                    low, high = min(low, lowest), max(high, highest)
 
     sample.each_block(widen)
     for scores in whole.same_scores():
@@ -101,8 +101,8 @@ def score_histograms(points: Points) -> ScoreHistograms:
 
     def count(scores: Tensor, into: Tensor) -> None:
         for piece in scores.flatten().split(PIECE):
-            kept = piece[piece > -torch.inf].double()
-            counts = torch.bucketize(kept, edges[1:-1], right=True).bincount(minlength=BINS)
+            finite = piece[piece > -torch.inf].double()
+            counts = torch.bucketize(finite, edges[1:-1], right=True).bincount(minlength=BINS)
             with lock:
                 into.add_(counts)
 
@@ -136,15 +136,15 @@ def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
     near_labels = labels[neighbors]  # (N, k)
     positives = labels.bincount()[labels] - 1
     same = (near_labels == labels[:, None]).sum(1)
-    own = same.double() / positives.clamp(min=1, max=neighbors.shape[1])
+    own_share = same.double() / positives.clamp(min=1, max=neighbors.shape[1])
     ordered = near_labels.sort(dim=1).values
     times = torch.cat([(rows[:, :, None] == rows[:, None]).sum(2) for rows in ordered.split(ROWS)])
-    agreeing, place = times.masked_fill(ordered == labels[:, None], 0).max(1)
-    suggested = ordered.gather(1, place[:, None])[:, 0]  # the smallest of several labels
+    agreeing, column = times.masked_fill(ordered == labels[:, None], 0).max(1)
+    suggested = ordered.gather(1, column[:, None])[:, 0]  # the smallest of several labels
     rows = ((agreeing > same) & (positives > 0)).nonzero()[:, 0]
-    order = (own[rows] - 1e-6 * agreeing[rows]).argsort(stable=True)  # shares differ by 1 / k or more
+    order = (own_share[rows] - 1e-6 * agreeing[rows]).argsort(stable=True)  # shares differ by 1 / k or more
     rows = rows[order]
-    return Suspects(rows, own[rows], suggested[rows], agreeing[rows])
+    return Suspects(rows, own_share[rows], suggested[rows], agreeing[rows])
 
 
 def planted_precision(labels: Tensor, neighbors: Tensor) -> float:

@@ -35,8 +35,8 @@ def own_values(column: str, table: Path | None, points: PointSet) -> list[str | 
     if table is not None or not isinstance(points, GalleryFolder):
         return None
     columns = points.cells()
-    place = column_called([*columns], column, f"--by {column}: {points.source}")
-    values = None if place is None else zip([*columns.values()][place], points.labels, strict=True)
+    index = column_called([*columns], column, f"--by {column}: {points.source}")
+    values = None if index is None else zip([*columns.values()][index], points.labels, strict=True)
     return values and [value for value, label in values if label is not None]
 
 
@@ -78,8 +78,8 @@ def pair_rates_by_value(
     assert points.images is not None
     images = [points.images.dataset.key(row) for row in points.images.rows[rows].tolist()]
     values = read_column(images, own_table, column)
-    own = {name: rate[rows] for name, rate in rates.items()}
-    return figures_by_value(own, codes[rows], values, column, are_errors=True)
+    row_rates = {name: rate[rows] for name, rate in rates.items()}
+    return figures_by_value(row_rates, codes[rows], values, column, are_errors=True)
 
 
 def rates_of_images(points: PointsInMemory, codes: Tensor, threshold: float) -> dict[str, Tensor]:
@@ -89,8 +89,8 @@ def rates_of_images(points: PointsInMemory, codes: Tensor, threshold: float) -> 
         >>> from dmlkit.manifolds import Euclidean
         >>> line = torch.tensor([[0.0], [1.0], [1.5], [9.0]])
         >>> points = PointsInMemory("line", Euclidean(1), line, [""] * 4, ["a", "a", "b", "b"])
-        >>> found = rates_of_images(points, torch.tensor([0, 0, 1, 1]), -1.0)
-        >>> found["far"].tolist(), found["frr"].tolist()
+        >>> rates = rates_of_images(points, torch.tensor([0, 0, 1, 1]), -1.0)
+        >>> rates["far"].tolist(), rates["frr"].tolist()
         ([0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 1.0])
     """
     every, manifold = points.points, points.manifold
@@ -122,14 +122,14 @@ def identification_rates_by_value(path: Path, calibration: Identification, colum
     rows = drawn_rows(rows, decider.codes, most_tried(decider))
     points, classes = decider.points_of(rows[:, None]), decider.codes[rows]
     numbers = decider.numbers[torch.from_numpy(rows)]
-    own, without = (
+    known, unknown = (
         Trials.of(decider, points, classes, rows, absent=absent, numbers=numbers) for absent in (False, True)
     )
     fit = calibration.fits[0]
-    said = [fit.sigmoid.of(trials.margins, trials.scores) for trials in (own, without)]
+    probabilities = [fit.sigmoid.of(trials.margins, trials.scores) for trials in (known, unknown)]
     rates = {
-        "fpir": torch.from_numpy(said[1] >= fit.threshold).double(),
-        "fnir": torch.from_numpy(~(own.right & (said[0] >= fit.threshold))).double(),
+        "fpir": torch.from_numpy(probabilities[1] >= fit.threshold).double(),
+        "fnir": torch.from_numpy(~(known.right & (probabilities[0] >= fit.threshold))).double(),
     }
     paths = decider.searched.paths
     values = read_column([paths[int(row)] for row in rows], own_table, column)

@@ -179,7 +179,7 @@ class Report(Document, frozen=True):
         """Build the report of an evaluation."""
         scores, per_query = evaluation.scores, evaluation.scores.per_query
         intervals = bootstrap_intervals(per_query, evaluation.labels)
-        few = few_classes_note(len(evaluation.labels.unique())) if per_query else None
+        class_note = few_classes_note(len(evaluation.labels.unique())) if per_query else None
         return cls(
             source=source,
             split=split,
@@ -190,7 +190,7 @@ class Report(Document, frozen=True):
             intervals_by="classes",
             worst_classes=tuple(evaluation.worst_classes()[:LISTED] if per_query else ()),
             confusions=tuple(evaluation.confusions()[:LISTED]),
-            notes=(*scores.notes, *([few] if few else [])),
+            notes=(*scores.notes, *([class_note] if class_note else [])),
             skipped=tuple(evaluation.faults),
             images=evaluation.fingerprint(),
             epoch=epoch,

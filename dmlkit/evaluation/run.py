@@ -128,8 +128,8 @@ def evaluate_scope(
     trained = load_model(run, ranks, checkpoint)
     weights = trained.fingerprint
     question = Question.of(recipe, weights, trained.checkpoint, split)
-    own = Question.of(trained.recipe, weights, trained.checkpoint, split)
-    target = run.evaluations / f"{question.file_name(own)}.json"
+    own_question = Question.of(trained.recipe, weights, trained.checkpoint, split)
+    target = run.evaluations / f"{question.file_name(own_question)}.json"
     name = recipe.dataset.title
     note = None
     try:
@@ -181,14 +181,14 @@ def random_notes(recipe: Recipe) -> list[str]:
 def _seen_notes(run: RunFolder, dataset: Dataset) -> list[str]:
     """Return a note on evaluated classes that the run was trained on."""
     seen = set(run.training_classes()).intersection(dataset.class_names)
-    every = len(seen) == len(dataset.class_names)
-    some = "every class was" if every else counted(len(seen), "class was", "classes were")
+    all_seen = len(seen) == len(dataset.class_names)
+    subject = "every class was" if all_seen else counted(len(seen), "class was", "classes were")
     if dataset.query is not None and dataset.gallery is not None and run.recipe().dataset.tests_known:
         queries, gallery = (f"{int(mask.sum()):,}" for mask in (dataset.query, dataset.gallery))
         return [
             f"known classes: {queries} test images search {gallery} others; these metrics do not measure unseen classes"
         ]
-    return [f"{some} {TRAINED_ON}"] if seen else []
+    return [f"{subject} {TRAINED_ON}"] if seen else []
 
 
 def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, ranks: Ranks, bar: Bar) -> Evaluation:
@@ -219,11 +219,11 @@ def _with_fusion(
 
         features, _ = local_features(trained, ranks, dataset, embeddings, bar)
         return {"rescorer": by_features(features, fusion)}
-    both = fuse(trained, fusion, ranks)
-    second = embedded(both)
+    fused = fuse(trained, fusion, ranks)
+    second = embedded(fused)
     if len(second.points) < len(embeddings.points):
         raise UserError(f"--with: an image can no longer be read: {second.faults[0]}")
-    return {"points": Points(second.points, second.labels, both.manifold)}
+    return {"points": Points(second.points, second.labels, fused.manifold)}
 
 
 def evaluated_recipe(run: RunFolder, scope: Scope) -> Recipe:
@@ -254,9 +254,11 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
             f"{recipe.dataset.sample}s; use --set dataset.embeddings=FILE to evaluate other vectors"
         )
     if scope.images is not None:
-        own, known = recipe.dataset, "images" if recipe.dataset.tests_known else "official"
-        folder = FolderConfig(root=str(scope.images), split=known, on_bad_image=own.on_bad_image, levels=own.levels)
-        recipe = recipe.model_copy(update={"dataset": folder.of_run(own.classes_of_run)})
+        dataset, split = recipe.dataset, "images" if recipe.dataset.tests_known else "official"
+        folder = FolderConfig(
+            root=str(scope.images), split=split, on_bad_image=dataset.on_bad_image, levels=dataset.levels
+        )
+        recipe = recipe.model_copy(update={"dataset": folder.of_run(dataset.classes_of_run)})
     if scope.where is not None:
         recipe = recipe.model_copy(update={"dataset": recipe.dataset.limited(scope.where)})
     if scope.column is not None:

@@ -91,7 +91,7 @@ class Weighing:
             shares = {"alone": 0.0, **{weights: self.share(weights, others) for weights in WEIGHTS}}
             for name, share in shares.items():
                 values[name].append(self.map_at_r(share, torch.from_numpy(folds == fold)))
-        means = {name: float(torch.cat(found).mean()) for name, found in values.items()}
+        means = {name: float(torch.cat(parts).mean()) for name, parts in values.items()}
         best = max(WEIGHTS, key=lambda weights: means[weights])
         return WeightChoice(best, self.share(best, everything), means["alone"], means[best])
 
@@ -117,15 +117,15 @@ def map_at_r(
     rows = torch.arange(len(points))
     queries = Labeled(points[asked], labels[asked], rows[asked])
     second = None if rescorer is None else rescorer.between(rows[asked], rows)
-    found = score_retrieval(queries, Labeled(points, labels, rows), manifold, ["map@r"], rerank=second)
-    return found.per_query["map@r"]
+    scores = score_retrieval(queries, Labeled(points, labels, rows), manifold, ["map@r"], rerank=second)
+    return scores.per_query["map@r"]
 
 
 def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: Tensor) -> np.ndarray:
     """Return the similarities (P,) float64 of pairs of rows of points, computed for 65 536 pairs at once."""
     blocks = zip(first.split(2**16), second.split(2**16), strict=True)
-    found = [manifold.paired_similarity(points[one].double(), points[other].double()) for one, other in blocks]
-    return torch.cat(found).numpy()
+    similarities = [manifold.paired_similarity(points[one].double(), points[other].double()) for one, other in blocks]
+    return torch.cat(similarities).numpy()
 
 
 def choose_second(
@@ -174,21 +174,21 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, ranks: Ran
     check_fusible(*models, other)
     trained.recipe.dataset.require_one_label(f"--with {other}")
     dataset, theirs = (model.recipe.dataset.build("validation") for model in models)
-    hashes = [hash_images(one, trained.recipe.dataset) for one in (dataset, theirs)]
+    hashes = [hash_images(images, trained.recipe.dataset) for images in (dataset, theirs)]
     classes = [set(folder.training_classes()) for folder in folders]
     if hashes[0] != hashes[1] or classes[0] != classes[1]:
         raise UserError(
             f"--with {other}: was trained on other classes, or validated on other images, than {run.path}; a fusion "
             "needs classes that are new to both: train two runs with the same dataset"
         )
-    found = [
+    embeddings = [
         split_embeddings(folder, model, ranks, dataset, "validation", bar=bar)
         for folder, model in zip(folders, models, strict=True)
     ]
-    kept = [torch.isin(one.indices, two.indices) for one, two in (found, found[::-1])]
+    in_both = [torch.isin(one.indices, two.indices) for one, two in (embeddings, embeddings[::-1])]
     spaces = [deepcopy(model.manifold).cpu() for model in models]
-    points = [one.points[rows] for one, rows in zip(found, kept, strict=True)]
-    choice = weigh_models(spaces, points, found[0].labels[kept[0]]).choice()
+    points = [side.points[rows] for side, rows in zip(embeddings, in_both, strict=True)]
+    choice = weigh_models(spaces, points, embeddings[0].labels[in_both[0]]).choice()
     return Fusion(**_named(str(place_of_run(other)), models[1]), **choice._asdict())
 
 
@@ -202,10 +202,10 @@ def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels
     pairs = sampled_pairs(labels)
 
     def joined_map(share: float, asked: Tensor) -> Tensor:
-        both = join(manifolds, points, share)
-        return map_at_r(both, labels, Sphere(both.shape[1]), asked)
+        joined = join(manifolds, points, share)
+        return map_at_r(joined, labels, Sphere(joined.shape[1]), asked)
 
-    scores = [similarities_of(space, own, *pairs) for space, own in zip(manifolds, points, strict=True)]
+    scores = [similarities_of(space, side, *pairs) for space, side in zip(manifolds, points, strict=True)]
     return Weighing(labels, pairs, scores, joined_map)
 
 
@@ -228,18 +228,18 @@ def choose_local(run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar =
     trained.recipe.dataset.require_one_label(f"--with {LOCAL}")
     require_torch(trained)
     dataset = trained.recipe.dataset.build("validation")
-    found = split_embeddings(run, trained, ranks, dataset, "validation", bar=bar)
-    features, mean = local_features(trained, ranks, dataset, found, bar)
-    with bar("matching images", len(found.points)) as advance, torch.no_grad():
+    embeddings = split_embeddings(run, trained, ranks, dataset, "validation", bar=bar)
+    features, mean = local_features(trained, ranks, dataset, embeddings, bar)
+    with bar("matching images", len(embeddings.points)) as advance, torch.no_grad():
         scores = match_scores(features.__getitem__, advance)
-        choice = weigh_scores(found, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
+        choice = weigh_scores(embeddings, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
     fusion = LocalFusion(
         **_named(LOCAL, trained),
         **choice._asdict(),
         mean=tuple(mean.tolist()),
         shape=(features.shape[1], features.shape[2]),
     )
-    return LocalChoice(fusion, found, features)
+    return LocalChoice(fusion, embeddings, features)
 
 
 def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
@@ -250,10 +250,10 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
     assert rescorer.most is not None
     blocks, parts = list[tuple[Tensor, Tensor]](), list[Any]()
     for rows in torch.arange(size).split(ROWS):
-        near = nearest_rows(manifold.similarity(points[rows], points).double(), rescorer.most)
-        blocks.append((near, rescorer.score(rows, near)))
-        starts = torch.arange(len(rows) + 1) * near.shape[1]
-        columns = (one.flatten().numpy() for one in reversed(blocks[-1]))
+        nearest = nearest_rows(manifold.similarity(points[rows], points).double(), rescorer.most)
+        blocks.append((nearest, rescorer.score(rows, nearest)))
+        starts = torch.arange(len(rows) + 1) * nearest.shape[1]
+        columns = (column.flatten().numpy() for column in reversed(blocks[-1]))
         parts.append(csr_array((*columns, starts.numpy()), (len(rows), size)))
     table = csr_array(vstack(parts))
 
@@ -267,8 +267,8 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
     first = torch.arange(size)[:, None].expand_as(second)
     others = first != second
     pairs = first[others], second[others]
-    both = [similarities_of(manifold, points, *pairs), scores[others].numpy()]
-    return Weighing(labels, pairs, both, mixed_map).choice()
+    pair_scores = [similarities_of(manifold, points, *pairs), scores[others].numpy()]
+    return Weighing(labels, pairs, pair_scores, mixed_map).choice()
 
 
 def by_features(features: Tensor, fusion: Fusion) -> Rescorer:

@@ -232,8 +232,8 @@ def verify(
     if threshold is None:
         trained.recipe.dataset.require_one_label(str(path))
         trained.recipe.dataset.require_unseen(str(path))
-        if own := run.classes():
-            own.require("validation")
+        if run_classes := run.classes():
+            run_classes.require("validation")
         raise UserError(f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with {calibrate}")
     if threshold.where is not None:
         warn_once(
@@ -241,8 +241,8 @@ def verify(
         )
     fusion, local = None, None
     if second is not None and second in PARTNERS:
-        kept = local_threshold(run, trained, threshold.far, ranks, bar)
-        local, threshold, fusion = kept.fusion, kept.threshold, kept.fusion.weight
+        calibration = local_threshold(run, trained, threshold.far, ranks, bar)
+        local, threshold, fusion = calibration.fusion, calibration.threshold, calibration.fusion.weight
         trained = with_local(trained, local, str(path))
     elif second is not None:
         fusion = choose_fusion(run, trained, second, ranks, bar)
@@ -285,10 +285,10 @@ def judge(
     read = [pair for pair in pairs if pair.a in rows and pair.b in rows]
     sides = [pair.a for pair in read], [pair.b for pair in read]
     first, second = (torch.tensor([rows[name] for name in side], dtype=torch.int64) for side in sides)
-    known = iter(similarities(first, second).float().tolist())
+    scores = iter(similarities(first, second).float().tolist())
     judged: list[JudgedPair] = []
     for pair in pairs:
-        score = next(known) if pair.a in rows and pair.b in rows else None
+        score = next(scores) if pair.a in rows and pair.b in rows else None
         same = None if score is None else score >= threshold.threshold
         probability = None if score is None else probability_at(score, threshold.probability, prior)
         judged.append(JudgedPair(a=pair.a, b=pair.b, score=score, same=same, known=pair.same, probability=probability))
@@ -337,27 +337,27 @@ def local_threshold(
     They are chosen again if the weights, the validation images, the software, the device or ``far`` are others.
     """
     config, place = trained.recipe.dataset, run.threshold_path.with_name("threshold-local.json")
-    own = (hash_images(config.build("validation"), config), stored_model(trained).key)
+    current = (hash_images(config.build("validation"), config), stored_model(trained).key)
     with suppress(UserError):  # there is none, or it is damaged
-        kept = LocalThreshold.read(place)
-        if (kept.images, kept.points, kept.threshold.far) == (*own, far):
-            return kept
+        stored = LocalThreshold.read(place)
+        if (stored.images, stored.points, stored.threshold.far) == (*current, far):
+            return stored
     choice = choose_local(run, trained, ranks, bar)
     threshold = _chosen_threshold(choice, run, trained, far, bar)
-    found = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=own[0], points=own[1])
+    chosen = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=current[0], points=current[1])
     try:
-        found.write(place)
+        chosen.write(place)
     except OSError as error:
         warn(f"{place}: cannot write: {error.strerror or error}; the next verify --with local calibrates again")
-    return found
+    return chosen
 
 
 def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel, far: float, bar: Bar) -> Threshold:
     """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
-    found, space = choice.found, deepcopy(trained.manifold).cpu()
-    refuse_faults(found.faults, trained.recipe.dataset.on_bad_image)
-    rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(found.labels)), found.labels.numpy(), MOST)))
-    points, labels = found.points[rows].double(), found.labels[rows].unique(return_inverse=True)[1]
+    embeddings, space = choice.found, deepcopy(trained.manifold).cpu()
+    refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image)
+    rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(embeddings.labels)), embeddings.labels.numpy(), MOST)))
+    points, labels = embeddings.points[rows].double(), embeddings.labels[rows].unique(return_inverse=True)[1]
     rescorer = by_features(choice.features[rows], choice.fusion)
     table = torch.zeros(len(points), len(points), dtype=torch.float64)
     with bar("matching images", len(points)) as advance:

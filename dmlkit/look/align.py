@@ -77,13 +77,13 @@ def align(
     dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
     check_enough(len(dataset), trained, f"{images}: {len(dataset)} images of {older} can be read")
     labels = [item.label for item in older_points.items_at(rows)]
-    own = dataset.label_names(dataset.labels)
+    dataset_labels = dataset.label_names(dataset.labels)
     if trained.recipe.dataset.label_separator is not None or separator_of(older_points) is not None:
-        labels = own = [None] * len(rows)  # images with several labels have to find themselves
+        labels = dataset_labels = [None] * len(rows)  # images with several labels have to find themselves
     shared = SharedImages(
         embedded.points,
         older_points.points_at(rows),
-        [label or other for label, other in zip(labels, own, strict=True)],
+        [label or other for label, other in zip(labels, dataset_labels, strict=True)],
         (trained.manifold, older_points.manifold),
     )
     point_map, parts, chosen = shared.choice()
@@ -102,10 +102,10 @@ def align(
 
 def check_enough(count: int, trained: TrainedModel, start: str) -> None:
     """Raise an error unless there are twice as many images as dimensions, of which half fit the map."""
-    least = 2 * trained.manifold.dim
-    if count < least:
+    minimum = 2 * trained.manifold.dim
+    if count < minimum:
         raise UserError(
-            f"{start}; expected at least {least}, twice the {trained.manifold.dim} dimensions of the newer run: "
+            f"{start}; expected at least {minimum}, twice the {trained.manifold.dim} dimensions of the newer run: "
             "name more of the older images"
         )
 
@@ -148,14 +148,14 @@ def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor]:
         for index in range(len(dataset)):
             with suppress(BadImageError):
                 ids[index] = LabelledImage(dataset.paths[index], None, dataset.box(index)).id()
-        places, names = gallery.ids, ids
+        older_names, names = gallery.ids, ids
     else:
-        places, names = ([os.path.realpath(path) for path in paths] for paths in (older.paths, dataset.paths))
-    counts = Counter[str | None](places), Counter(names)
-    rows: dict[str | None, int] = {name: row for row, name in enumerate(places) if counts[0][name] == 1}
-    kept = [index for index, name in enumerate(names) if name in rows and counts[1][name] == 1]
-    picked = torch.tensor(kept, dtype=torch.int64)
-    of_older = torch.tensor([rows[names[index]] for index in kept], dtype=torch.int64)
+        older_names, names = ([os.path.realpath(path) for path in paths] for paths in (older.paths, dataset.paths))
+    counts = Counter[str | None](older_names), Counter(names)
+    rows: dict[str | None, int] = {name: row for row, name in enumerate(older_names) if counts[0][name] == 1}
+    indices = [index for index, name in enumerate(names) if name in rows and counts[1][name] == 1]
+    picked = torch.tensor(indices, dtype=torch.int64)
+    of_older = torch.tensor([rows[names[index]] for index in indices], dtype=torch.int64)
     return PickedSamples(dataset, picked, dataset.labels[picked]), of_older
 
 
@@ -176,7 +176,7 @@ def write_aligned(
     weights["head.linear.weight"] = (point_map.matrix @ weights["head.linear.weight"].double()).float()
     if recipe.head.model_dump()["bias"]:
         weights["head.linear.bias"] = (point_map.matrix @ bias + point_map.offset).float()
-    kept = {name: value for name, value in state.items() if name in ("num_features", "model", "epoch", FROZEN)}
+    checkpoint = {name: value for name, value in state.items() if name in ("num_features", "model", "epoch", FROZEN)}
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = RunFolder(output.with_name(f".{output.name}.{uuid4().hex}"))
@@ -185,8 +185,8 @@ def write_aligned(
             if run.classes_path.exists():
                 shutil.copyfile(run.classes_path, partial.classes_path)
             alignment.write(partial.alignment_path)
-            kept |= {"recipe": dump_recipe(recipe), "objective": {}, ALIGNED: older.space}
-            partial.save_checkpoint("best", kept)
+            checkpoint |= {"recipe": dump_recipe(recipe), "objective": {}, ALIGNED: older.space}
+            partial.save_checkpoint("best", checkpoint)
             partial.path.rename(output)
         finally:
             if partial.path.exists():

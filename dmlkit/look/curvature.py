@@ -121,10 +121,10 @@ def measure_curvature(
         before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
         points = split_embeddings(run, before, ranks, recipe.dataset.build(split), split).points
         space: Manifold = Euclidean(points.shape[1])
-        what = f"images of the {split} split, by the Euclidean distance of their features before the head"
+        description = f"images of the {split} split, by the Euclidean distance of their features before the head"
     else:
         model = ModelChoice(device=device)
         opened = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
         space, points = opened.manifold, in_memory(opened).points
-        what = f"embeddings of {source}, by the distance of {type(space).__name__.lower()}"
-    return hyperbolicity(space, points, sample=SAMPLE, draws=DRAWS), len(points), what
+        description = f"embeddings of {source}, by the distance of {type(space).__name__.lower()}"
+    return hyperbolicity(space, points, sample=SAMPLE, draws=DRAWS), len(points), description

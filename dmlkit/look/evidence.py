@@ -83,16 +83,16 @@ def evidence_of(
         return evaluation.scores.per_query[metric].double(), evaluation.labels
 
     compared = (embeddings.points, shown_inside, shown_outside, constant)
-    (both, classes), (inside, _), (outside, _), (chance, _) = map(per_query, compared)
-    gain = both - chance
+    (whole, classes), (inside, _), (outside, _), (chance, _) = map(per_query, compared)
+    gain = whole - chance
     share = None
     if float(gain.sum()) > 0:
-        share = ratio_interval(((outside - chance) + (both - inside)) / 2, gain, classes)
+        share = ratio_interval(((outside - chance) + (whole - inside)) / 2, gain, classes)
     return Evidence(
         metric=metric,
         regions=regions,
         area=area,
-        whole=float(both.mean()),
+        whole=float(whole.mean()),
         inside=float(inside.mean()),
         outside=float(outside.mean()),
         chance=float(chance.mean()),
@@ -115,23 +115,23 @@ def _parts(
     if regions != CENTER:
         masks = RegionMasks(dataset, rows, read_regions(Path(regions), trained.recipe.dataset, dataset, rows))
         read = inputs_of(masks, trained.recipe.transform, training=False)
-    some = [_input(images, row).double().mean((1, 2)) for row in evenly_spread(rows, FOR_COLOR).tolist()]
-    color = torch.stack(some).mean(0).round().to(torch.uint8)[:, None, None]
+    colors = [_input(images, row).double().mean((1, 2)) for row in evenly_spread(rows, FOR_COLOR).tolist()]
+    color = torch.stack(colors).mean(0).round().to(torch.uint8)[:, None, None]
     points: tuple[list[Tensor], list[Tensor]] = [], []
     area = 0.0
     with bar("painting images", len(rows)) as advance:
-        for places in torch.arange(len(rows)).split(BATCH):
-            shown = torch.stack([_input(images, int(rows[place])) for place in places])
+        for positions in torch.arange(len(rows)).split(BATCH):
+            shown = torch.stack([_input(images, int(rows[position])) for position in positions])
             if read is None:
                 inside, side = torch.zeros_like(shown[:, :1], dtype=torch.bool), shown.shape[-1]
                 margin = round(side * (1 - 0.5**0.5) / 2)
                 inside[..., margin : side - margin, margin : side - margin] = True
             else:
-                inside = torch.stack([_input(read, int(place)) for place in places])[:, :1] > 127
+                inside = torch.stack([_input(read, int(position)) for position in positions])[:, :1] > 127
             area += float((~inside).float().mean((1, 2, 3)).sum())
-            for own, kept in zip(points, (inside, ~inside), strict=True):
-                own.append(trained.model(torch.where(kept, shown, color).to(trained.device)).float().cpu())
-            advance(len(places))
+            for embedded, mask in zip(points, (inside, ~inside), strict=True):
+                embedded.append(trained.model(torch.where(mask, shown, color).to(trained.device)).float().cpu())
+            advance(len(positions))
     return torch.cat(points[0]), torch.cat(points[1]), area / len(rows)
 
 
@@ -171,27 +171,27 @@ def read_regions(
         raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
     other = other_table(table, config if isinstance(config, TableConfig) else None)
     root = None if other.root is None else Path(other.root)
-    found = read_images(table, root, other.columns, ("path",), prints_columns=False)
-    regions, root = found.table, found.root
+    listed = read_images(table, root, other.columns, ("path",), prints_columns=False)
+    regions, root = listed.table, listed.root
     has_boxes = BOX[0] in regions.column_names
     mask = "" if has_boxes else regions.column_names[own_column(regions.column_names, MASK, str(table))]
     names: list[str] = text_column(regions, str(table), "path").to_pylist()
     columns = zip(*(regions[name].to_pylist() for name in (BOX if has_boxes else (mask,))), strict=True)
-    given: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    by_path: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for name, value in zip(names, columns, strict=True):
         for key in {name, absolute(root / name)} if None not in value else ():
-            given[key].append(value)
+            by_path[key].append(value)
     of_row: list[list[tuple[Any, ...]]] = []
     for row in rows.tolist():
         path = str(dataset.paths[row])
-        one = given.get(path) or given.get(absolute(path))
-        if one is None:
+        image_regions = by_path.get(path) or by_path.get(absolute(path))
+        if image_regions is None:
             raise UserError(f"{option}: has no {'box' if has_boxes else MASK} of {path}; add a row with this path")
-        of_row.append([_box(option, path, box) for box in one] if has_boxes else one)
+        of_row.append([_box(option, path, box) for box in image_regions] if has_boxes else image_regions)
 
-    def mask_of(place: int, height: int, width: int) -> Tensor:
+    def mask_of(index: int, height: int, width: int) -> Tensor:
         inside = torch.zeros(height, width, dtype=torch.bool)
-        for region in of_row[place]:
+        for region in of_row[index]:
             if has_boxes:
                 left, top, right, bottom = (max(side, 0) for side in region)
                 inside[top:bottom, left:right] = True

@@ -79,8 +79,8 @@ def split_images(labels: Sequence[str | None]) -> Parts:
     codes = {name: code for code, name in enumerate(names)}
     groups = np.array([codes[str(label)] for label in labels]) if by_label else np.arange(len(labels))
     count = int(groups.max()) + 1
-    place = np.random.default_rng(0).permutation(count)[groups] / count
-    parts = (place < 0.5, (place >= 0.5) & (place < 0.75), place >= 0.75)
+    position = np.random.default_rng(0).permutation(count)[groups] / count
+    parts = (position < 0.5, (position >= 0.5) & (position < 0.75), position >= 0.75)
     rows = (torch.from_numpy(np.flatnonzero(part)) for part in parts)
     return Parts(*rows, held_out="labels" if by_label else "images")
 
@@ -112,11 +112,13 @@ class SharedImages:
             shrinkage: self.error(self.fit(parts.fit, shrinkage), parts.choose) for shrinkage in (None, *SHRINKAGES)
         }
         best = min(errors, key=lambda shrinkage: max(errors[shrinkage], 1e-9))
-        both = torch.cat([parts.fit, parts.choose])
-        named = {"orthogonal" if one is None else f"linear {one:g}": error for one, error in errors.items()}
+        rows = torch.cat([parts.fit, parts.choose])
+        named = {
+            "orthogonal" if shrinkage is None else f"linear {shrinkage:g}": error for shrinkage, error in errors.items()
+        }
         name = "orthogonal" if best is None else "linear"
-        chosen = {"map": name, "shrinkage": best, "errors": named, "fitted": len(both)}
-        return self.fit(both, best), parts, chosen
+        chosen = {"map": name, "shrinkage": best, "errors": named, "fitted": len(rows)}
+        return self.fit(rows, best), parts, chosen
 
     def fit(self, rows: Tensor, shrinkage: float | None) -> PointMap:
         """Fit a map to some of the images, see `fit_map`."""
@@ -142,16 +144,16 @@ class SharedImages:
         labels = torch.tensor([codes[name] for name in names]) if by_label else rows
         old, new = self.old[parts.measure], self.new[parts.measure]
         mapped, space = point_map(new, self.spaces[1]), self.spaces[1]
-        asked = {("old", "old"): (old, old, space), ("new", "new"): (new, new, self.spaces[0])}
+        pairs = {("old", "old"): (old, old, space), ("new", "new"): (new, new, self.spaces[0])}
         if new.shape == old.shape:
-            asked["new", "old"] = (new, old, space)
-        asked |= {("new, mapped", "old"): (mapped, old, space), ("new, mapped", "new, mapped"): (mapped, mapped, space)}
+            pairs["new", "old"] = (new, old, space)
+        pairs |= {("new, mapped", "old"): (mapped, old, space), ("new, mapped", "new, mapped"): (mapped, mapped, space)}
         ids = rows if by_label else None
         scores = {
             models: score_retrieval(
                 Labeled(points, labels, ids), Labeled(among, labels, ids), manifold, ["recall@1", "map@r"]
             )
-            for models, (points, among, manifold) in asked.items()
+            for models, (points, among, manifold) in pairs.items()
             if by_label or models[0] != models[1]  # each image finds itself
         }
         cross = scores["new, mapped", "old"]
@@ -163,12 +165,12 @@ class SharedImages:
                 CrossFigures(
                     queries=queries,
                     gallery=gallery,
-                    metrics=one.values,
+                    metrics=scored.values,
                     intervals={
-                        name: interval.ends for name, interval in bootstrap_intervals(one.per_query, classes).items()
+                        name: interval.ends for name, interval in bootstrap_intervals(scored.per_query, classes).items()
                     },
                 )
-                for (queries, gallery), one in scores.items()
+                for (queries, gallery), scored in scores.items()
             ),
-            "gain": {name: PairedDifference.model_validate(one.as_dict()) for name, one in gain.items()},
+            "gain": {name: PairedDifference.model_validate(change.as_dict()) for name, change in gain.items()},
         }

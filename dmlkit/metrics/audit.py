@@ -148,8 +148,8 @@ def _draws(most: int, expected: Logs, left: Logs, missing: Logs) -> Logs:
 
 def _least_sums(ours: Logs, others: Logs) -> Logs:
     """Return the least sum of an entry of each vector, by the sum of their positions."""
-    found = np.full(len(ours) + len(others) - 1, np.inf)
-    for start, one in enumerate(ours):
-        part = found[start : start + len(others)]
-        np.minimum(part, one + others, out=part)
-    return found
+    sums = np.full(len(ours) + len(others) - 1, np.inf)
+    for start, entry in enumerate(ours):
+        part = sums[start : start + len(others)]
+        np.minimum(part, entry + others, out=part)
+    return sums

@@ -51,9 +51,9 @@ class Ranking:
         """Return the ranking whose positives have the class of their query at ``level``, 1 for the coarsest."""
         if self.grades is None:
             return self
-        kept = self.grades >= level
-        order = (~kept).sort(dim=1, stable=True).indices[:, : max(1, int(kept.sum(1).max()))]
-        exists = kept.gather(1, order)
+        is_positive = self.grades >= level
+        order = (~is_positive).sort(dim=1, stable=True).indices[:, : max(1, int(is_positive.sum(1).max()))]
+        exists = is_positive.gather(1, order)
         above = self.above.gather(1, order).where(exists, self.gallery[:, None])
         column = torch.arange(above.shape[1], device=above.device).expand_as(above)
         starts = torch.ones_like(exists)
@@ -66,7 +66,7 @@ class Ranking:
             tied=self.tied.gather(1, order).where(exists, 1),
             hits_above=first,
             hits_tied=sizes.gather(1, group),
-            positives=kept.sum(1),
+            positives=is_positive.sum(1),
             gallery=self.gallery,
             single_shot=self.single_shot,
         )
@@ -86,11 +86,11 @@ class Ranking:
         """
         m, h = self.tied[:, 0], self.hits_tied[:, 0]
         t = (limit - self.above[:, 0]).clamp(min=0).minimum(m)
-        found = (t > m - h).double()
+        probability = (t > m - h).double()
         open_ = (t > 0) & (t <= m - h)
         misses = log_binomial((m - h)[open_], t[open_]) - log_binomial(m[open_], t[open_])
-        found[open_] = -torch.expm1(misses)
-        return found
+        probability[open_] = -torch.expm1(misses)
+        return probability
 
     def precision_sum(self, limit: Tensor) -> Tensor:
         r"""Compute the expected sum of the precisions at the hits among the first ``limit`` (Q,) items, (Q,) float64.

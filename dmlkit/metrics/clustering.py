@@ -84,9 +84,9 @@ class NmiConfig(ClusteringConfig, frozen=True):
     definition: ClassVar[str] = "nmi: mutual information of classes and k-means clusters / mean of their entropies"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
-        found = overlaps(labels, clusters)
-        entropy = found.mean_entropy()
-        return found.information() / entropy if entropy else 1.0
+        contingency = overlaps(labels, clusters)
+        entropy = contingency.mean_entropy()
+        return contingency.information() / entropy if entropy else 1.0
 
 
 class AmiConfig(ClusteringConfig, frozen=True):
@@ -103,10 +103,10 @@ class AmiConfig(ClusteringConfig, frozen=True):
     definition: ClassVar[str] = "ami: nmi adjusted for chance; 0 for random clusters"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
-        found = overlaps(labels, clusters)
-        chance = expected_information(found.classes, found.clusters)
-        room = found.mean_entropy() - chance
-        return (found.information() - chance) / room if abs(room) > 1e-15 else 1.0
+        contingency = overlaps(labels, clusters)
+        chance = expected_information(contingency.classes, contingency.clusters)
+        room = contingency.mean_entropy() - chance
+        return (contingency.information() - chance) / room if abs(room) > 1e-15 else 1.0
 
 
 def expected_information(classes: Tensor, clusters: Tensor) -> float:
@@ -230,9 +230,9 @@ def _assign(points: Tensor, centroids: Tensor, moved: Tensor, assignments: Tenso
     changed = moved.nonzero()[:, 0]
     stayed = (~shifted).nonzero()[:, 0]
     if len(changed) and len(stayed):
-        found, column = nearest_centroids(points[stayed], centroids[changed])
-        closer = found < squared[stayed]
-        squared[stayed] = torch.where(closer, found, squared[stayed])
+        new_squared, column = nearest_centroids(points[stayed], centroids[changed])
+        closer = new_squared < squared[stayed]
+        squared[stayed] = torch.where(closer, new_squared, squared[stayed])
         assignments[stayed] = torch.where(closer, changed[column], assignments[stayed])
     if len(stayed) < len(points):
         rows = shifted.nonzero()[:, 0]
@@ -267,11 +267,11 @@ def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) 
     while len(seeds) < clusters:
         batch = _draw(squared, min(BATCH, len(seeds)), generator)
         if batch is None:
-            rest = torch.ones_like(squared, dtype=torch.bool)
-            rest[seeds] = False
-            return nearest, torch.cat([seeds, rest.nonzero()[: clusters - len(seeds), 0]])
-        kept = _accept(points[batch], squared[batch], generator)
-        fresh = batch[kept][: clusters - len(seeds)]
+            unchosen = torch.ones_like(squared, dtype=torch.bool)
+            unchosen[seeds] = False
+            return nearest, torch.cat([seeds, unchosen.nonzero()[: clusters - len(seeds), 0]])
+        accepted = _accept(points[batch], squared[batch], generator)
+        fresh = batch[accepted][: clusters - len(seeds)]
         _fold(points, fresh, len(seeds), squared, nearest)
         seeds = torch.cat([seeds, fresh])
     return nearest, seeds
@@ -283,8 +283,8 @@ def squarable(points: Tensor) -> Tensor:
     Such points are converted to float64 and divided by the largest coordinate. For example, float32 cannot represent
     the square of 1e30. Other points are returned unchanged.
     """
-    least, most = points.aminmax(dim=1)
-    longest = torch.maximum(most, -least)
+    smallest, largest = points.aminmax(dim=1)
+    longest = torch.maximum(largest, -smallest)
     if not longest.any():
         return points
     low, high = SQUARABLE
@@ -298,8 +298,8 @@ def _draw(squared: Tensor, size: int, generator: torch.Generator) -> Tensor | No
     total = squared.cumsum(0, dtype=torch.float64)
     if total[-1] == 0:
         return None
-    at = torch.rand(size, dtype=torch.float64, generator=generator).to(total.device) * total[-1]
-    return torch.searchsorted(total, at, right=True).clamp(max=len(total) - 1)
+    draws = torch.rand(size, dtype=torch.float64, generator=generator).to(total.device) * total[-1]
+    return torch.searchsorted(total, draws, right=True).clamp(max=len(total) - 1)
 
 
 def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Tensor:
@@ -309,19 +309,19 @@ def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Ten
     between = (norms[:, None] + norms - 2 * products).clamp(min=0).cpu()
     threshold = then.cpu() * torch.rand(len(candidates), generator=generator)
     now = then.cpu().clone()
-    kept = torch.zeros(len(candidates), dtype=torch.bool)
+    accepted = torch.zeros(len(candidates), dtype=torch.bool)
     for i in range(len(candidates)):
         if i == 0 or now[i] > threshold[i]:
-            kept[i] = True
+            accepted[i] = True
             now = now.minimum(between[i])
-    return kept.to(candidates.device)
+    return accepted.to(candidates.device)
 
 
 def _fold(points: Tensor, seeds: Tensor, first: int, squared: Tensor, nearest: Tensor) -> None:
     """Update each point's nearest seed and squared distance in place by the seeds numbered from ``first``."""
-    found, column = nearest_centroids(points, points[seeds])
-    nearest.copy_(torch.where(found < squared, column + first, nearest))
-    torch.minimum(squared, found, out=squared)
+    new_squared, column = nearest_centroids(points, points[seeds])
+    nearest.copy_(torch.where(new_squared < squared, column + first, nearest))
+    torch.minimum(squared, new_squared, out=squared)
 
 
 def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
@@ -340,6 +340,6 @@ def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor
         # NumPy takes 3 us per row of 11 316; torch's takes 18
         columns.append(torch.from_numpy(scores.numpy().argmax(1)) if scores.is_cpu else scores.argmax(1))
         best.append(scores.gather(1, columns[-1][:, None])[:, 0])
-    column, own = torch.cat(columns), vecdot(points, points)
-    squared = own - 2 * torch.cat(best)
-    return squared.masked_fill(squared < 8 * torch.finfo(points.dtype).eps * (own + norms[column]), 0), column
+    column, point_norms = torch.cat(columns), vecdot(points, points)
+    squared = point_norms - 2 * torch.cat(best)
+    return squared.masked_fill(squared < 8 * torch.finfo(points.dtype).eps * (point_norms + norms[column]), 0), column

@@ -150,16 +150,18 @@ class OpenSet:
                 f"known and {int(is_unknown.sum())} of unknown classes; open-set metrics need all three: at least one "
                 "known class with two images, and one unknown class"
             )
-        wide = (points.embeddings if targets is None else targets.embeddings)[gallery].double()
+        gallery_points = (points.embeddings if targets is None else targets.embeddings)[gallery].double()
         best: list[tuple[Tensor, Tensor]] = []
         for rows in queries.split(max(1, BLOCK_ENTRIES // len(gallery))):
-            similarities = points.manifold.similarity(points.embeddings[rows].double(), wide).float()
+            similarities = points.manifold.similarity(points.embeddings[rows].double(), gallery_points).float()
             best.append(similarities.masked_fill_(ids[rows, None] == items_ids[gallery], -torch.inf).max(1))
         scores, nearest = (torch.cat(column) for column in zip(*best, strict=True))
-        asked = labels[queries]
-        right = items[gallery][nearest] == asked
-        kept = ~is_unknown
-        return cls(scores[kept], asked[kept], right[kept], scores[is_unknown], asked[is_unknown])
+        query_labels = labels[queries]
+        right = items[gallery][nearest] == query_labels
+        is_known = ~is_unknown
+        return cls(
+            scores[is_known], query_labels[is_known], right[is_known], scores[is_unknown], query_labels[is_unknown]
+        )
 
 
 def first_half(labels: Tensor) -> Tensor:
@@ -167,9 +169,9 @@ def first_half(labels: Tensor) -> Tensor:
     order = labels.argsort(stable=True)
     sizes = labels[order].unique_consecutive(return_counts=True)[1]
     starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    place = torch.arange(len(labels), device=labels.device) - starts
+    position = torch.arange(len(labels), device=labels.device) - starts
     half = torch.zeros_like(labels, dtype=torch.bool)
-    half[order] = 2 * place < sizes.repeat_interleave(sizes)
+    half[order] = 2 * position < sizes.repeat_interleave(sizes)
     return half
 
 
@@ -181,6 +183,6 @@ def wins(scores: Tensor, others: Tensor) -> Tensor:
 
 def class_mean(values: Tensor, labels: Tensor) -> float:
     """Compute the share of true values (n,) bool in each class, averaged over the classes."""
-    _, place, sizes = labels.unique(return_inverse=True, return_counts=True)
+    _, codes, sizes = labels.unique(return_inverse=True, return_counts=True)
     shares = torch.zeros(len(sizes), dtype=torch.float64, device=values.device)
-    return float((shares.index_add_(0, place, values.double()) / sizes).mean())
+    return float((shares.index_add_(0, codes, values.double()) / sizes).mean())

@@ -137,14 +137,14 @@ class Pairing:
                 for low in range(first, last, step):
                     rows = torch.arange(low, min(low + step, last), device=self.rows.device)
                     scores = self.scores(self.rows[low : low + len(rows)], self.columns[start:end])
-                    kept = torch.ones_like(scores, dtype=torch.bool)
+                    is_pair = torch.ones_like(scores, dtype=torch.bool)
                     if self.unordered:
-                        kept = kept.triu(low - start + 1)
+                        is_pair = is_pair.triu(low - start + 1)
                     elif self.own is not None:
                         columns, present = self.own.columns(rows)
                         present &= (columns >= start) & (columns < end)
-                        kept[present.nonzero()[:, 0], columns[present] - start] = False
-                    yield scores[kept]
+                        is_pair[present.nonzero()[:, 0], columns[present] - start] = False
+                    yield scores[is_pair]
 
     def each_block(self, use: Use) -> None:
         """Call ``use`` with all scores of pairs of different classes, on a CPU in as many threads as torch uses."""

@@ -75,14 +75,14 @@ def measure_reliability(
     codes = np.unique(classes, return_inverse=True)[1].reshape(len(classes), -1)
     count = int(codes.max()) + 1
     order = np.argsort(probabilities, kind="stable")
-    said, true, kinds, codes = probabilities[order], right[order].astype(float), kinds[order], codes[order]
-    weights = balanced(np.ones(len(said)), kinds)
+    predicted, true, kinds, codes = probabilities[order], right[order].astype(float), kinds[order], codes[order]
+    weights = balanced(np.ones(len(predicted)), kinds)
     bins = np.minimum((weights.cumsum() / weights.sum() * BINS).astype(int), BINS - 1)
     starts = np.unique(bins, return_index=True)[1]
-    values = np.stack([np.ones(len(said)), said, true, (said - true) ** 2])
-    clipped = np.clip(said, 1e-12, 1 - 1e-12)  # finite logits
-    inputs = np.stack([np.log(clipped / (1 - clipped)), np.ones(len(said))], axis=1)
-    slopes = np.add.reduceat((weights * said * (1 - said))[:, None] * inputs, starts) / weights.sum()
+    values = np.stack([np.ones(len(predicted)), predicted, true, (predicted - true) ** 2])
+    clipped = np.clip(predicted, 1e-12, 1 - 1e-12)  # finite logits
+    inputs = np.stack([np.log(clipped / (1 - clipped)), np.ones(len(predicted))], axis=1)
+    slopes = np.add.reduceat((weights * predicted * (1 - predicted))[:, None] * inputs, starts) / weights.sum()
 
     def counted(times: np.ndarray) -> Values:
         """Return the weights (M,) of the answers if each class is there so many times."""
@@ -98,8 +98,8 @@ def measure_reliability(
     def moved(times: np.ndarray) -> Values:
         """Return the change (bins,) of the mean probability if slope and offset of the logits are fitted to a draw."""
         counts = counted(times)
-        excess = inputs.T @ ((counts / counts.sum() - weights / weights.sum()) * (said - true))
-        hessian = (inputs.T * (counts * said * (1 - said))) @ inputs / counts.sum()
+        excess = inputs.T @ ((counts / counts.sum() - weights / weights.sum()) * (predicted - true))
+        hessian = (inputs.T * (counts * predicted * (1 - predicted))) @ inputs / counts.sum()
         return -slopes @ np.linalg.pinv(hessian, hermitian=True) @ excess  # a Newton step
 
     measured = sums(np.ones(count))
@@ -111,32 +111,34 @@ def measure_reliability(
     ends: list[Ends | None] = [None, None]
     if count >= LEAST_CLASSES:
         tail = tail_of(float(count))
-        low, high = np.quantile([_figures(one)[1] for one in drawn], [tail, 1 - tail])
+        low, high = np.quantile([_figures(draw)[1] for draw in drawn], [tail, 1 - tail])
         ends = [
             _error_interval(measured, drawn, np.stack([moved(times) for times in draws]), tail),
             (float(low), float(high)),
         ]
-    total, sum_said, sum_true, _ = measured
-    found: list[ReliabilityBin] = []
+    total, sum_predicted, sum_true, _ = measured
+    reliability_bins: list[ReliabilityBin] = []
     for number, start in enumerate(starts):
         share = float(sum_true[number] / total[number])
-        own = slice(start, starts[number + 1] if number + 1 < len(starts) else len(said))
+        in_bin = slice(start, starts[number + 1] if number + 1 < len(starts) else len(predicted))
         interval = None
         if count >= LEAST_CLASSES:
             shares = drawn[drawn[:, 0, number] > 0, 2, number] / drawn[drawn[:, 0, number] > 0, 0, number]
-            spread = np.bincount(codes[own].ravel(), minlength=count)
+            spread = np.bincount(codes[in_bin].ravel(), minlength=count)
             clusters = max(2.0, effective_number(torch.from_numpy(spread).double()))
-            interval = share_interval(share, float(np.var(shares)), clusters, own.stop - own.start)
-        found.append(
-            ReliabilityBin(probability=float(sum_said[number] / total[number]), share=share, interval=interval)
+            interval = share_interval(share, float(np.var(shares)), clusters, in_bin.stop - in_bin.start)
+        reliability_bins.append(
+            ReliabilityBin(probability=float(sum_predicted[number] / total[number]), share=share, interval=interval)
         )
-    return Reliability(error=error, error_interval=ends[0], brier=brier, brier_interval=ends[1], bins=tuple(found))
+    return Reliability(
+        error=error, error_interval=ends[0], brier=brier, brier_interval=ends[1], bins=tuple(reliability_bins)
+    )
 
 
 def _figures(sums: Values) -> tuple[float, float]:
     """Return the calibration error and the Brier score of sums (4, bins)."""
-    total, said, true, squared = sums
-    return float(np.abs(said - true).sum() / total.sum()), float(squared.sum() / total.sum())
+    total, predicted, true, squared = sums
+    return float(np.abs(predicted - true).sum() / total.sum()), float(squared.sum() / total.sum())
 
 
 def _error_interval(measured: Values, drawn: Values, steps: Values, tail: float) -> Ends:
@@ -158,8 +160,8 @@ def _error_interval(measured: Values, drawn: Values, steps: Values, tail: float)
     length = np.linalg.norm(gaps)
     direction = gaps / length if length else gaps
     along = noise @ direction
-    rest = along**2 + length**2 - (noise**2).sum(1)  # |size * direction + noise| = length
-    sizes = np.where(rest > 0, np.sqrt(np.maximum(rest, 0)) - along, 0).clip(0)
+    discriminant = along**2 + length**2 - (noise**2).sum(1)  # |size * direction + noise| = length
+    sizes = np.where(discriminant > 0, np.sqrt(np.maximum(discriminant, 0)) - along, 0).clip(0)
     least = np.abs(np.quantile(sizes, tail) * direction + steps).sum(1)
     errors = np.abs(sizes[:, None] * direction + np.roll(steps, 1, axis=0)).sum(1)
     low, high, error = float(np.quantile(least, tail)), float(np.quantile(errors, 1 - tail)), float(np.abs(gaps).sum())

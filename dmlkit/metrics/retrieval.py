@@ -238,8 +238,8 @@ class HierarchicalApConfig(MetricConfig, frozen=True):
         level = torch.arange(1, ranking.levels + 1, device=ranking.grades.device)
         shells = (ranking.grades[..., None] == level).double()  # (Q, J, L), whether l(k) = l
         relevance = (level.double() / ranking.levels) ** self.alpha / shells.sum(1).clamp(min=1)  # (Q, L)
-        own = (shells * relevance[:, None]).sum(2)  # (Q, J)
-        shared = own[..., None].minimum(relevance[:, None])  # min(rel(j), rel(k)) for a j of each level
+        own_relevance = (shells * relevance[:, None]).sum(2)  # (Q, J)
+        shared = own_relevance[..., None].minimum(relevance[:, None])  # min(rel(j), rel(k)) for a j of each level
         counts = pad(shells.cumsum(1), (0, 0, 1, 0))  # (Q, J + 1, L), positives of each level among the first
         ends = ranking.hits_above, (ranking.hits_above + ranking.hits_tied).clamp(max=shells.shape[1])
         above, upto = (counts.gather(1, end[..., None].expand_as(shells)) for end in ends)
@@ -247,9 +247,9 @@ class HierarchicalApConfig(MetricConfig, frozen=True):
         # the other tied ones a share (i - a - 1) / (m - 1), where a items are above.
         m = ranking.tied
         slope = (shared * (upto - above - shells)).sum(2) / (m - 1).clamp(min=1)
-        offset = (shared * above).sum(2) + own - slope * (ranking.above + 1)
+        offset = (shared * above).sum(2) + own_relevance - slope * (ranking.above + 1)
         value = (offset * ranking.harmonic_sums() / m + slope) * (ranking.grades > 0)
-        return {self.key: value.sum(1) / own.sum(1)}
+        return {self.key: value.sum(1) / own_relevance.sum(1)}
 
 
 class GradedNdcgConfig(CutoffConfig, frozen=True):

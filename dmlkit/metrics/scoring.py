@@ -99,9 +99,9 @@ def retrieval_metrics(
         raise ValueError("gallery and gallery_labels: give both or neither")
     if ids is not None and (gallery is None or len(ids) != 2):
         raise ValueError("ids: expected a pair, the ids of the embeddings and those of the gallery, which it needs")
-    own, others = (None, None) if ids is None else ids
-    items = None if gallery is None or gallery_labels is None else Labeled(gallery, gallery_labels, others)
-    scores = score_retrieval(Labeled(embeddings, labels, own), items, manifold, metrics, ties=ties)
+    query_ids, gallery_ids = (None, None) if ids is None else ids
+    items = None if gallery is None or gallery_labels is None else Labeled(gallery, gallery_labels, gallery_ids)
+    scores = score_retrieval(Labeled(embeddings, labels, query_ids), items, manifold, metrics, ties=ties)
     for note in scores.notes:
         warnings.warn(note, stacklevel=2)
     return scores.values
@@ -133,8 +133,8 @@ def score_retrieval(
         ValueError: see `retrieval_metrics`.
 
     Example:
-        >>> found = score_retrieval(Labeled([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], [0, 1, 1]), metrics=["recall@1"])
-        >>> found.values, found.nearest.tolist()
+        >>> scores = score_retrieval(Labeled([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], [0, 1, 1]), metrics=["recall@1"])
+        >>> scores.values, scores.nearest.tolist()
         ({'recall@1': 1.0}, [2, 1])
     """
     check_sides(queries, gallery)
@@ -142,7 +142,7 @@ def score_retrieval(
     points = as_embeddings(queries.embeddings, "embeddings")
     items = gallery and as_embeddings(gallery.embeddings, "gallery")
     lengths = len(points), None if items is None else len(items)
-    names = identities(queries, gallery, lengths)
+    ids = identities(queries, gallery, lengths)
     labeling = Labeling.of(queries.labels, gallery and gallery.labels, lengths).needed(configs)
     keys = labeling.classes
     if int(max(side.max() if len(side) else 0 for side in keys)) == 0:
@@ -154,7 +154,7 @@ def score_retrieval(
     require_points(manifold, points, "embeddings")
     if items is not None:
         require_points(manifold, items, "gallery")
-    targets = None if items is None else Targets(items, keys[1], names[1], keys[0], names[0])
+    targets = None if items is None else Targets(items, keys[1], ids[1], keys[0], ids[0])
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
     if rerank is not None:
         manifold, points, items = deepcopy(manifold).cpu(), points.cpu(), None if items is None else items.cpu()
@@ -166,12 +166,12 @@ def score_retrieval(
         items = None if items is None else expanded.points
     vectors = search_vectors(manifold, points, items)
     sides = keys if items is not None else (keys[0], keys[0])
-    search, positives = build_search(vectors, sides, names, labeling.members)
+    search, positives = build_search(vectors, sides, ids, labeling.members)
     if isinstance(rerank, KReciprocal):
-        reranked, asked = ReciprocalGallery(manifold, others, rerank), points
+        reranked, query_points = ReciprocalGallery(manifold, others, rerank), points
 
         def rows(block: Tensor) -> Tensor:
-            return reranked.own_scores(block) if is_among else reranked.scores(asked[block])
+            return reranked.own_scores(block) if is_among else reranked.scores(query_points[block])
 
         search = replace(search, rows=rows)
     elif isinstance(rerank, Rescorer):
@@ -206,15 +206,15 @@ def _score(
         single = None
         if shots and labeling.members is None:
             single = single_shot(search, labeling.classes, mine, shots, is_pessimistic=ties == "pessimistic")
-        for ranking, near in rankings(search, mine, searching, ties):
-            found: dict[str, Tensor] = {}
+        for ranking, nearest_items in rankings(search, mine, searching, ties):
+            block_values: dict[str, Tensor] = {}
             if single is not None:
-                ranking = replace(ranking, single_shot=single[start : start + len(near)])
-                start += len(near)
+                ranking = replace(ranking, single_shot=single[start : start + len(nearest_items)])
+                start += len(nearest_items)
             for config in searching:
-                found |= config.named(config.per_query(labeling.ranking(config, ranking)))
-            blocks.append(found | {_NEAREST: near.double()})
-            advance(len(near))
+                block_values |= config.named(config.per_query(labeling.ranking(config, ranking)))
+            blocks.append(block_values | {_NEAREST: nearest_items.double()})
+            advance(len(nearest_items))
         columns = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
         per_query = {name: gather_interleaved(value, len(scored), group).cpu() for name, value in columns.items()}
         nearest = per_query.pop(_NEAREST).long()
@@ -222,9 +222,9 @@ def _score(
     values = {name: float(value.mean()) for name, value in per_query.items()}
     for config in configs:
         if not config.searches:
-            own = labeling.points(config, points)
-            values |= config.named(config.of_points(own))
-            notes = (*notes, *config.notes(own))
+            level_points = labeling.points(config, points)
+            values |= config.named(config.of_points(level_points))
+            notes = (*notes, *config.notes(level_points))
     return Scores(
         values=values,
         definitions={name: config.definition for config in configs for name in config.names()},
@@ -302,30 +302,30 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     for config in configs:
         if not config.searches:
             raise ValueError(f"{config.key} is computed from embeddings, not from hits; remove it")
-    found, counts = torch.as_tensor(hits), torch.as_tensor(positives)
-    check_hits(found, counts)
-    found, left_out = found[counts > 0].bool(), int((counts == 0).sum())
-    depth, width = found.shape[1], max(1, int(found.sum(1).max()))
-    place = torch.arange(depth, device=found.device).expand_as(found)
-    above = place.masked_fill(~found, depth).sort(1).values[:, :width]  # without ties; one that is not listed is last
-    ones, column = torch.ones_like(above), torch.arange(width, device=found.device).expand_as(above)
+    is_hit, counts = torch.as_tensor(hits), torch.as_tensor(positives)
+    check_hits(is_hit, counts)
+    is_hit, left_out = is_hit[counts > 0].bool(), int((counts == 0).sum())
+    depth, width = is_hit.shape[1], max(1, int(is_hit.sum(1).max()))
+    index = torch.arange(depth, device=is_hit.device).expand_as(is_hit)
+    above = index.masked_fill(~is_hit, depth).sort(1).values[:, :width]  # without ties; one that is not listed is last
+    ones, column = torch.ones_like(above), torch.arange(width, device=is_hit.device).expand_as(above)
     listed = counts[counts > 0]
     ranking = Ranking(above, ones, column, ones, listed.long(), torch.full_like(listed, depth, dtype=torch.int64))
-    short = (ranking.positives > found.shape[1]) & (found.sum(1) < ranking.positives)
+    short = (ranking.positives > is_hit.shape[1]) & (is_hit.sum(1) < ranking.positives)
     for config in configs:
         if config.to_r and short.any():
             raise ValueError(
-                f"hits: {config.key} needs the first R items, but {int(short.sum())} lists of {found.shape[1]} items "
+                f"hits: {config.key} needs the first R items, but {int(short.sum())} lists of {is_hit.shape[1]} items "
                 "end before R"
             )
     if left_out:
         warnings.warn(f"{left_out} of {len(counts)} queries have no positive and are left out", stacklevel=2)
-    if any(config.key == "mrr" for config in configs) and not found.any(1).all():
-        warnings.warn(f"mrr is 0 for the {int((~found.any(1)).sum())} queries without a listed hit", stacklevel=2)
-    for note in clip_notes(configs, found.shape[1]):
+    if any(config.key == "mrr" for config in configs) and not is_hit.any(1).all():
+        warnings.warn(f"mrr is 0 for the {int((~is_hit.any(1)).sum())} queries without a listed hit", stacklevel=2)
+    for note in clip_notes(configs, is_hit.shape[1]):
         warnings.warn(note, stacklevel=2)
     values = [config.named(config.per_query(ranking)) for config in configs]
-    return {name: float(value.mean()) for one in values for name, value in one.items()}
+    return {name: float(value.mean()) for by_name in values for name, value in by_name.items()}
 
 
 def check_hits(hits: Tensor, positives: Tensor) -> None:

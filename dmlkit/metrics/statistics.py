@@ -120,10 +120,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
         >>> holm([0.01, 0.04, 0.03])
         [0.03, 0.06, 0.06]
     """
-    corrected, least = [0.0] * len(p_values), 0.0
+    corrected, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = least
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
     return corrected
 
 
@@ -177,8 +177,8 @@ def _bootstrap(values: Tensor, classes: Tensor | None, *, shares: bool = True) -
     ends = draws.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0).T.tolist()
     if shares:
         varied = torch.minimum((sums > 0).sum(0), (sums < sizes[:, None]).sum(0)).tolist()
-        for place in (place for place, count in enumerate(varied) if count < LEAST_CLASSES):
-            ends[place] = share_interval(means[place], float(draws[:, place].var()), clusters, len(values))
+        for column in (column for column, count in enumerate(varied) if count < LEAST_CLASSES):
+            ends[column] = share_interval(means[column], float(draws[:, column].var()), clusters, len(values))
     return [Interval(mean, *pair) for mean, pair in zip(means, ends, strict=True)]
 
 
@@ -251,8 +251,8 @@ def part_comparison(values: Tensor, part: Tensor, classes: Tensor) -> Comparison
     """
     from scipy.special import stdtr
 
-    ours, value = part.double(), values.double()
-    sums, _ = _sums(torch.stack([value * ours, value * (1 - ours), ours, 1 - ours], 1), classes)
+    in_part, value = part.double(), values.double()
+    sums, _ = _sums(torch.stack([value * in_part, value * (1 - in_part), in_part, 1 - in_part], 1), classes)
     sizes = sums[:, 2], sums[:, 3]
     difference = float(sums[:, 0].sum() / sizes[0].sum() - sums[:, 1].sum() / sizes[1].sum())
     if min(int((side > 0).sum()) for side in sizes) < LEAST_CLASSES:
@@ -312,10 +312,10 @@ def few_classes_note(classes: int) -> str | None:
         return None
     if classes < 2:
         return f"no intervals over a single class: at least {LEAST_CLASSES} are needed; p is 1"
-    least = f"p-values cannot be below {2 / 2**classes:.3g}"
+    p_limit = f"p-values cannot be below {2 / 2**classes:.3g}"
     if classes < LEAST_CLASSES:
-        return f"no intervals over {classes} classes: at least {LEAST_CLASSES} are needed; {least}"
-    return f"intervals over {classes} classes cover about 92 % instead of 95 %; {least}"
+        return f"no intervals over {classes} classes: at least {LEAST_CLASSES} are needed; {p_limit}"
+    return f"intervals over {classes} classes cover about 92 % instead of 95 %; {p_limit}"
 
 
 def _sums(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,8 @@ class TarAtFarConfig(MetricConfig, frozen=True):
         accepted = [0] * len(self.far)
         for band in curve.bands():
             rate = band.reached.double() / curve.different
-            for place, far in enumerate(self.far):
-                accepted[place] += int(band.count[rate <= far].sum())
+            for index, far in enumerate(self.far):
+                accepted[index] += int(band.count[rate <= far].sum())
         return {name: count / curve.same for name, count in zip(self.names(), accepted, strict=True)}
 
     def notes(self, points: Points) -> Iterable[str]:
@@ -74,13 +74,13 @@ class EerConfig(MetricConfig, frozen=True):
             tar, far = hits.double() / curve.same, band.reached.double() / curve.different
             passed = (tar + far >= 1).nonzero()
             if len(passed):
-                place = int(passed[0])
-                first_tar = float(hits[place] - band.count[place]) / curve.same
-                first_far = float(band.above[place]) / curve.different
+                crossing = int(passed[0])
+                first_tar = float(hits[crossing] - band.count[crossing]) / curve.same
+                first_far = float(band.above[crossing]) / curve.different
                 if first_tar + first_far >= 1:  # before this score, where the TAR is constant
                     return {"eer": 1 - first_tar}
-                wide, high = float(far[place]) - first_far, float(tar[place]) - first_tar
-                return {"eer": first_far + wide * (1 - first_tar - first_far) / (wide + high)}
+                width, height = float(far[crossing]) - first_far, float(tar[crossing]) - first_tar
+                return {"eer": first_far + width * (1 - first_tar - first_far) / (width + height)}
         raise AssertionError  # the last point has TAR 1
 
 
@@ -138,10 +138,10 @@ class PairCurve:
                     f"labels: got {pairing.same} pairs of one class and {pairing.different} of different classes; "
                     "metrics over pairs need both"
                 )
-            kept: list[Band] = []
+            bands: list[Band] = []
             if pairing.same <= BAND_SCORES:
-                kept = [band_of(pairing, -torch.inf, torch.inf, 0)]
-            points.found[cls] = cls(pairing.same, pairing.different, pairing, kept)
+                bands = [band_of(pairing, -torch.inf, torch.inf, 0)]
+            points.found[cls] = cls(pairing.same, pairing.different, pairing, bands)
         return points.found[cls]
 
     def bands(self) -> Iterator[Band]:
@@ -158,7 +158,7 @@ class PairCurve:
 
 def band_of(pairing: Pairing, low: float, high: float, before: int) -> Band:
     """Build the band of the scores of the same class in ``low <= score < high``."""
-    found = [torch.empty(0, device=pairing.rows.device)]
+    block_scores = [torch.empty(0, device=pairing.rows.device)]
     counts = [torch.empty(0, dtype=torch.int64, device=pairing.rows.device)]
     for block in pairing.same_scores():
         scores = block[(block >= low) & (block < high)]
@@ -166,11 +166,11 @@ def band_of(pairing: Pairing, low: float, high: float, before: int) -> Band:
             scores, count = scores.unique(return_counts=True)
         else:
             count = torch.ones_like(scores, dtype=torch.int64)
-        found.append(scores)
+        block_scores.append(scores)
         counts.append(count)
-    scores, place = torch.cat(found).unique(return_inverse=True)
-    count = torch.zeros_like(scores, dtype=torch.int64).index_add_(0, place, torch.cat(counts))
-    del found, counts, place
+    scores, index = torch.cat(block_scores).unique(return_inverse=True)
+    count = torch.zeros_like(scores, dtype=torch.int64).index_add_(0, index, torch.cat(counts))
+    del block_scores, counts, index
     above, reached = count_different(pairing, scores)
     return Band(scores.flip(0), count.flip(0), above.flip(0), reached.flip(0), before)
 
@@ -183,10 +183,10 @@ def band_edges(pairing: Pairing) -> list[float]:
         ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> 16  # in the order of the scores
         histogram += (ordered + 2**15).bincount(minlength=2**16)
     edges, total = [torch.inf], 0
-    for place in range(2**16 - 1, -1, -1):
-        size = int(histogram[place])
+    for bucket in range(2**16 - 1, -1, -1):
+        size = int(histogram[bucket])
         if total and total + size > BAND_SCORES:
-            bits = torch.tensor((place + 1 - 2**15) << 16, dtype=torch.int32)  # of the least score of this place
+            bits = torch.tensor((bucket + 1 - 2**15) << 16, dtype=torch.int32)  # of the least score of this bucket
             edges.append(float(torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32)))
             total = 0
         total += size

@@ -61,17 +61,17 @@ def near_pairs(
         threshold = min(threshold, ALIKE)
     search = _near_distances if is_distance else _near_products
     columns = points if others is None else others
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    blocks: list[tuple[Tensor, Tensor, Tensor]] = []
     count, reported = 0, 0
     for first, second, share in search(manifold, points, others, threshold):
         if others is None:  # each pair once, and none of a point with itself
-            kept = first < second
-            first, second = first[kept], second[kept]
-        for ones, twos in zip(first.split(CHECKED), second.split(CHECKED), strict=True):
-            exact = manifold.paired_similarity(points[ones].double(), columns[twos].double())
-            kept = exact >= threshold
-            found.append((ones[kept], twos[kept], exact[kept]))
-            count += int(kept.sum())
+            ascending = first < second
+            first, second = first[ascending], second[ascending]
+        for firsts, seconds in zip(first.split(CHECKED), second.split(CHECKED), strict=True):
+            exact = manifold.paired_similarity(points[firsts].double(), columns[seconds].double())
+            is_near = exact >= threshold
+            blocks.append((firsts[is_near], seconds[is_near], exact[is_near]))
+            count += int(is_near.sum())
         if count > MOST_PAIRS:
             raise UserError(
                 f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs reach it; choose a higher threshold"
@@ -81,7 +81,7 @@ def near_pairs(
         reported = done
     empty = torch.empty(0, dtype=torch.int64)
     first, second, similarities = (
-        torch.cat(column) for column in zip((empty, empty, torch.empty(0, dtype=torch.float64)), *found, strict=True)
+        torch.cat(column) for column in zip((empty, empty, torch.empty(0, dtype=torch.float64)), *blocks, strict=True)
     )
     order = (first * max(len(points), len(columns)) + second).argsort()
     return NearPairs(first[order], second[order], similarities[order])
@@ -92,8 +92,8 @@ def check_reachable(manifold: Manifold, threshold: float, option: str = "--thres
     name = manifold.similarity_name
     highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
     if not -torch.inf < threshold <= highest:
-        most = "a number" if highest == torch.inf else f"at most {highest:g}"
-        raise UserError(f"{option} {threshold:g}: expected {most}, since the similarity is {name.replace('_', ' ')}")
+        allowed = "a number" if highest == torch.inf else f"at most {highest:g}"
+        raise UserError(f"{option} {threshold:g}: expected {allowed}, since the similarity is {name.replace('_', ' ')}")
 
 
 def _near_products(
@@ -128,9 +128,9 @@ def _near_distances(
     for low in range(0, len(points), DISTANCE_ROWS):
         rows = points[low : low + DISTANCE_ROWS].double()
         for start in range(low if others is None else 0, len(columns), DISTANCE_ROWS):
-            near = manifold.similarity(rows, columns[start : start + DISTANCE_ROWS].double()) >= floor
-            first, second = near.nonzero(as_tuple=True)
-            done += near.numel() * (2 if others is None and low < start else 1)
+            is_near = manifold.similarity(rows, columns[start : start + DISTANCE_ROWS].double()) >= floor
+            first, second = is_near.nonzero(as_tuple=True)
+            done += is_near.numel() * (2 if others is None and low < start else 1)
             yield first + low, second + start, done / whole
 
 
@@ -177,9 +177,9 @@ def _merge(edges: list[tuple[int, int, float]]) -> list[Tensor]:
     members: dict[int, list[int]] = {}
     links: dict[int, dict[int, float]] = {}  # of two clusters, where all pairs between them are there
     for one, other, similarity in edges:
-        for row, near in ((one, other), (other, one)):
+        for row, neighbor in ((one, other), (other, one)):
             members.setdefault(row, [row])
-            links.setdefault(row, {})[near] = similarity
+            links.setdefault(row, {})[neighbor] = similarity
     waiting = [(-similarity, one, other) for one, other, similarity in edges]
     heapify(waiting)
     while waiting:
@@ -188,13 +188,13 @@ def _merge(edges: list[tuple[int, int, float]]) -> list[Tensor]:
             continue  # one of them has become part of another since
         members[kept] += members.pop(gone)
         ours, theirs = links.pop(kept), links.pop(gone)
-        links[kept] = {near: min(ours[near], theirs[near]) for near in ours.keys() & theirs.keys()}
-        for near in (ours.keys() | theirs.keys()) - {kept, gone}:
-            links[near].pop(kept, None)
-            links[near].pop(gone, None)
-        for near, similarity in links[kept].items():
-            links[near][kept] = similarity
-            heappush(waiting, (-similarity, min(kept, near), max(kept, near)))
+        links[kept] = {neighbor: min(ours[neighbor], theirs[neighbor]) for neighbor in ours.keys() & theirs.keys()}
+        for neighbor in (ours.keys() | theirs.keys()) - {kept, gone}:
+            links[neighbor].pop(kept, None)
+            links[neighbor].pop(gone, None)
+        for neighbor, similarity in links[kept].items():
+            links[neighbor][kept] = similarity
+            heappush(waiting, (-similarity, min(kept, neighbor), max(kept, neighbor)))
     return [torch.tensor(sorted(rows)) for rows in members.values() if len(rows) > 1]
 
 
@@ -223,12 +223,12 @@ def neighbors_of(
     """
     gallery = Gallery(manifold, points if others is None else others)
     blocks: list[Neighbors] = []
-    for own in torch.arange(len(points)).split(QUERY_ROWS):
+    for rows in torch.arange(len(points)).split(QUERY_ROWS):
         if others is None:
-            blocks.append(gallery.search(points[own], k + 1).without(own))
+            blocks.append(gallery.search(points[rows], k + 1).without(rows))
         else:
-            blocks.append(gallery.search(points[own], k))
-        advance(len(own))
+            blocks.append(gallery.search(points[rows], k))
+        advance(len(rows))
     return Neighbors.joined(blocks, k)
 
 
@@ -271,9 +271,11 @@ def _links(manifold: Manifold, points: Tensor, part_of: Tensor) -> tuple[Tensor,
     tree = minimum_spanning_tree(np.maximum(similarities.max() - similarities, LEAST)).tocoo()
     ends: list[tuple[Tensor, Tensor]] = []
     for one, other in zip(tree.row.tolist(), tree.col.tolist(), strict=True):
-        near = (
+        to_means = (
             manifold.paired_similarity(points[members[a]].double(), means[b]) for a, b in ((one, other), (other, one))
         )
-        ends.append(tuple(members[part][int(found.argmax())] for part, found in zip((one, other), near, strict=True)))
+        ends.append(
+            tuple(members[part][int(scores.argmax())] for part, scores in zip((one, other), to_means, strict=True))
+        )
     first, second = zip(*ends, strict=True)
     return torch.stack(first), torch.stack(second)

@@ -92,27 +92,27 @@ class RescoredSearch:
             units: (N,) integers from 0, the unit of each point.
             own: (Q,) the unit of each query.
         """
-        near = self._nearest(queries, k, None if units is None or own is None else (units, own))
-        scores, first = near.similarities.double(), slice(self.rescorer.most)
+        neighbors = self._nearest(queries, k, None if units is None or own is None else (units, own))
+        scores, first = neighbors.similarities.double(), slice(self.rescorer.most)
         mixed = (1 - self.rescorer.share) * scores
-        mixed[:, first] = self.rescorer.mixed(scores[:, first], asked, self.numbers[near.indices[:, first]])
+        mixed[:, first] = self.rescorer.mixed(scores[:, first], asked, self.numbers[neighbors.indices[:, first]])
         mixed = torch.where(scores == -inf, scores, mixed)  # those that are left out stay at -inf
         scores, order = mixed.sort(dim=1, descending=True, stable=True)
-        return Neighbors(scores[:, :k], near.indices.gather(1, order[:, :k]))
+        return Neighbors(scores[:, :k], neighbors.indices.gather(1, order[:, :k]))
 
     def _nearest(self, queries: Tensor, k: int, left_out: tuple[np.ndarray, np.ndarray] | None) -> Neighbors:
         """Return the images of queries that may be among the k most similar ones, nearest first if not all."""
         size = len(self.numbers)
         width = min(max(k, self.rescorer.most), size)
-        most = 0 if left_out is None else int(np.bincount(left_out[0])[left_out[1]].max(initial=0))
-        near = self.base.search(queries, min(width + most, size))
+        most_left_out = 0 if left_out is None else int(np.bincount(left_out[0])[left_out[1]].max(initial=0))
+        neighbors = self.base.search(queries, min(width + most_left_out, size))
         if left_out is None:
-            return near
-        units, own = left_out
-        scores = near.similarities.double()
-        scores[torch.from_numpy(units[near.indices.numpy()] == own[:, None])] = -inf
+            return neighbors
+        units, query_units = left_out
+        scores = neighbors.similarities.double()
+        scores[torch.from_numpy(units[neighbors.indices.numpy()] == query_units[:, None])] = -inf
         scores, order = scores.sort(dim=1, descending=True, stable=True)
-        return Neighbors(scores[:, :width], near.indices.gather(1, order[:, :width]))
+        return Neighbors(scores[:, :width], neighbors.indices.gather(1, order[:, :width]))
 
 
 AT_ONCE = 16  # queries whose candidates are in memory at once: 36 MB of 100 patches of 112 numbers
@@ -128,14 +128,14 @@ def match_scores(
     """
 
     def scores(queries: Tensor, items: Tensor) -> Tensor:
-        found = torch.empty(items.shape, dtype=torch.float64)
+        pair_scores = torch.empty(items.shape, dtype=torch.float64)
         for rows in torch.arange(len(queries)).split(AT_ONCE):
-            once, places = items[rows].unique(return_inverse=True)
-            ours, theirs = features_at(queries[rows]), features_at(once)
-            for row, place in enumerate(places):
-                found[rows[row]] = match_patches(ours[row].float(), theirs.index_select(0, place).float())
+            distinct, inverse = items[rows].unique(return_inverse=True)
+            ours, theirs = features_at(queries[rows]), features_at(distinct)
+            for row, indices in enumerate(inverse):
+                pair_scores[rows[row]] = match_patches(ours[row].float(), theirs.index_select(0, indices).float())
             advance(len(rows))
-        return found
+        return pair_scores
 
     return scores
 

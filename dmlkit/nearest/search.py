@@ -31,8 +31,8 @@ class Neighbors(NamedTuple):
     @classmethod
     def joined(cls, blocks: Iterable["Neighbors"], k: int) -> "Neighbors":
         """Join the neighbors of blocks of queries, of which there may be none."""
-        found = list(blocks) or [cls(torch.empty(0, k), torch.empty(0, k, dtype=torch.int64))]
-        return cls(*(torch.cat(column) for column in zip(*found, strict=True)))
+        parts = list(blocks) or [cls(torch.empty(0, k), torch.empty(0, k, dtype=torch.int64))]
+        return cls(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def without(self, rows: Tensor) -> "Neighbors":
         """Return the neighbors (Q, k - 1) other than each query itself, given the rows (Q,) of the queries.
@@ -133,10 +133,10 @@ class StoredGallery:
         """Return the largest products of query vectors (Q, D' + 3), and their rows, both (Q, length)."""
         bounds, rows, start = torch.empty(len(bounded), 0), torch.empty(len(bounded), 0, dtype=torch.int64), 0
         for block in self.stored.blocks(BLOCK_ROWS):
-            asked, vectors, added = self._of_block(bounded, block, start)
-            found = self._knn(asked.numpy(), vectors.numpy(), min(length, len(block)))
-            bounds = torch.cat([bounds, torch.from_numpy(found[0]) + added], dim=1)
-            rows = torch.cat([rows, torch.from_numpy(found[1]) + start], dim=1)
+            query_vectors, vectors, offset = self._of_block(bounded, block, start)
+            nearest = self._knn(query_vectors.numpy(), vectors.numpy(), min(length, len(block)))
+            bounds = torch.cat([bounds, torch.from_numpy(nearest[0]) + offset], dim=1)
+            rows = torch.cat([rows, torch.from_numpy(nearest[1]) + start], dim=1)
             # stable: of equal bounds the earlier row stays
             bounds, order = bounds.sort(dim=1, descending=True, stable=True)
             bounds, rows = bounds[:, :length], rows.gather(1, order[:, :length])
@@ -164,8 +164,8 @@ class StoredGallery:
             vectors, row = torch.empty(len(points), bounded.shape[1]), 0
             for piece in points.split(max(1, CACHED_ELEMENTS // points.shape[1])):
                 exact = self.manifold.index_vectors(piece.double(), "gallery").detach()
-                place = vectors[row : row + len(piece)]
-                place[:, :-3], place[:, -3:] = exact, magnitudes(exact)
+                target = vectors[row : row + len(piece)]
+                target[:, :-3], target[:, -3:] = exact, magnitudes(exact)
                 row += len(piece)
             if self.keeps_vectors:
                 self._vectors[start] = vectors

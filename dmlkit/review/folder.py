@@ -89,29 +89,29 @@ class ReviewFolder:
         if not reviewer.strip() or len(reviewer) > MOST_REVIEWER or not reviewer.isprintable():
             raise UserError(f"reviewer: expected a name of 1 to {MOST_REVIEWER} printable characters")
         labels: dict[int, str | None] = {}
-        for row, said in given.items():
+        for row, answer in given.items():
             if not 0 <= row < len(self.review.proposals):
                 raise UserError(f"row {row}: expected an image of this review, 0 to {len(self.review.proposals) - 1}")
-            labels[row] = None if said is None else self._label_of(said, row)
+            labels[row] = None if answer is None else self._label_of(answer, row)
         with sole_writer(self.folder, what="a review"):
             self.refresh()
             now = datetime.now(UTC)
             entries = [
-                Entry(answer=LabelAnswer(row=row, id=one.id, label=label, reviewer=reviewer, time=now))
+                Entry(answer=LabelAnswer(row=row, id=proposal.id, label=label, reviewer=reviewer, time=now))
                 for row, label in labels.items()
-                if (one := self.review.proposals[row]) and self.answers(row).get(reviewer, "") != label
+                if (proposal := self.review.proposals[row]) and self.answers(row).get(reviewer, "") != label
             ]
             if entries:
                 self._add(entries)
         return len(entries)
 
-    def _label_of(self, said: str, row: int) -> str | None:
+    def _label_of(self, answer: str, row: int) -> str | None:
         """Return the label that an answer means; None for "cannot tell"."""
-        word, path = said.casefold().strip(" ."), self.review.proposals[row].path
+        word, path = answer.casefold().strip(" ."), self.review.proposals[row].path
         if word and not word.strip(UNSURE):
             return None
-        if word != SAME or said in self.review.names:
-            return stated_label(said, path)
+        if word != SAME or answer in self.review.names:
+            return stated_label(answer, path)
         if (label := self.stated(row)) is None:
             raise UserError(f"{path}: {SAME!r} needs a proposed label; write the label")
         return label
@@ -133,14 +133,14 @@ class ReviewFolder:
                 self._add([Entry(copied={row: str(self.label(row)) for row in copied})])
             chosen, missing = list[Entry](), count - len(self.waiting)
             left = [audit.left.copy() for audit in self._audits]
-            for one in self._asked:
-                audit, place = self._places[one.row]
-                left[audit][place] = False
+            for question in self._asked:
+                audit, position = self._places[question.row]
+                left[audit][position] = False
             changed, repeated = self._changed(), self._repeated()
-            while missing > 0 and any(one.any() for one in left):
+            while missing > 0 and any(mask.any() for mask in left):
                 question = self._choose(left, changed, repeated, len(self._asked) + len(chosen))
-                audit, place = self._places[question.row]
-                left[audit][place] = False
+                audit, position = self._places[question.row]
+                left[audit][position] = False
                 if audit == 0:
                     repeated[self.alike(question.row)] = True
                 missing -= question.row not in self._answers  # a draw may find an image that was answered already
@@ -158,7 +158,7 @@ class ReviewFolder:
         groups, single = list[list[int]](), list[list[int]]()
         for row in range(self.review.labels, len(self.review.proposals)):
             group = self.alike(row)
-            if any(one in self._answers for one in group):
+            if any(member in self._answers for member in group):
                 single += [[row]] if row not in self._answers else []
             elif row == group[0]:
                 groups.append(group)
@@ -167,7 +167,7 @@ class ReviewFolder:
     @property
     def waiting(self) -> list[LabelQuestion]:
         """Questions without an answer, in their order."""
-        return [one for one in self._asked[self._counted :] if one.row not in self._answers]
+        return [question for question in self._asked[self._counted :] if question.row not in self._answers]
 
     def answers(self, row: int) -> dict[str, str | None]:
         """Return the last answer of each reviewer on an image."""
@@ -175,15 +175,15 @@ class ReviewFolder:
 
     def disagreements(self) -> list[int]:
         """Return the images on which reviewers disagree."""
-        return [row for row, given in self._answers.items() if len(set(given.values())) > 1]
+        return [row for row, answers in self._answers.items() if len(set(answers.values())) > 1]
 
     def label(self, row: int) -> str | None:
         """Return the label of an image: as a person said, else as of its group, else as proposed; None for none."""
         if row in self._answers:
             return self.verdict(row)
         proposal = self.review.proposals[row]
-        given = self._of_group.get(proposal.group) if proposal.group is not None else None
-        return given or proposal.label
+        group_label = self._of_group.get(proposal.group) if proposal.group is not None else None
+        return group_label or proposal.label
 
     def stated(self, row: int) -> str | None:
         """Return the label that a question on an image is about: the proposed one, or the one that was copied to it."""
@@ -191,7 +191,7 @@ class ReviewFolder:
 
     def labeled(self) -> list[tuple[str, str]]:
         """Return the path and the label of each image that has one."""
-        labels = ((one.path, self.label(row)) for row, one in enumerate(self.review.proposals))
+        labels = ((proposal.path, self.label(row)) for row, proposal in enumerate(self.review.proposals))
         return [(path, label) for path, label in labels if label is not None]
 
     def to_add(self) -> list[LabelledImage]:
@@ -228,31 +228,31 @@ class ReviewFolder:
             changed -= len(copied)
         allowed = int(self.review.wrong * labels) - changed
         left = [int(audit.left.sum()) for audit in audits]
-        expected = sum(one.expected * n for one, n in zip(audits, left, strict=True))
+        expected = sum(audit.expected * n for audit, n in zip(audits, left, strict=True))
         return ceil(draws_until_together(audits, max(allowed, 0), expected)) + max(-allowed, 0)
 
     def _choose(
-        self, left: Sequence[np.ndarray], changed: list[int], repeated: np.ndarray, asked: int
+        self, left: Sequence[np.ndarray], changed: list[int], repeated: np.ndarray, num_asked: int
     ) -> LabelQuestion:
         review = self.review
         if len(changed) > review.wrong * review.labels:  # only checking these can lower the bound enough
             row = next((row for row in changed if row < len(left[0]) and left[0][row]), None)
             if row is not None:
                 return LabelQuestion(row=row, is_draw=False)
-        random = np.random.default_rng([self._counted, asked, review.labels])
-        which = max(
-            (number for number, one in enumerate(left) if one.any()),
+        random = np.random.default_rng([self._counted, num_asked, review.labels])
+        audit = max(
+            (number for number, mask in enumerate(left) if mask.any()),
             key=lambda number: min(self._audits[number].most_wrong(), int(left[number].sum())),
         )
-        if which > 0:
-            return LabelQuestion(row=int(random.choice(self._audited[which][left[which]])), is_draw=True)
+        if audit > 0:
+            return LabelQuestion(row=int(random.choice(self._audited[audit][left[audit]])), is_draw=True)
         return next_question(self._audits[0], left[0], review.wrong, review.audit, random, repeated=repeated)
 
     def _clear(self) -> None:
         labels = self.review.proposals[: self.review.labels]
         self._audited = [np.arange(len(labels))]  # images of each audit
         self._places = {row: (0, row) for row in range(len(labels))}  # number of the audit of an image, place in it
-        self._stated = {row: one.label for row, one in enumerate(labels)}  # label that the audit is about
+        self._stated = {row: proposal.label for row, proposal in enumerate(labels)}  # label that the audit is about
         self._asked, self._rows = list[LabelQuestion](), set[int]()
         self._answers = dict[int, dict[str, str | None]]()
         self._of_group = dict[int, str | None]()
@@ -260,7 +260,7 @@ class ReviewFolder:
 
     def _recount(self) -> None:
         self._counted, labels = 0, self.review.proposals[: self.review.labels]
-        self._audits = [LabelAudit([one.probability for one in labels], self.review.error)]
+        self._audits = [LabelAudit([proposal.probability for proposal in labels], self.review.error)]
         self._audits += [self._audit_of_copies(len(rows)) for rows in self._audited[1:]]
 
     def _audit_of_copies(self, count: int) -> LabelAudit:
@@ -268,51 +268,51 @@ class ReviewFolder:
 
     def _take(self, entries: Sequence[Entry]) -> None:
         """Take entries of the file into account."""
-        counted, is_stale = {one.row for one in self._asked[: self._counted]}, False
+        counted, is_stale = {question.row for question in self._asked[: self._counted]}, False
         for entry in entries:
             self._check(entry)
             if entry.question is not None:
                 self._asked.append(entry.question)
             if entry.copied is not None:
-                self._places.update({row: (len(self._audited), place) for place, row in enumerate(entry.copied)})
+                self._places.update({row: (len(self._audited), position) for position, row in enumerate(entry.copied)})
                 self._stated.update(entry.copied)
                 self._audited.append(np.array(list(entry.copied)))
                 self._audits.append(self._audit_of_copies(len(entry.copied)))
-            if (given := entry.answer) is None:
+            if (answer := entry.answer) is None:
                 continue
-            is_stale |= given.row in counted  # an answer was changed
-            self._answers.setdefault(given.row, {})[given.reviewer] = given.label
-            group = self.review.proposals[given.row].group
+            is_stale |= answer.row in counted  # an answer was changed
+            self._answers.setdefault(answer.row, {})[answer.reviewer] = answer.label
+            group = self.review.proposals[answer.row].group
             if group is not None:  # its label is the one that all answers in it agree on
-                said = {self.verdict(one) for one in self.review.members[group] if one in self._answers} - {None}
-                self._of_group[group] = said.pop() if len(said) == 1 else None
+                verdicts = {self.verdict(row) for row in self.review.members[group] if row in self._answers} - {None}
+                self._of_group[group] = verdicts.pop() if len(verdicts) == 1 else None
         if is_stale:
             self._recount()
         for question in self._asked[self._counted :]:
             if question.row not in self._answers:
                 break
-            audit, place = self._places[question.row]
+            audit, position = self._places[question.row]
             is_wrong = self.verdict(question.row) != self._stated[question.row]
-            self._audits[audit].add(place, is_wrong=is_wrong, is_draw=question.is_draw)
+            self._audits[audit].add(position, is_wrong=is_wrong, is_draw=question.is_draw)
             self._counted += 1
 
     def _check(self, entry: Entry) -> None:
         """Raise an error if an entry is not about this review."""
-        asked, given, proposals = entry.question, entry.answer, self.review.proposals
-        is_new = asked is None or (asked.row in self._places and asked.row not in self._rows)
-        is_same = given is None or (0 <= given.row < len(proposals) and proposals[given.row].id == given.id)
+        question, answer, proposals = entry.question, entry.answer, self.review.proposals
+        is_new = question is None or (question.row in self._places and question.row not in self._rows)
+        is_same = answer is None or (0 <= answer.row < len(proposals) and proposals[answer.row].id == answer.id)
         is_copied = entry.copied is None or (
             bool(entry.copied) and set(entry.copied) <= set(range(len(proposals))) - set(self._places)
         )
         if not (is_new and is_same and is_copied):
             raise UserError(f"{self.folder / JOURNAL}: has a line on an image of another review; restore the file")
-        if asked is not None:
-            self._rows.add(asked.row)
+        if question is not None:
+            self._rows.add(question.row)
 
     def verdict(self, row: int) -> str | None:
         """Return the label that all reviewers of an image agree on; None if they disagree, cannot tell or are none."""
-        given = set(self.answers(row).values())
-        return given.pop() if len(given) == 1 else None
+        labels = set(self.answers(row).values())
+        return labels.pop() if len(labels) == 1 else None
 
     def alike(self, row: int) -> list[int]:
         """Return the images of the group of an image, itself included."""
@@ -331,7 +331,7 @@ class ReviewFolder:
     def _repeated(self) -> np.ndarray:
         """Return the labels, (N,) bool, of images in groups that were asked about."""
         repeated = np.zeros(self.review.labels, dtype=bool)
-        for row in {one.row for one in self._asked} | set(self._answers):
+        for row in {question.row for question in self._asked} | set(self._answers):
             if row < len(repeated):
                 repeated[self.alike(row)] = True
         return repeated

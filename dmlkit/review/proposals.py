@@ -67,15 +67,15 @@ class Review(Document, frozen=True):
     @cached_property
     def labels(self) -> int:
         """Number of images that the gallery gives a label."""
-        return sum(one.label is not None for one in self.proposals)
+        return sum(proposal.label is not None for proposal in self.proposals)
 
     @cached_property
     def members(self) -> dict[int, list[int]]:
         """Rows of each group."""
         rows: defaultdict[int, list[int]] = defaultdict(list)
-        for row, one in enumerate(self.proposals):
-            if one.group is not None:
-                rows[one.group].append(row)
+        for row, proposal in enumerate(self.proposals):
+            if proposal.group is not None:
+                rows[proposal.group].append(row)
         return dict(rows)
 
 
@@ -90,38 +90,42 @@ def propose(
     """
     searched = open_searched(gallery, model, bar)
     matches = LocalMatches.of(searched)
-    asked = open_queries(images, searched, local=True, model=model, bar=bar)
-    if any(asked.boxes):
+    queries = open_queries(images, searched, local=True, model=model, bar=bar)
+    if any(queries.boxes):
         raise UserError(
             f"{images}: has boxes of images, and a review asks about whole images; write each box into a file of its "
             f"own, or label them with dmlkit identify {command_word(gallery)}"
         )
     identifier = Identifier(searched, second=matches)
-    numbers = None if matches is None else matches.ask(asked, model, bar=bar)
-    identified = identifier.answers(asked, [None] * len(asked), numbers=numbers)
-    rows = [row for row, one in enumerate(identified.answers) if one.label != UNKNOWN and one.probability is not None]
+    numbers = None if matches is None else matches.ask(queries, model, bar=bar)
+    identified = identifier.answers(queries, [None] * len(queries), numbers=numbers)
+    rows = [
+        row
+        for row, answer in enumerate(identified.answers)
+        if answer.label != UNKNOWN and answer.probability is not None
+    ]
     if not rows:
         raise UserError(
             f"{images}: no image gets a label with a probability from {gallery}; expected at least 10 labeled images "
             f"whose label others have, and a threshold that some of these images reach; see dmlkit calibrate "
             f"{command_word(gallery)}"
         )
-    unknown = [row for row, one in enumerate(identified.answers) if one.label == UNKNOWN]
+    unknown = [row for row, answer in enumerate(identified.answers) if answer.label == UNKNOWN]
     closest, close = pair_thresholds(searched)
-    points = in_memory(asked)
-    groups = [[rows[one] for one in group] for group in _groups(points, rows, closest)]
-    groups += [[unknown[one] for one in group] for group in _groups(points, unknown, close)]
+    points = in_memory(queries)
+    groups = [[rows[position] for position in group] for group in _groups(points, rows, closest)]
+    groups += [[unknown[position] for position in group] for group in _groups(points, unknown, close)]
     group_of = {row: number for number, group in enumerate(groups) for row in group}
     labels = {row: identified.answers[row].label for row in rows}
-    near = list(identified.neighbors.neighbors())
+    neighbors = list(identified.neighbors.neighbors())
     proposals = tuple(
         ProposedLabel(
-            path=near[row][0],
+            path=neighbors[row][0],
             label=labels.get(row),
             probability=(identified.answers[row].probability or 0.0) if row in labels else 0.0,
-            id=content_id(near[row][0]),
+            id=content_id(neighbors[row][0]),
             group=group_of.get(row),
-            nearest=tuple(str(one.item.id) for one in near[row][1][:NEAREST]),
+            nearest=tuple(str(neighbor.item.id) for neighbor in neighbors[row][1][:NEAREST]),
         )
         for row in rows + unknown
     )

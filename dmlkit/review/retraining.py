@@ -65,9 +65,9 @@ def override_of(file: Path, root: Path, kept: Mapping[str, object] | None = None
         >>> override_of(Path("a.csv"), Path("/photos"), {"levels": ["genus", "species"]})
         'dataset={name: table, file: "a.csv", root: "/photos", split: all, levels: ["genus", "species"]}'
     """
-    place = f"file: {json.dumps(str(file))}, root: {json.dumps(str(root))}"
+    paths = f"file: {json.dumps(str(file))}, root: {json.dumps(str(root))}"
     more = "".join(f", {key}: {json.dumps(value, default=str)}" for key, value in (kept or {}).items() if value)
-    return f"dataset={{name: table, {place}, split: all{more}}}"
+    return f"dataset={{name: table, {paths}, split: all{more}}}"
 
 
 class ReviewFigures(Document, frozen=True):
@@ -122,13 +122,13 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
     review = ReviewFolder(folder)
     proposals = review.review.proposals
     held_out = {row for row in range(len(proposals)) if _is_held_out(review, row)}
-    labeled, left_out = _gallery_images(Path(review.review.gallery), {one.id for one in proposals}, bar)
+    labeled, left_out = _gallery_images(Path(review.review.gallery), {proposal.id for proposal in proposals}, bar)
     ids = {proposals[row].id for row in held_out}
-    for row, one in enumerate(proposals):
+    for row, proposal in enumerate(proposals):
         label = review.label(row)
-        if label is not None and one.id not in ids:  # of equal files, the first
-            ids.add(one.id)
-            labeled[os.path.abspath(one.path)] = label  # noqa: PTH100 - Path.resolve would follow links
+        if label is not None and proposal.id not in ids:  # of equal files, the first
+            ids.add(proposal.id)
+            labeled[os.path.abspath(proposal.path)] = label  # noqa: PTH100 - Path.resolve would follow links
     if not labeled:
         raise UserError(f"{folder}: has no image with a label to train on")
     for path, label in labeled.items() if levels else ():
@@ -151,9 +151,9 @@ def held_out_answers(review: ReviewFolder, images: Dataset) -> list[int]:
     They are checked, have a label of these images, and neither they nor their near-duplicates are among them.
     """
     trained, proposals = {os.path.realpath(path) for path in images.paths}, review.review.proposals
-    seen = [os.path.realpath(one.path) in trained for one in proposals]
+    seen = [os.path.realpath(proposal.path) in trained for proposal in proposals]
     checked = (row for row in range(len(proposals)) if review.verdict(row) in images.class_names)
-    return [row for row in checked if not any(seen[one] for one in review.alike(row))]
+    return [row for row in checked if not any(seen[other] for other in review.alike(row))]
 
 
 def compare_on_answers(folder: Path, run: RunFolder, ranks: Ranks, *, bar: Bar = no_bar) -> ReviewFigures:
@@ -173,12 +173,12 @@ def compare_on_answers(folder: Path, run: RunFolder, ranks: Ranks, *, bar: Bar =
     if not rows:
         raise UserError(f"{folder}: {NONE_HELD_OUT}")
     correct = [str(review.verdict(row)) for row in rows]
-    asked = [review.review.proposals[row].path for row in rows]
+    query_paths = [review.review.proposals[row].path for row in rows]
     searched = open_searched(Path(review.review.gallery), OWN_MODEL, bar)
     right: list[torch.Tensor] = []
     for model in (load_same_model(searched, OWN_MODEL, ranks), trained):
         embedder = Embedder(model, ranks)
-        known, queries = (torch.from_numpy(embedder.embed(list(paths))) for paths in (images.paths, asked))
+        known, queries = (torch.from_numpy(embedder.embed(list(paths))) for paths in (images.paths, query_paths))
         nearest = Gallery(model.manifold, known).search(queries, 1).indices[:, 0].tolist()
         hits = [labels[row] == label for row, label in zip(nearest, correct, strict=True)]
         right.append(torch.tensor(hits, dtype=torch.double))
@@ -221,5 +221,5 @@ def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[s
 def _is_held_out(review: ReviewFolder, row: int) -> bool:
     """Return whether an image is in a group that a person has checked and that tests the model."""
     group, proposals = review.alike(row), review.review.proposals
-    smallest = min(proposals[one].id for one in group)
-    return crc32(smallest.encode()) % HELD_OUT == 0 and any(review.answers(one) for one in group)
+    smallest = min(proposals[member].id for member in group)
+    return crc32(smallest.encode()) % HELD_OUT == 0 and any(review.answers(member) for member in group)

@@ -49,22 +49,24 @@ class ChosenImages:
         The last columns are the boxes of the images, if some have one. An earlier table is kept, see `write_table`.
         """
         chosen, rows = list(self.chosen()), list[list[str]]()
-        for one in chosen:
-            numbers = ("" if one[name] is None else f"{one[name]:.9g}" for name in ("similarity", "margin", "score"))
-            rows.append([one["path"], "", one["guess"] or "", *numbers])
+        for item in chosen:
+            numbers = ("" if item[name] is None else f"{item[name]:.9g}" for name in ("similarity", "margin", "score"))
+            rows.append([item["path"], "", item["guess"] or "", *numbers])
         columns = ("path", "label", "guess", "similarity", "margin", "score")
-        write_table(path, columns, rows, [one["box"] for one in chosen], is_data=True, keeps_old=True)
+        write_table(path, columns, rows, [item["box"] for item in chosen], is_data=True, keeps_old=True)
 
     def chosen(self) -> Iterator[dict[str, Any]]:
         """Yield path, box, guess, similarity, margin and score of each chosen image, None where there is none."""
         columns = {"similarity": self.similarities, "margin": self.margins, "score": self.scores}
-        for place, row in enumerate(map(int, self.rows)):
+        for index, row in enumerate(map(int, self.rows)):
             path, box = self.images.paths[row], self.images.boxes[row]
             yield {
                 "path": os.path.abspath(path) if os.path.exists(path) else path,  # noqa: PTH100, PTH110 - links stay
                 "box": None if box is None else list(box[:4]),
-                "guess": self.guesses[place],
-                **{name: float(one[place]) if one[place].isfinite() else None for name, one in columns.items()},
+                "guess": self.guesses[index],
+                **{
+                    name: float(values[index]) if values[index].isfinite() else None for name, values in columns.items()
+                },
             }
 
     def plain(self) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def select(
     require_one_label(source)
     known = torch.tensor([row for row, label in enumerate(source.labels) if label is not None], dtype=torch.int64)
     if images is None:
-        images = source.part(torch.tensor([row for row, one in enumerate(source.labels) if one is None]).long())
+        images = source.part(torch.tensor([row for row, label in enumerate(source.labels) if label is None]).long())
         if not len(images):
             raise UserError(
                 f"{source.source}: every image has a label; name the unlabeled IMAGES, or embed with --labels none"
@@ -159,17 +161,17 @@ def choose(
             for block in images.blocks(BLOCK_ROWS):
                 decisions += decider.decide(block)
                 advance(len(block))
-        guesses = [names[one.code] for one in decisions]
-        nearest = torch.tensor([one.score for one in decisions])
-        margins = torch.tensor([torch.nan if one.margin is None else one.margin for one in decisions])
-    both = torch.cat([labeled.points, images.points])
-    origin = float(images.manifold.paired_similarity(both, both).max())
+        guesses = [names[decision.code] for decision in decisions]
+        nearest = torch.tensor([decision.score for decision in decisions])
+        margins = torch.tensor([torch.nan if decision.margin is None else decision.margin for decision in decisions])
+    all_points = torch.cat([labeled.points, images.points])
+    origin = float(images.manifold.paired_similarity(all_points, all_points).max())
     pool = Pool(images.manifold, images.points, nearest, margins, origin)
     equal = origin - SAME * max(1.0, abs(origin))
-    least = equal if threshold is None else min(threshold, equal)
+    near_threshold = equal if threshold is None else min(threshold, equal)
     greedy, rows, scores = k_center if rule == "k_center" else coverage, list[int](), list[float]()
     with bar("choosing", min(count, len(images))) as advance:
-        for row, score in greedy(pool, count, least):
+        for row, score in greedy(pool, count, near_threshold):
             rows.append(row)
             scores.append(score)
             advance(1)
@@ -180,8 +182,8 @@ def choose(
         similarities=nearest[rows],
         margins=margins[rows],
         scores=torch.tensor(scores),
-        threshold=least,
-        duplicates=int(pool.is_near(least).sum()) - len(rows),
+        threshold=near_threshold,
+        duplicates=int(pool.is_near(near_threshold).sum()) - len(rows),
     )
 
 
@@ -347,16 +349,16 @@ def measure(
                 accuracies: list[float] = []
                 for rows in labels:
                     gallery = Gallery(points.manifold, points.points[rows])
-                    near = gallery.search(points.points[order[half:]], 1).indices[:, 0]
-                    accuracies.append(float((codes[rows][near] == codes[order[half:]]).double().mean()))
+                    nearest = gallery.search(points.points[order[half:]], 1).indices[:, 0]
+                    accuracies.append(float((codes[rows][nearest] == codes[order[half:]]).double().mean()))
                 curve.append(accuracies)
                 advance(1)
     curve_points: list[CurvePoint] = []
-    for place in range(rounds):
-        selected, random = ([one[place] for one in curve] for curve in curves)
+    for index in range(rounds):
+        selected, random = ([seed_accuracies[index] for seed_accuracies in curve] for curve in curves)
         change = paired_runs(random, selected)
-        curve_points.append(CurvePoint(count * (place + 1), sum(selected) / seeds, sum(random) / seeds, change))
-    selected, random = ([sum(one[1:]) / (rounds - 1) for one in curve] for curve in curves)
+        curve_points.append(CurvePoint(count * (index + 1), sum(selected) / seeds, sum(random) / seeds, change))
+    selected, random = ([sum(seed_accuracies[1:]) / (rounds - 1) for seed_accuracies in curve] for curve in curves)
     classes = len(codes[known].unique())
     return LearningCurve(
         tuple(curve_points), paired_runs(random, selected), len(known), len(known) - half, classes, seeds
@@ -372,10 +374,10 @@ def _labeled(
     """
     labeled = [pool[:count]]
     for _ in range(rounds - 1):
-        rest = pool[~torch.isin(pool, labeled[-1])]
+        unlabeled = pool[~torch.isin(pool, labeled[-1])]
         chosen = torch.arange(0)
         if how is not None:
-            chosen = choose(points.part(labeled[-1]), points.part(rest), count, *how).rows
-        others = rest[~torch.isin(torch.arange(len(rest)), chosen)]
-        labeled.append(torch.cat([labeled[-1], rest[chosen], others])[: len(labeled[-1]) + count])
+            chosen = choose(points.part(labeled[-1]), points.part(unlabeled), count, *how).rows
+        others = unlabeled[~torch.isin(torch.arange(len(unlabeled)), chosen)]
+        labeled.append(torch.cat([labeled[-1], unlabeled[chosen], others])[: len(labeled[-1]) + count])
     return labeled

@@ -93,8 +93,8 @@ def write_tables(opened: ReviewFolder, ask: int) -> None:
     """Write the questions that wait, first those on labels and then one per group of unknown images, and all labels."""
     proposals = opened.review.proposals
     unknown = [group[0] for group in opened.ask_unknown()]
-    asked = list(dict.fromkeys([*(one.row for one in opened.waiting), *unknown]))[:ask]
-    questions = ([proposals[row].path, opened.stated(row) or "", ""] for row in asked)
+    rows = list(dict.fromkeys([*(question.row for question in opened.waiting), *unknown]))[:ask]
+    questions = ([proposals[row].path, opened.stated(row) or "", ""] for row in rows)
     write_table(opened.folder / QUESTIONS, COLUMNS, questions, keeps_old=True)
     images = Path(opened.review.images)
     root = images if images.is_dir() else images.parent

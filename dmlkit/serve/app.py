@@ -92,20 +92,20 @@ class Served:
         self.review = access.review and ServedReview(access.review, service)
         self.changing, self.decoding = asyncio.Lock(), asyncio.Semaphore(count_cores())
         self.registry = CollectorRegistry()
-        own = self.registry
+        registry = self.registry
         if METRICS in os.environ:  # of all processes, also of those that have ended
             MultiProcessCollector(self.registry)
-            own = None
-        self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=own)
-        self.embedded = Count("dmlkit_images", "Images that were embedded.", registry=own)
+            registry = None
+        self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=registry)
+        self.embedded = Count("dmlkit_images", "Images that were embedded.", registry=registry)
         self.size = Gauge(
-            "dmlkit_gallery_images", "Images that are searched.", registry=own, multiprocess_mode="mostrecent"
+            "dmlkit_gallery_images", "Images that are searched.", registry=registry, multiprocess_mode="mostrecent"
         )
 
     async def answered(self, pictures: Sequence[SentImage], work: Callable[[Tensor], Any]) -> Any:
         """Wait for the model's thread to embed pictures and work on their points."""
         with self.seconds.time():
-            result = await asyncio.wrap_future(self.service.submit([one.pixels for one in pictures], work))
+            result = await asyncio.wrap_future(self.service.submit([picture.pixels for picture in pictures], work))
         self.embedded.inc(len(pictures))
         return result
 
@@ -143,7 +143,7 @@ async def pictures_of(request: Request) -> AsyncGenerator[list[SentImage]]:
     current = served(request)
     service, files = current.service, await read_files(request, current.access.root)
     with service.held(len(files), await asyncio.to_thread(service.count_pixels, files)):
-        yield await current.decoded(lambda: [SentImage(*one, service.decode(*one)) for one in files])
+        yield await current.decoded(lambda: [SentImage(*file, service.decode(*file)) for file in files])
 
 
 def review_of(request: Request) -> ServedReview:
@@ -191,7 +191,7 @@ async def info(server: Server) -> dict[str, Any]:
 async def embed(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return one embedding per image."""
     points = await server.answered(pictures, Tensor.tolist)
-    return {"embeddings": points, "names": [one.name for one in pictures]}
+    return {"embeddings": points, "names": [picture.name for picture in pictures]}
 
 
 @api.post("/search", openapi_extra=BODY)
@@ -200,14 +200,18 @@ async def search(
 ) -> dict[str, Any]:
     """Return the k nearest images of each image."""
     neighbors = await server.answered(pictures, lambda points: server.service.search(points, k))
-    return {"queries": [{"name": one.name, "nearest": near} for one, near in zip(pictures, neighbors, strict=True)]}
+    return {
+        "queries": [
+            {"name": picture.name, "nearest": nearest} for picture, nearest in zip(pictures, neighbors, strict=True)
+        ]
+    }
 
 
 @api.post("/identify", openapi_extra=BODY)
 async def identify(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return the label of each image, or ``unknown``."""
     answers = await server.answered(pictures, server.service.identify)
-    return {"answers": [{"name": one.name, **answer} for one, answer in zip(pictures, answers, strict=True)]}
+    return {"answers": [{"name": picture.name, **answer} for picture, answer in zip(pictures, answers, strict=True)]}
 
 
 @api.post("/verify", openapi_extra=BODY)
@@ -236,22 +240,22 @@ async def why(
     row: Annotated[int | None, Query(ge=0, le=2**53)] = None,
 ) -> dict[str, Any]:
     """Return which patches make two images similar: sent ones, ones of the source, or a row of the review."""
-    images: list[Any] = [one.pixels for one in pictures]
+    images: list[Any] = [picture.pixels for picture in pictures]
     if row is not None:
         images.append(review_of(request).path(row))
-    snapshot, places = server.service.snapshot, list[int]()
+    snapshot, positions = server.service.snapshot, list[int]()
     for name in id:
-        place = snapshot.rows.get(name)
-        if place is None:
+        position = snapshot.rows.get(name)
+        if position is None:
             raise HTTPException(404, f"{excerpt(name)}: there is no picture with this id")
-        places.append(place)
-    if len(images) + len(places) != 2:
-        raise HTTPException(422, f"got {len(images) + len(places)} images, expected 2 to compare")
+        positions.append(position)
+    if len(images) + len(positions) != 2:
+        raise HTTPException(422, f"got {len(images) + len(positions)} images, expected 2 to compare")
 
     def work(_: Tensor) -> dict[str, Any]:
         points = snapshot.points
-        boxes = [*[None] * len(images), *(points.boxes[row] for row in places)]
-        return explained(server.service, GivenImages([*images, *(Path(points.paths[one]) for one in places)], boxes))
+        boxes = [*[None] * len(images), *(points.boxes[row] for row in positions)]
+        return explained(server.service, GivenImages([*images, *(Path(points.paths[row]) for row in positions)], boxes))
 
     return await server.answered([], work)
 
@@ -292,7 +296,7 @@ async def add(
     server: Writer, pictures: SentImages, label: Annotated[str, Query(min_length=1, max_length=200)]
 ) -> dict[str, Any]:
     """Add images to the gallery."""
-    files = [(one.name, one.content) for one in pictures]
+    files = [(picture.name, picture.content) for picture in pictures]
     return await server.answered([], lambda _: server.service.add(files, label))
 
 
@@ -308,8 +312,8 @@ async def versions(server: Server) -> dict[str, Any]:
     """Return the versions of the gallery, the oldest first."""
     return {
         "versions": [
-            {"version": one.number, "time": one.time.astimezone().isoformat(), "images": one.images}
-            for one in (await asyncio.to_thread(read_summary, server.service.source)).versions
+            {"version": version.number, "time": version.time.astimezone().isoformat(), "images": version.images}
+            for version in (await asyncio.to_thread(read_summary, server.service.source)).versions
         ]
     }
 
@@ -422,7 +426,7 @@ def explained(service: Service, images: Dataset) -> dict[str, Any]:
         "similarity": explanation.similarity,
         "score": explanation.score,
         "grid": list(explanation.grid),
-        "images": [base64.b64encode(ImageSamples().picture(one, SIDE)).decode() for one in seen],
+        "images": [base64.b64encode(ImageSamples().picture(image, SIDE)).decode() for image in seen],
         "heat": explanation.falls,
         "pairs": [{"a": a, "b": b, "contribution": value} for a, b, value in explanation.strongest(LINES)],
     }

@@ -97,8 +97,8 @@ class Guard:
             raise HTTPException(403, f"Origin {origin!r}: requests from pages of other sites are refused")
         path = scope["path"]
         if self.token is not None and path not in PUBLIC and not path.startswith(("/page/", "/swagger/")):
-            given = headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
+            token = headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):
                 message = "expected the header Authorization: Bearer TOKEN, with the token of DMLKIT_TOKEN"
                 raise HTTPException(401, message, {"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
@@ -166,26 +166,26 @@ async def read_files(request: Request, root: Path | None) -> list[tuple[str, byt
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     match kind:
         case "multipart/form-data":
-            given = await _of_form(request)
+            images = await _of_form(request)
         case "application/json":
-            given = await _of_json(request, root)
+            images = await _of_json(request, root)
         case _:
             raise HTTPException(415, f"Content-Type {kind!r}: expected multipart/form-data or application/json")
-    if not given:
+    if not images:
         raise HTTPException(422, "got no image, expected at least one: form field images, or JSON {images: [BASE64]}")
-    return given
+    return images
 
 
 async def _of_form(request: Request) -> list[tuple[str, bytes]]:
     form = await request.form(max_files=MOST_IMAGES, max_fields=1)
-    given: list[tuple[str, bytes]] = []
+    images: list[tuple[str, bytes]] = []
     for name, part in form.multi_items():
         if name != "images" or not isinstance(part, UploadFile):
             raise HTTPException(
                 422, f"form field {excerpt(name)!r}: expected files in the field images, as of curl -F images=@FILE"
             )
-        given.append((part.filename or f"images[{len(given)}]", await part.read()))
-    return given
+        images.append((part.filename or f"images[{len(images)}]", await part.read()))
+    return images
 
 
 async def _of_json(request: Request, root: Path | None) -> list[tuple[str, bytes]]:
@@ -197,8 +197,8 @@ async def _of_json(request: Request, root: Path | None) -> list[tuple[str, bytes
         raise HTTPException(403, "paths: this server reads no files; start it with --root FOLDER, or send the images")
     if len(wanted.images) + len(wanted.paths) > MOST_IMAGES:
         raise HTTPException(422, f"got more than {MOST_IMAGES} images; send fewer")
-    given = [(f"images[{row}]", _of_base64(row, text)) for row, text in enumerate(wanted.images)]
-    return given if root is None else [*given, *await asyncio.to_thread(_contents, root, wanted.paths)]
+    images = [(f"images[{row}]", _of_base64(row, text)) for row, text in enumerate(wanted.images)]
+    return images if root is None else [*images, *await asyncio.to_thread(_contents, root, wanted.paths)]
 
 
 def _of_base64(row: int, text: str) -> bytes:
@@ -220,7 +220,7 @@ def _of_base64(row: int, text: str) -> bytes:
 
 def _contents(root: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
     """Return the contents of files below a root, without following a link out of it."""
-    given, size = list[tuple[str, bytes]](), 0
+    contents, size = list[tuple[str, bytes]](), 0
     for name in names:
         try:
             path = (root / name).resolve()
@@ -229,13 +229,13 @@ def _contents(root: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
             size += path.stat().st_size
             if size > MOST_BYTES:
                 raise HTTPException(413, f"paths: the files have more than {MOST_BYTES / 1e6:g} MB; name fewer")
-            given.append((name, path.read_bytes()))
+            contents.append((name, path.read_bytes()))
         except (OSError, ValueError):  # no permission, or a zero byte in the name
             raise HTTPException(404, f"paths: {excerpt(name)}: this file cannot be read") from None
-    return given
+    return contents
 
 
 def first_message(errors: Sequence[Any]) -> str:
     """Return the first of pydantic's errors as a line."""
-    place = ".".join(str(part) for part in errors[0]["loc"])
-    return f"{excerpt(place)}: {errors[0]['msg']}" if place else str(errors[0]["msg"])
+    location = ".".join(str(part) for part in errors[0]["loc"])
+    return f"{excerpt(location)}: {errors[0]['msg']}" if location else str(errors[0]["msg"])

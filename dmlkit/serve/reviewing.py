@@ -72,16 +72,16 @@ class ServedReview:
             return {"question": self._described(group[0]) if group else None}
 
     def _described(self, row: int) -> dict[str, Any]:
-        asked, answers, alike = self._review.review.proposals[row], self._review.answers(row), self._review.alike(row)
+        image, answers, alike = self._review.review.proposals[row], self._review.answers(row), self._review.alike(row)
         rows, labels = self._service.snapshot.rows, self._service.snapshot.points.labels
         return {
             "row": row,
-            "id": asked.id,
-            "path": asked.path,
-            "label": asked.label if answers else self._review.label(row),
-            "probability": asked.probability,
-            "nearest": [{"id": one, "label": labels[rows[one]] if one in rows else None} for one in asked.nearest],
-            "alike": [one for one in alike if one != row][:SHOWN],
+            "id": image.id,
+            "path": image.path,
+            "label": image.label if answers else self._review.label(row),
+            "probability": image.probability,
+            "nearest": [{"id": name, "label": labels[rows[name]] if name in rows else None} for name in image.nearest],
+            "alike": [other for other in alike if other != row][:SHOWN],
             "count": len(alike),
             "answers": answers,
         }
@@ -95,9 +95,9 @@ class ServedReview:
                     409, f"row {said.row}: {excerpt(said.id)} is not the id of this image; ask again for a question"
                 )
             label = None if said.label is None else said.label.strip()
-            kept = self._review.reply({said.row: label}, said.reviewer.strip())
+            count = self._review.reply({said.row: label}, said.reviewer.strip())
             self._held.pop(said.row, None)
-            return {"kept": kept, "answers": self._review.answers(said.row), "label": self._review.label(said.row)}
+            return {"kept": count, "answers": self._review.answers(said.row), "label": self._review.label(said.row)}
 
     def path(self, row: int) -> Path:
         """Return the file of an image."""
@@ -113,9 +113,9 @@ class ServedReview:
     def _next(self, wanted: QuestionRequest) -> list[int]:
         """Return the first question that no other reviewer sees now; if they see all that are left, the first one."""
         if wanted.about == "unknown":
-            return next((one for one in self._review.ask_unknown() if self._take(one[0], wanted.reviewer)), [])
+            return next((group for group in self._review.ask_unknown() if self._take(group[0], wanted.reviewer)), [])
         others = sum(reviewer != wanted.reviewer for reviewer, _ in self._held.values())
-        rows = [one.row for one in self._review.ask(1 + others)]
+        rows = [question.row for question in self._review.ask(1 + others)]
         return next(([row] for row in rows if self._take(row, wanted.reviewer)), rows[:1])
 
     def _take(self, row: int, reviewer: str) -> bool:

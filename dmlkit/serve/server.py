@@ -76,7 +76,7 @@ def run_server(
         with TemporaryDirectory(prefix="dmlkit-metrics-") as os.environ[METRICS]:
             processes = Multiprocess(_config(f"{__name__}:{app_of_process.__name__}", workers), [listening])
             processes.run()
-        if any(one.exitcode == STARTUP_FAILURE for one in processes.processes):
+        if any(process.exitcode == STARTUP_FAILURE for process in processes.processes):
             raise UserError("a process cannot start; its message is above")
 
 

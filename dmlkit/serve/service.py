@@ -129,7 +129,7 @@ class Service:
             return
         while (task := self._tasks.get()) is not None:
             tasks = [task]
-            while sum(len(one.images) for one in tasks) < self.at_once and not self._tasks.empty():
+            while sum(len(queued.images) for queued in tasks) < self.at_once and not self._tasks.empty():
                 if (following := self._tasks.get()) is None:
                     self._tasks.put(None)  # the end comes after these
                     break
@@ -146,9 +146,11 @@ class Service:
             opened = open_searched(source, model, no_bar)
         else:  # a pretrained model has no points
             trained = model.load(RunFolder(source), ranks)
-            own, points = describe(trained), torch.empty(0, trained.manifold.point_dim)
+            manifest, points = describe(trained), torch.empty(0, trained.manifold.point_dim)
             images = EmbeddedImages(trained, GivenImages([]), torch.empty(0, dtype=torch.int64))
-            opened = PointsInMemory(str(source), own.build_manifold(), points, [], [], own, source, images=images)
+            opened = PointsInMemory(
+                str(source), manifest.build_manifold(), points, [], [], manifest, source, images=images
+            )
         self.at_once = MOST_ON_CPU if ranks.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
         self.embedder = Embedder(load_same_model(opened, model, ranks), ranks)
@@ -173,9 +175,9 @@ class Service:
         name, trained = printable(excerpt(name)), self.embedder.trained
         with decoding(name):
             pixels = decode_image(name, content, None, self._max_pixels)
-        for one in trained.members or (trained,):
-            assert one.recipe.transform is not None
-            check_resized(pixels, one.recipe.transform.resizing, name)
+        for model in trained.members or (trained,):
+            assert model.recipe.transform is not None
+            check_resized(pixels, model.recipe.transform.resizing, name)
         return np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
 
     def count_pixels(self, files: Sequence[tuple[str, bytes]]) -> int:
@@ -220,12 +222,12 @@ class Service:
 
     def identify(self, points: Tensor) -> list[dict[str, Any]]:
         """Return label, guess, probability, score, margin and nearest images of each point (n, D)."""
-        asked = self._asked(points)  # before the rule, which needs labels
-        identified = self.snapshot.identifier.answers(asked, [None] * len(points))
-        near = _nearest(identified.neighbors)
+        queries = self._asked(points)  # before the rule, which needs labels
+        identified = self.snapshot.identifier.answers(queries, [None] * len(points))
+        neighbor_lists = _nearest(identified.neighbors)
         return [
-            {**{name: getattr(answer, name) for name in SENT}, "nearest": own}
-            for answer, own in zip(identified.answers, near, strict=True)
+            {**{name: getattr(answer, name) for name in SENT}, "nearest": neighbors}
+            for answer, neighbors in zip(identified.answers, neighbor_lists, strict=True)
         ]
 
     def verify(self, points: Tensor) -> dict[str, Any]:
@@ -257,9 +259,9 @@ class Service:
                     new.append(place)
         change = add_images(self.source, listed, trained=self.embedder.trained, model=self.chosen)
         if change.added < len(new):  # but another process may have added the same image meanwhile
-            kept = set(map(os.path.basename, GalleryFolder(self.source).paths))
+            stored = set(map(os.path.basename, GalleryFolder(self.source).paths))
             for place in new:
-                if place.name not in kept:
+                if place.name not in stored:
                     place.unlink(missing_ok=True)
         messages = [*change.repeated, *change.skipped]
         for path, name in names.items():
@@ -292,9 +294,9 @@ class Service:
             for task in tasks:
                 task.done.set_exception(error)
             return
-        for task, own in zip(tasks, points.split([len(task.images) for task in tasks]), strict=True):
+        for task, task_points in zip(tasks, points.split([len(task.images) for task in tasks]), strict=True):
             try:
-                task.done.set_result(task.work(own))
+                task.done.set_result(task.work(task_points))
             except BaseException as error:
                 task.done.set_exception(error)
 

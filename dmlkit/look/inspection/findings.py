@@ -134,8 +134,8 @@ def _scored(
             )
     except ValueError as error:
         return replace(inspection, notes=(*inspection.notes, f"cannot evaluate the {split} split: {error}"))
-    asked = images.images.dataset.query
-    queries = torch.arange(len(ids)) if asked is None else asked[ids].nonzero()[:, 0]
+    is_query = images.images.dataset.query
+    queries = torch.arange(len(ids)) if is_query is None else is_query[ids].nonzero()[:, 0]
     report = Report.of(evaluation, str(path), split, epoch=trained.epoch)
     notes = inspection.notes
     if dataset.query is not None:

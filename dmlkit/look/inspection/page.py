@@ -130,8 +130,8 @@ def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> Chart:
         >>> line_chart("Loss", [ChartLine("train", [1, 2], [3.0, 1.0])], x_name="epoch").lines
         {'train': '56.0,10.0 624.0,202.0'}
     """
-    places = [[(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)] for line in lines]
-    every = [place for one in places for place in one] or [(0.0, 0.0)]
+    points = [[(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)] for line in lines]
+    every = [point for line_points in points for point in line_points] or [(0.0, 0.0)]
     low_x, high_x = _range([x for x, _ in every])
     low_y, high_y = _range([y for _, y in every])
 
@@ -145,7 +145,7 @@ def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> Chart:
     labels = [(str(LEFT - 6), down(value), "end", f"{value:.4g}") for value in round_values(low_y, high_y)]
     labels += [(across(value), below, "middle", f"{value:.4g}") for value in round_values(low_x, high_x)]
     labels.append((str((LEFT + WIDTH - RIGHT) / 2), str(HEIGHT - 3), "middle", x_name))
-    drawn = [" ".join(f"{across(x)},{down(y)}" for x, y in one) for one in places]
+    drawn = [" ".join(f"{across(x)},{down(y)}" for x, y in line_points) for line_points in points]
     return Chart(title, dict(zip((line.name for line in lines), drawn, strict=True)), labels)
 
 
@@ -158,7 +158,7 @@ def round_values(low: float, high: float) -> list[float]:
     """
     exponent = floor(log10((high - low) / 3))
     step = max(part * 10.0**exponent for part in (1, 2, 5) if (high - low) / (part * 10.0**exponent) >= 3)
-    return [round(place * step, 12 - exponent) + 0.0 for place in range(ceil(low / step), floor(high / step) + 1)]
+    return [round(multiple * step, 12 - exponent) + 0.0 for multiple in range(ceil(low / step), floor(high / step) + 1)]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -88,9 +88,9 @@ def suspected(inspection: ModelInspection) -> list[Block]:
         "wrong ones, this share of the suspects has a replaced label. Labels that were wrong before lower it."
     )
     blocks: list[Block] = [("text", text)]
-    for place, row in enumerate(listed.rows[:SUSPECTS].tolist()):
-        name = inspection.names[int(listed.suggested[place])]
-        votes = f"{int(listed.agreeing[place])} of {k} nearest: {name}"
+    for index, row in enumerate(listed.rows[:SUSPECTS].tolist()):
+        name = inspection.names[int(listed.suggested[index])]
+        votes = f"{int(listed.agreeing[index])} of {k} nearest: {name}"
         nearest = [picture(images, other, f"{similarity:.4f}") for _, other, similarity in _nearest(inspection, row)]
         blocks.append(("shelf", Shelf(picture(images, row, votes), nearest)))
     return blocks
@@ -111,8 +111,8 @@ def leaks(inspection: ModelInspection) -> list[Block]:
     nearest = history.nearest
     rows = nearest.similarities[:, 0].argsort(descending=True, stable=True)[:PAIRS]
     text = "The most similar pairs of an image here and a training image. `dmlkit duplicates` lists all of them."
-    places = rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
-    return [("text", text), ("pairs", _pairs(inspection.collection, history.training, *places))]
+    pairs = rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
+    return [("text", text), ("pairs", _pairs(inspection.collection, history.training, *pairs))]
 
 
 def _pairs(
@@ -169,9 +169,9 @@ def class_rows(inspection: ModelInspection) -> dict[str, Any]:
     for pair in evaluation.confusions():
         taken.setdefault(pair.name, f"{printable(pair.taken_for)} ({pair.queries})")
     rows: list[list[Any]] = []
-    for one in evaluation.worst_classes():
-        values = (round(value, 4) for value in one.metrics.values())
-        rows.append([printable(one.name), one.queries, *values, taken.get(one.name, "")])
+    for score in evaluation.worst_classes():
+        values = (round(value, 4) for value in score.metrics.values())
+        rows.append([printable(score.name), score.queries, *values, taken.get(score.name, "")])
     return {"head": ["class", "queries", *evaluation.scores.per_query, "most taken for"], "rows": rows}
 
 

@@ -82,20 +82,20 @@ class Codec:
 
     def decode(self, points: Tensor) -> Tensor:
         """Return what the stored form keeps of points (N, D), as points (N, dims) float32."""
-        kept = self._prefix(points)
+        vectors = self._prefix(points)
         match self.stored.precision:
             case "fp16":
-                kept = kept.half().float()
+                vectors = vectors.half().float()
             case "int8":
                 ranges = self._prefix(self.ranges.to(points.device))
                 low, high = ranges.amin(0), ranges.amax(0)
                 step = ((high - low) / 255).clamp(min=1e-12)
-                kept = low + ((kept - low) / step).round().clamp(0, 255) * step
+                vectors = low + ((vectors - low) / step).round().clamp(0, 255) * step
             case "binary" | "rescored":
-                kept = torch.where(kept < 0, -1.0, 1.0)
+                vectors = torch.where(vectors < 0, -1.0, 1.0)
             case _:
                 pass
-        return self._as_points(kept)
+        return self._as_points(vectors)
 
     def _prefix(self, points: Tensor) -> Tensor:
         if self.dims == points.shape[1]:

@@ -87,8 +87,8 @@ class _Worker:
                 count_levels(products[row], row_levels[: above.shape[1]], depth, above[row], reached[row])
         else:
             select_levels(products, levels, depth, above, reached)
-        found = (scores, above, reached, nearest, *(() if self.search.levels is None else (columns,)))
-        return tuple(map(torch.from_numpy, found))
+        arrays = (scores, above, reached, nearest, *(() if self.search.levels is None else (columns,)))
+        return tuple(map(torch.from_numpy, arrays))
 
     def _products(self, block: Tensor) -> Any:
         import numpy as np
@@ -132,10 +132,10 @@ def select_levels(rows: Any, levels: list[Any], depth: int, above: Any, reached:
     tied = (best[:, 1:] == best[:, :-1]).any(1)
     for i, row_levels in enumerate(levels):
         inside = row_levels[row_levels >= best[i, 0]]
-        found = len(inside)
-        above[i, :found] = depth - best[i].searchsorted(inside, "right")
-        reached[i, :found] = depth - best[i].searchsorted(inside, "left") if tied[i] else above[i, :found] + 1
-        if found == 0:
+        count = len(inside)
+        above[i, :count] = depth - best[i].searchsorted(inside, "right")
+        reached[i, :count] = depth - best[i].searchsorted(inside, "left") if tied[i] else above[i, :count] + 1
+        if count == 0:
             count_levels(rows[i], row_levels[:1], depth, above[i], reached[i])
         elif inside[-1] == best[i, 0]:  # items tied with it may be among those that were not selected
-            reached[i, :found][inside == best[i, 0]] = (rows[i] >= best[i, 0]).sum()
+            reached[i, :count][inside == best[i, 0]] = (rows[i] >= best[i, 0]).sum()

@@ -22,14 +22,14 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
     for block in blocks:
         width = int(search.positives.count[block].max())
         standings: list[tuple[Tensor, ...]] = []
-        for few in block.split(rows):
-            products = inner_products_into(search.queries[few], search.gallery, out)
+        for queries in block.split(rows):
+            products = inner_products_into(search.queries[queries], search.gallery, out)
             products[:, copies] = products[:, originals]
-            hidden, present = search.excluded.columns(few)
-            row = torch.arange(len(few), device=few.device)[:, None].expand_as(hidden)
+            hidden, present = search.excluded.columns(queries)
+            row = torch.arange(len(queries), device=queries.device)[:, None].expand_as(hidden)
             products[row[present], hidden[present]] = -torch.inf
-            columns, present = search.positives.columns(few)
-            scores = products.new_full((len(few), width), -torch.inf)
+            columns, present = search.positives.columns(queries)
+            scores = products.new_full((len(queries), width), -torch.inf)
             scores[:, : columns.shape[1]] = products.gather(1, columns).masked_fill(~present, -torch.inf)
             scores, order = scores.sort(1, descending=True)
             levels = scores[:, :1] if depth.first_only else scores
@@ -41,10 +41,10 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
             else:
                 above, reached = select_levels(products, levels.contiguous(), best)
             absent = levels == -torch.inf
-            found = scores, above.masked_fill(absent, size), reached.masked_fill(absent, size + 1), nearest
+            standing = scores, above.masked_fill(absent, size), reached.masked_fill(absent, size + 1), nearest
             if search.levels is not None:
-                found = (*found, pad(columns, (0, width - columns.shape[1])).gather(1, order))
-            standings.append(found)
+                standing = (*standing, pad(columns, (0, width - columns.shape[1])).gather(1, order))
+            standings.append(standing)
         yield Standing(*(torch.cat(column) for column in zip(*standings, strict=True)))
 
 

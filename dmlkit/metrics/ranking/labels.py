@@ -45,11 +45,11 @@ class Labeling:
         others: Any = gallery or dict.fromkeys(levels)
         keys = tuple(as_keys(levels[name], others[name], f"labels of {name}", lengths) for name in levels)
         names = tuple(levels)
-        for place in range(1, len(names)):
-            coarse, fine = (torch.cat(key) for key in keys[place - 1 : place + 1])
+        for depth in range(1, len(names)):
+            coarse, fine = (torch.cat(key) for key in keys[depth - 1 : depth + 1])
             if torch.stack([coarse, fine]).unique(dim=1).shape[1] > len(fine.unique()):
                 raise ValueError(
-                    f"labels: a {names[place]} is in more than one {names[place - 1]}; expected a hierarchy, e.g. with "
+                    f"labels: a {names[depth]} is in more than one {names[depth - 1]}; expected a hierarchy, e.g. with "
                     "labels such as genus/species"
                 )
         return cls(names, keys)

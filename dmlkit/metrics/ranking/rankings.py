@@ -102,13 +102,13 @@ def build_search(
     excluded = Lookup.of(*ids)
     members = None if members is None else members.to(device)
     positives = Lookup.of(*labels) if members is None else SharedLabels.of(*labels, members)
-    own = torch.zeros_like(positives.count)
-    for block in torch.arange(len(own), device=device).split(2**14 if members is None else 2**8):
+    excluded_count = torch.zeros_like(positives.count)
+    for block in torch.arange(len(excluded_count), device=device).split(2**14 if members is None else 2**8):
         columns, present = excluded.columns(block)
         queries, items = labels[0][block, None], labels[1][columns]
         same = queries == items if members is None else (members[queries] & members[items]).any(2)
-        own[block] = (same & present).sum(1)
-    return Search(*vectors, positives, excluded), positives.count - own
+        excluded_count[block] = (same & present).sum(1)
+    return Search(*vectors, positives, excluded), positives.count - excluded_count
 
 
 def rankings(
@@ -134,13 +134,13 @@ def rankings(
     backend = cpu_search if search.gallery.device.type == "cpu" else gpu_search
     for block, standing in zip(blocks, backend.standings(search, blocks, depth), strict=True):
         gallery = len(search.gallery) - search.excluded.count[block]
-        kept = standing.above.shape[1]
+        width = standing.above.shape[1]
         hits_above, hits_tied = _order_of_hits(standing.scores)
         ranking = Ranking(
             above=standing.above.minimum(gallery[:, None]),
             tied=standing.reached - standing.above,
-            hits_above=hits_above[:, :kept],
-            hits_tied=hits_tied[:, :kept],
+            hits_above=hits_above[:, :width],
+            hits_tied=hits_tied[:, :width],
             positives=(standing.scores > -torch.inf).sum(1),
             gallery=gallery,
         )
@@ -172,9 +172,9 @@ def _order_of_hits(scores: Tensor) -> tuple[Tensor, Tensor]:
 def pessimistic(ranking: Ranking) -> Ranking:
     """Return the same ranking with the positives last among the items of the same score, one rank each."""
     column = torch.arange(ranking.above.shape[1], device=ranking.above.device)
-    place = column - ranking.hits_above  # 0..h-1 among the tied positives
-    last = ranking.above + ranking.tied - ranking.hits_tied + place
-    found = ranking.above < ranking.gallery[:, None]
+    position = column - ranking.hits_above  # 0..h-1 among the tied positives
+    last = ranking.above + ranking.tied - ranking.hits_tied + position
+    exists = ranking.above < ranking.gallery[:, None]
     ones = torch.ones_like(last)
-    above = torch.where(found, last, ranking.above)
-    return replace(ranking, above=above, tied=ones, hits_above=ranking.hits_above + place, hits_tied=ones)
+    above = torch.where(exists, last, ranking.above)
+    return replace(ranking, above=above, tied=ones, hits_above=ranking.hits_above + position, hits_tied=ones)

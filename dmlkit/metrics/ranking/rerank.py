@@ -42,7 +42,7 @@ class Expansion(NamedTuple):
 
 
 Rerank = KReciprocal | Expansion
-METHODS: dict[str, type[KReciprocal] | type[Expansion]] = {one.name: one for one in (KReciprocal, Expansion)}
+METHODS: dict[str, type[KReciprocal] | type[Expansion]] = {method.name: method for method in (KReciprocal, Expansion)}
 
 
 def parse_rerank(text: str) -> Rerank:
@@ -52,15 +52,15 @@ def parse_rerank(text: str) -> Rerank:
         >>> parse_rerank("k_reciprocal"), parse_rerank("expansion:n=3,alpha=2")
         (KReciprocal(k1=20, k2=6, weight=0.3), Expansion(n=3, alpha=2.0))
     """
-    name, _, given = text.partition(":")
+    name, _, options = text.partition(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; expected {' or '.join(METHODS)}")
     method, values = METHODS[name], dict[str, Any]()
-    for option in given.split(",") if given else ():
+    for option in options.split(",") if options else ():
         key, _, value = option.partition("=")
         if key not in method._fields:
-            near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(key, method._fields, n=1))
-            raise ValueError(f"{name} has no option {key!r}{near}; its options: {', '.join(method._fields)}")
+            suggestion = "".join(f"; did you mean {match!r}?" for match in get_close_matches(key, method._fields, n=1))
+            raise ValueError(f"{name} has no option {key!r}{suggestion}; its options: {', '.join(method._fields)}")
         try:
             values[key] = type(method._field_defaults[key])(value)
         except ValueError:
@@ -124,27 +124,27 @@ class ReciprocalGallery:
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> Neighbors:
         """Return the k most similar points of each query (Q, D); of equally similar ones the lower index first."""
-        found: list[Neighbors] = []
+        blocks: list[Neighbors] = []
         for part in queries.split(max(1, BLOCK_ENTRIES // len(self.points))):
             scores, rows = self.scores(part).sort(dim=1, descending=True, stable=True)
-            found.append(Neighbors(1 + scores[:, :k], rows[:, :k]))
-        return Neighbors.joined(found, k)
+            blocks.append(Neighbors(1 + scores[:, :k], rows[:, :k]))
+        return Neighbors.joined(blocks, k)
 
     def scores(self, queries: Tensor) -> Tensor:
         """Return minus the final distances (Q, N) in [-1, 0] of queries (Q, D)."""
-        found = queries.new_empty(len(queries), len(self.points))
+        scores = queries.new_empty(len(queries), len(self.points))
         k1, k2, weight = self.options
         for start, similarity in _similarities(self.manifold, queries, self.points):
             part = queries[start : start + len(similarity)]
-            values, near = similarity.topk(k1, 1)
+            values, nearest = similarity.topk(k1, 1)
             largest = torch.maximum(values[:, 0], self.manifold.paired_similarity(part, part))
             smallest = similarity.amin(1)
-            own = self.neighbors.expanded(near, values >= self.neighbors.limits[near])
-            sets = _weighted(self.manifold, part, self.points, own, largest, smallest)
+            in_set = self.neighbors.expanded(nearest, values >= self.neighbors.limits[nearest])
+            sets = _weighted(self.manifold, part, self.points, in_set, largest, smallest)
             if k2 > 1:  # the query itself and its k2 - 1 nearest
-                sets = (sets + _selection(near[:, : k2 - 1], len(self.points)) @ self.sets) / k2
-            found[start : start + len(part)] = self.targets.scores(similarity, sets.tocsr(), largest, smallest, weight)
-        return found
+                sets = (sets + _selection(nearest[:, : k2 - 1], len(self.points)) @ self.sets) / k2
+            scores[start : start + len(part)] = self.targets.scores(similarity, sets.tocsr(), largest, smallest, weight)
+        return scores
 
 
 class ExpandedGallery:
@@ -184,7 +184,7 @@ def _with_nearest(
     manifold: Manifold, points: Tensor, items: Tensor, options: Expansion, *, own: bool = False
 ) -> Tensor:
     """Average points with their nearest items; ``own`` if they are the items, each of which is not its own nearest."""
-    found = [points[:0]]
+    new_points = [points[:0]]
     for start, similarity in _similarities(manifold, points, items):
         rows = torch.arange(start, start + len(similarity))
         if own:
@@ -194,8 +194,8 @@ def _with_nearest(
         weights = torch.cat([torch.ones_like(values[:, :1]), kernel**options.alpha], 1)
         features = manifold.to_features(torch.cat([points[rows, None], items[nearest]], 1))
         mean = (weights[..., None] * features).sum(1) / weights.sum(1, keepdim=True)
-        found.append(manifold.from_features(mean))
-    return torch.cat(found)
+        new_points.append(manifold.from_features(mean))
+    return torch.cat(new_points)
 
 
 def _similarities(manifold: Manifold, points: Tensor, items: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -220,11 +220,11 @@ class _Neighbors:
         self.limits, self.largest, self.smallest = (pool.new_empty(len(pool)) for _ in range(3))
         for start, similarity in _similarities(manifold, pool, pool):
             rows = torch.arange(start, start + len(similarity))
-            place = torch.arange(len(rows)), rows
-            own, self.smallest[rows] = similarity[place], similarity.amin(1)
-            similarity[place] = torch.inf  # itself first, also among copies
+            diagonal = torch.arange(len(rows)), rows
+            self_similarity, self.smallest[rows] = similarity[diagonal], similarity.amin(1)
+            similarity[diagonal] = torch.inf  # itself first, also among copies
             values, self.lists[rows] = similarity.topk(k1 + 1, 1)
-            self.largest[rows], self.limits[rows] = torch.maximum(own, values[:, 1]), values[:, -1]
+            self.largest[rows], self.limits[rows] = torch.maximum(self_similarity, values[:, 1]), values[:, -1]
             advance(len(rows))
         self.half = self.lists[:, : (k1 + 1) // 2 + 1]  # k1 / 2, rounded up, and the image itself
         self.half_mutual = self._mutual(self.half)
@@ -234,17 +234,17 @@ class _Neighbors:
         blocks = torch.arange(len(lists)).split(max(1, BLOCK_ENTRIES // len(lists)))
         return torch.cat([(lists[lists[block]] == block[:, None, None]).any(2) for block in blocks])
 
-    def expanded(self, near: Tensor, mutual: Tensor) -> Tensor:
+    def expanded(self, nearest: Tensor, mutual: Tensor) -> Tensor:
         """Return the expanded k-reciprocal sets (n, P) bool of images from their nearest, and which are mutual."""
-        own = torch.zeros(len(near), len(self.pool), dtype=torch.bool)
-        own[mutual.nonzero()[:, 0], near[mutual]] = True
-        members, present = self.half[near], self.half_mutual[near]  # (n, k1, k1 / 2 + 1)
-        row = torch.arange(len(near))[:, None, None].expand_as(members)
-        shared = (own[row, members] & present).sum(2)
+        in_set = torch.zeros(len(nearest), len(self.pool), dtype=torch.bool)
+        in_set[mutual.nonzero()[:, 0], nearest[mutual]] = True
+        members, present = self.half[nearest], self.half_mutual[nearest]  # (n, k1, k1 / 2 + 1)
+        row = torch.arange(len(nearest))[:, None, None].expand_as(members)
+        shared = (in_set[row, members] & present).sum(2)
         joins = mutual & (3 * shared >= 2 * present.sum(2))
         added = joins[:, :, None] & present
-        own[row[added], members[added]] = True
-        return own
+        in_set[row[added], members[added]] = True
+        return in_set
 
     def sets(self) -> Any:
         """Return the weights V of every image on those of its expanded k-reciprocal set, sparse (P, P), float64."""
@@ -252,25 +252,27 @@ class _Neighbors:
 
         mutual, parts = self._mutual(self.lists), list[Any]()
         for block in torch.arange(len(self.pool)).split(max(1, BLOCK_ENTRIES // len(self.pool))):
-            own = self.expanded(self.lists[block], mutual[block])
+            in_set = self.expanded(self.lists[block], mutual[block])
             scale = self.largest[block], self.smallest[block]
-            parts.append(_weighted(self.manifold, self.pool[block], self.pool, own, *scale))
+            parts.append(_weighted(self.manifold, self.pool[block], self.pool, in_set, *scale))
         return csr_array(vstack(parts))
 
 
-def _weighted(manifold: Manifold, points: Tensor, pool: Tensor, own: Tensor, largest: Tensor, smallest: Tensor) -> Any:
+def _weighted(
+    manifold: Manifold, points: Tensor, pool: Tensor, in_set: Tensor, largest: Tensor, smallest: Tensor
+) -> Any:
     """Return the weights e^-d of points (n, D) on their sets (n, P) bool, sparse (n, P), float64."""
     from scipy.sparse import csr_array
 
     # NumPy finds the ones of a flat array in a tenth of torch's time, which is a tenth of a search
-    place, column = map(torch.from_numpy, divmod(own.numpy().ravel().nonzero()[0], own.shape[1]))
+    row, column = map(torch.from_numpy, divmod(in_set.numpy().ravel().nonzero()[0], in_set.shape[1]))
     weights = [torch.empty(0, dtype=torch.float64)]
-    for part in torch.arange(len(place)).split(2**13):  # 32 MB of float64 coordinates at 512 dimensions
-        first, second = place[part], column[part]
+    for part in torch.arange(len(row)).split(2**13):  # 32 MB of float64 coordinates at 512 dimensions
+        first, second = row[part], column[part]
         similarity = manifold.paired_similarity(points[first], pool[second])
         apart = (largest[first] - similarity) / _spread(largest[first], smallest[first])  # in units of the largest
         weights.append((-apart.clamp(0, 1)).exp().double())
-    return csr_array((torch.cat(weights).numpy(), (place.numpy(), column.numpy())), tuple(own.shape))
+    return csr_array((torch.cat(weights).numpy(), (row.numpy(), column.numpy())), tuple(in_set.shape))
 
 
 def _spread(largest: Tensor, smallest: Tensor) -> Tensor:
@@ -310,13 +312,13 @@ class _Targets:
             values -= offset
             values *= slope
             np.clip(values, -1, weight - 1, out=values)
-            own = slice(sets.indptr[row], sets.indptr[row + 1])
-            both = self._shared(sets.indices[own], sets.data[own]).astype(values.dtype)
-            either = sums - both  # of all images, also those that share nothing: to find the others takes longer
-            either += total
-            both *= 1 - weight
-            both /= either
-            values += both
+            entries = slice(sets.indptr[row], sets.indptr[row + 1])
+            intersection = self._shared(sets.indices[entries], sets.data[entries]).astype(values.dtype)
+            union = sums - intersection  # of all images, also those that share nothing: to find the others takes longer
+            union += total
+            intersection *= 1 - weight
+            intersection /= union
+            values += intersection
         return similarity
 
     def _shared(self, columns: Any, weights: Any) -> Any:

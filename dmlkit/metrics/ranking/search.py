@@ -29,8 +29,8 @@ class Lookup:
         count = self.count[queries, None]
         offset = torch.arange(int(count.max()), device=count.device)  # (J,)
         present = offset < count
-        place = (self.start[queries, None] + offset).clamp(max=len(self.order) - 1)
-        return self.order[place], present
+        position = (self.start[queries, None] + offset).clamp(max=len(self.order) - 1)
+        return self.order[position], present
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class SharedLabels:
         """Return the gallery positions (n, J) of some queries (n,), padded to the longest, and which are present."""
         is_shared = share_label(self.members[self.queries[queries]], self.members)[:, self.gallery]  # (n, N)
         count = self.count[queries]
-        rows, places = is_shared.nonzero(as_tuple=True)
+        rows, positions = is_shared.nonzero(as_tuple=True)
         offset = torch.arange(len(rows), device=rows.device) - (count.cumsum(0) - count)[rows]
         present = torch.arange(int(count.max()), device=count.device) < count[:, None]
         columns = torch.zeros_like(present, dtype=torch.int64)
-        columns[rows, offset] = places
+        columns[rows, offset] = positions
         return columns, present
 
 
@@ -117,9 +117,9 @@ def repeated_rows(vectors: Tensor) -> tuple[Tensor, Tensor]:
     blocks = vectors.split(2**12)
     sums = torch.cat([((block + 0.0).view(bits) * weights).sum(1) for block in blocks])  # + 0.0: -0.0 equals 0.0
     _, group = sums.unique(return_inverse=True)
-    place = torch.arange(len(group), device=group.device)
-    first = torch.full_like(group, len(group)).scatter_reduce(0, group, place, "amin")
+    rows = torch.arange(len(group), device=group.device)
+    first = torch.full_like(group, len(group)).scatter_reduce(0, group, rows, "amin")
     original = first[group]
-    repeats = (original != place).nonzero()[:, 0]
+    repeats = (original != rows).nonzero()[:, 0]
     same = (vectors[repeats] == vectors[original[repeats]]).all(1)
     return repeats[same], original[repeats[same]]

@@ -27,14 +27,14 @@ def single_shot(
         is_pessimistic: put items that tie before the positive instead.
     """
     device = search.gallery.device
-    own, items = (side.to(device) for side in labels)
-    items = items if len(items) else own
-    positives, count = Lookup.of(own, items), int(torch.cat([own, items]).max()) + 1
-    sizes = items.bincount(minlength=count)
+    query_labels, item_labels = (side.to(device) for side in labels)
+    item_labels = item_labels if len(item_labels) else query_labels
+    positives, count = Lookup.of(query_labels, item_labels), int(torch.cat([query_labels, item_labels]).max()) + 1
+    sizes = item_labels.bincount(minlength=count)
     copies, originals = repeated_rows(search.gallery)
     widest = int(positives.count[queries].max())
-    rows = max(1, min(BLOCK_ENTRIES // (count * (widest + 1)), BLOCK_ENTRIES // len(items)))
-    found: list[Tensor] = []
+    rows = max(1, min(BLOCK_ENTRIES // (count * (widest + 1)), BLOCK_ENTRIES // len(item_labels)))
+    probabilities: list[Tensor] = []
     for block in queries.split(rows):
         scores = search.rows(block) if search.rows else search.queries[block] @ search.gallery.T
         scores[:, copies] = scores[:, originals]
@@ -42,26 +42,26 @@ def single_shot(
         row = torch.arange(len(block), device=device)[:, None].expand_as(hidden)
         scores[row[present], hidden[present]] = -torch.inf
         drawn = sizes.repeat(len(block), 1)  # (n, C), items of each class that may be drawn
-        drawn.index_put_((row[present], items[hidden[present]]), drawn.new_tensor(-1), accumulate=True)
+        drawn.index_put_((row[present], item_labels[hidden[present]]), drawn.new_tensor(-1), accumulate=True)
         columns, present = positives.columns(block)
         levels = scores.gather(1, columns).masked_fill(~present, torch.inf)
         levels = levels.masked_fill(levels == -torch.inf, torch.inf).sort(1).values  # (n, P), absent ones last
-        above, reached = (_counts(levels, scores, items, count, right=right) for right in (is_pessimistic, True))
-        others = (drawn > 0) & ~one_hot(own[block], count).bool()
-        row, place = (levels < torch.inf).nonzero(as_tuple=True)  # of the M positives
-        above, reached = ((part[row, place] / drawn.clamp(min=1)[row]) * others[row] for part in (above, reached))
+        above, reached = (_counts(levels, scores, item_labels, count, right=right) for right in (is_pessimistic, True))
+        others = (drawn > 0) & ~one_hot(query_labels[block], count).bool()
+        row, column = (levels < torch.inf).nonzero(as_tuple=True)  # of the M positives
+        above, reached = ((part[row, column] / drawn.clamp(min=1)[row]) * others[row] for part in (above, reached))
         within = _within(above, reached, k)
         total = torch.zeros(len(block), k, dtype=torch.float64, device=device).index_add_(0, row, within)
-        found.append(total / row.bincount(minlength=len(block))[:, None])
-    return torch.cat(found)
+        probabilities.append(total / row.bincount(minlength=len(block))[:, None])
+    return torch.cat(probabilities)
 
 
 def _counts(levels: Tensor, scores: Tensor, items: Tensor, count: int, *, right: bool) -> Tensor:
     """Count the items of each class that score above each ascending level (n, P), or reach it: (n, P, C) float64."""
     n, width = levels.shape
     below = torch.searchsorted(levels, scores.contiguous(), right=right)  # (n, N), levels that an item is above
-    place = (torch.arange(n, device=levels.device)[:, None] * (width + 1) + below) * count + items
-    histogram = place.flatten().bincount(minlength=n * (width + 1) * count).view(n, width + 1, count)
+    cells = (torch.arange(n, device=levels.device)[:, None] * (width + 1) + below) * count + items
+    histogram = cells.flatten().bincount(minlength=n * (width + 1) * count).view(n, width + 1, count)
     return histogram.flip(1).cumsum(1).flip(1)[:, 1:].double()
 
 
@@ -78,8 +78,8 @@ def _within(above: Tensor, reached: Tensor, k: int) -> Tensor:
     if tied.any():
         above, reached, within[tied] = above[tied], reached[tied], 0.0
         for node, weight in zip(*np.polynomial.legendre.leggauss(NODES), strict=True):
-            place = (float(node) + 1) / 2  # of the positive among the tied items
-            within[tied] += float(weight) / 2 * _poisson_binomial(above + place * (reached - above), k)
+            position = (float(node) + 1) / 2  # of the positive among the tied items
+            within[tied] += float(weight) / 2 * _poisson_binomial(above + position * (reached - above), k)
     return within
 
 
