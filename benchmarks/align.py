@@ -38,8 +38,8 @@ def tuned(photos: str, folder: Path, seed: int) -> tuple[torch.Tensor, list[str 
     with torch.enable_grad():
         train(recipe, run.path, device="cpu")
     ranks, images = start_ranks("cpu"), recipe.dataset.build("test")
-    found = split_embeddings(run, load_model(run, ranks), ranks, images, "test")
-    return found.points, images.label_names(found.labels)
+    embeddings = split_embeddings(run, load_model(run, ranks), ranks, images, "test")
+    return embeddings.points, images.label_names(embeddings.labels)
 
 
 def main(photos: str) -> None:
@@ -53,15 +53,15 @@ def main(photos: str) -> None:
     for pair, old in (("untuned, tuned", untuned), ("two seeds", first)):
         spaces = Sphere(second.shape[1]), Sphere(old.shape[1])
         images = SharedImages(second, spaces[1].from_features(old), labels, spaces)
-        found, parts, chosen = images.choice()
-        fields = images.figures(found, parts)
+        point_map, parts, chosen = images.choice()
+        fields = images.figures(point_map, parts)
         kind = chosen["map"] if chosen["shrinkage"] is None else f"{chosen['map']} {chosen['shrinkage']:g}"
-        for one in fields["figures"]:
+        for figures in fields["figures"]:
             cells: list[str] = []
-            for metric, value in one.metrics.items():
-                low, high = one.intervals[metric] or (float("nan"), float("nan"))
+            for metric, value in figures.metrics.items():
+                low, high = figures.intervals[metric] or (float("nan"), float("nan"))
                 cells.append(f"{value:.3f} ({low:.3f} .. {high:.3f})")
-            rows.append([pair, one.queries, one.gallery, *cells, kind if "mapped" in one.queries else ""])
+            rows.append([pair, figures.queries, figures.gallery, *cells, kind if "mapped" in figures.queries else ""])
         gains = [
             f"{gain.difference:+.3f} ({gain.low or 0:+.3f} .. {gain.high or 0:+.3f})"
             for gain in fields["gain"].values()

@@ -203,13 +203,13 @@ def borrowed(script: Path, arguments: str, data: TrainingData, seed: int, curve:
         return wrapped
 
     def on_cpu(move: Callable[..., Any]) -> Callable[..., Any]:
-        def moved(one: Any, *args: Any, **options: Any) -> Any:
-            return move(one, *("cpu" if arg == "cuda" else arg for arg in args), **options)
+        def moved(target: Any, *args: Any, **options: Any) -> Any:
+            return move(target, *("cpu" if arg == "cuda" else arg for arg in args), **options)
 
         return moved
 
-    def itself(one: Any, *_: object, **__: object) -> Any:
-        return one
+    def itself(target: Any, *_: object, **__: object) -> Any:
+        return target
 
     def given(*_: object, **__: object) -> Network:
         return network
@@ -284,9 +284,9 @@ def write_table(curves: dict[str, list[tuple[Curve, Curve]]]) -> None:
     rows: list[list[str]] = []
     for loss, pairs in curves.items():
         interval = t_interval([here.test - there.test for there, here in pairs])
-        means = (fmean(one.test for one in side) for side in zip(*pairs, strict=True))
-        seeds = ("  ".join(f"{one.test:.3f}" for one in side) for side in zip(*pairs, strict=True))
-        cells = [f"{mean:.3f} ({each})" for mean, each in zip(means, seeds, strict=True)]
+        means = (fmean(curve.test for curve in side) for side in zip(*pairs, strict=True))
+        seeds = ("  ".join(f"{curve.test:.3f}" for curve in side) for side in zip(*pairs, strict=True))
+        cells = [f"{mean:.3f} ({values})" for mean, values in zip(means, seeds, strict=True)]
         difference = f"{interval.mean:+.3f} ± {interval.high - interval.mean:.3f}"
         rows.append(
             [
@@ -306,8 +306,8 @@ def draw(curves: dict[str, list[tuple[Curve, Curve]]]) -> None:
         for label, color, side in zip(
             ("the authors' script", "dmlkit"), ("C1", "C0"), zip(*pairs, strict=True), strict=True
         ):
-            for number, one in enumerate(side):
-                axis.plot(range(1, EPOCHS + 1), one.validation, color=color, label=None if number else label)
+            for number, curve in enumerate(side):
+                axis.plot(range(1, EPOCHS + 1), curve.validation, color=color, label=None if number else label)
         axis.set(title=loss, xlabel="epoch", xticks=range(1, EPOCHS + 1))
     axes[0].set_ylabel("R@1 on validation classes")
     axes[0].legend()

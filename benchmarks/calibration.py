@@ -36,11 +36,11 @@ def clusters(classes: int = 80, width: int = 64, groups: int = 12, seed: int = 0
     sizes = (2 * 100 ** torch.rand(classes, generator=generator)).long()
     labels = torch.arange(classes).repeat_interleave(sizes)
     kinds = torch.randn(groups, width, generator=generator)
-    centres = kinds[torch.randint(groups, (classes,), generator=generator)] + 0.9 * torch.randn(
+    centers = kinds[torch.randint(groups, (classes,), generator=generator)] + 0.9 * torch.randn(
         classes, width, generator=generator
     )
     spread = 0.4 + 0.6 * torch.rand(classes, 1, generator=generator)
-    return centres[labels] + spread[labels] * torch.randn(len(labels), width, generator=generator), labels
+    return centers[labels] + spread[labels] * torch.randn(len(labels), width, generator=generator), labels
 
 
 def photo_features(photos: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,36 +50,36 @@ def photo_features(photos: str) -> tuple[torch.Tensor, torch.Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         ranks, bar = start_ranks("cpu"), Silent().images
         job = feature_job(dataset, frozen_part(settings, model, ranks.device), split="all")
-        found = job.compute(Path(folder), ranks, bar)
-        return torch.stack([found.sample(row) for row in range(len(found))]), dataset.labels
+        features = job.compute(Path(folder), ranks, bar)
+        return torch.stack([features.sample(row) for row in range(len(features))]), dataset.labels
 
 
-def coverage(what: str, features: torch.Tensor, labels: torch.Tensor, far: float) -> list[str]:
+def coverage(name: str, features: torch.Tensor, labels: torch.Tensor, far: float) -> list[str]:
     manifold = Sphere(features.shape[1])
     points = as_directions(features, "embeddings")
     generator = torch.Generator().manual_seed(1)
     classes = int(labels.max()) + 1
-    held, wide, rates = 0, list[float](), list[float]()
+    covered, ratios, rates = 0, list[float](), list[float]()
     for seed in range(HALVES):
         chosen = torch.zeros(classes, dtype=torch.bool)
         chosen[torch.randperm(classes, generator=generator)[: classes // 2]] = True
         sides: list[Points] = []
-        for kept in (chosen[labels], ~chosen[labels]):
-            sides.append(Points(points[kept], labels[kept].unique(return_inverse=True)[1], manifold))
-        found = calibrate_pairs(Pairing.of(sides[0]), far, seed=seed)
-        rate = rates_at(Pairing.of(sides[1]), found.threshold).far
-        if found.interval is None:
-            raise ValueError(f"{what}: too few classes for an interval; expected at least 10, 5 on each side")
-        low, high = found.interval
-        held += low <= rate <= high
-        wide.append(high / max(low, 1e-12))
+        for mask in (chosen[labels], ~chosen[labels]):
+            sides.append(Points(points[mask], labels[mask].unique(return_inverse=True)[1], manifold))
+        calibration = calibrate_pairs(Pairing.of(sides[0]), far, seed=seed)
+        rate = rates_at(Pairing.of(sides[1]), calibration.threshold).far
+        if calibration.interval is None:
+            raise ValueError(f"{name}: too few classes for an interval; expected at least 10, 5 on each side")
+        low, high = calibration.interval
+        covered += low <= rate <= high
+        ratios.append(high / max(low, 1e-12))
         rates.append(rate)
     row = [
-        f"{what}: {len(points):,} of {classes} classes",
+        f"{name}: {len(points):,} of {classes} classes",
         f"{far:g}",
-        f"{held / HALVES:.1%}",
+        f"{covered / HALVES:.1%}",
         f"{median(rates):.1e} ({min(rates):.1e} to {max(rates):.1e})",
-        f"{median(wide):.1f}",
+        f"{median(ratios):.1f}",
     ]
     print(" | ".join(row), flush=True)
     return row
@@ -89,7 +89,7 @@ if __name__ == "__main__":
     grounds = {"clusters": clusters()}
     if len(sys.argv) > 1:
         grounds["photos"] = photo_features(sys.argv[1])
-    rows = [coverage(what, *arrays, far) for what, arrays in grounds.items() for far in (1e-2, 1e-3)]
+    rows = [coverage(name, *arrays, far) for name, arrays in grounds.items() for far in (1e-2, 1e-3)]
     if len(sys.argv) > 1:
         header = ["images", "target FAR", "covered", "measured FAR, median (all)", "interval, high / low"]
         write_report("calibration", __doc__, header, rows)

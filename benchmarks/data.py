@@ -47,9 +47,9 @@ WORKERS = os.cpu_count() or 1
 ROWS, LABELS = 1_000_000, 10_000
 
 
-def write_photo(place: tuple[str, int]) -> None:
+def write_photo(photo: tuple[str, int]) -> None:
     """A JPEG of about the detail of a photograph: noise at several scales."""
-    path, seed = place
+    path, seed = photo
     generator = np.random.default_rng(seed)
     image = np.zeros((375, 500, 3))
     for side in (4, 16, 64, 256):
@@ -99,13 +99,13 @@ def augmented_speeds(root: Path) -> list[list[str]]:
             "torchvision": torchvision_loader(root / "train", whole, 0),
             "dmlkit": ours(root, augment=augment, workers=0),
         }
-        taken: dict[str, list[float]] = {peer: [] for peer in passes}
+        milliseconds: dict[str, list[float]] = {peer: [] for peer in passes}
         for _ in range(4):
             for peer, run in passes.items():
                 started = time.process_time()
                 count = run()
-                taken[peer].append(1000 * (time.process_time() - started) / count)
-        medians_of = {peer: statistics.median(values[1:]) for peer, values in taken.items()}
+                milliseconds[peer].append(1000 * (time.process_time() - started) / count)
+        medians_of = {peer: statistics.median(values[1:]) for peer, values in milliseconds.items()}
         rows += [
             [name, peer, f"{value:.2f} ms", f"{value / medians_of['torchvision']:.2f}"]
             for peer, value in medians_of.items()
@@ -144,14 +144,14 @@ def ours(root: Path, *, augment: list[dict[str, Any]] | None = None, workers: in
 
 def medians(loaders: dict[str, Callable[[], int]]) -> dict[str, float]:
     """Images/s of each; passes take turns."""
-    seen: dict[str, list[float]] = {name: [] for name in loaders}
+    rates: dict[str, list[float]] = {name: [] for name in loaders}
     for round_number in range(PASSES + 1):
         for name, run in loaders.items():
             started = time.perf_counter()
             count = run()
             if round_number:  # the first pass starts the workers
-                seen[name].append(count / (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in seen.items()}
+                rates[name].append(count / (time.perf_counter() - started))
+    return {name: statistics.median(values) for name, values in rates.items()}
 
 
 def relative_to_first(speed_of: dict[str, float]) -> list[list[str]]:
@@ -219,20 +219,20 @@ def starts(folder: Path) -> list[list[str]]:
         ]
         seconds = statistics.median(run["seconds"] for run in runs)
         peak, base = (statistics.median(run[key] for run in runs) for key in ("peak", "base"))
-        what = f"epoch start, {ROWS:,} rows, {file.split('.')[1]}, {sampler}"
-        rows.append([what, f"{seconds:.2f} s, {peak:.0f} MB", f"{base:.0f} MB for imports"])
+        title = f"epoch start, {ROWS:,} rows, {file.split('.')[1]}, {sampler}"
+        rows.append([title, f"{seconds:.2f} s, {peak:.0f} MB", f"{base:.0f} MB for imports"])
     return rows
 
 
 def write_photos(folder: Path, images: int) -> None:
-    places = [
+    photos = [
         (str(folder / part / str(label) / f"{index}.jpg"), label * 1000 + index)
         for part, count in (("train", images), ("test", 2 * CLASSES))
         for label in range(0 if part == "train" else CLASSES, CLASSES if part == "train" else 2 * CLASSES)
         for index in range(count // CLASSES)
     ]
     with ProcessPoolExecutor(WORKERS) as pool:
-        list(pool.map(write_photo, places, chunksize=50))
+        list(pool.map(write_photo, photos, chunksize=50))
 
 
 def main() -> None:

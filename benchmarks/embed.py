@@ -104,8 +104,10 @@ def engines(photos: Path) -> None:
                 seconds[loop].append(time.perf_counter() - started)
         slow = min(seconds["bare eager loop"])
         for loop, times in seconds.items():
-            found = models[loop].computation
-            agreement = f"{found.cosine:.6f}, {found.same_nearest} of {found.images}" if found else ""
+            computation = models[loop].computation
+            agreement = (
+                f"{computation.cosine:.6f}, {computation.same_nearest} of {computation.images}" if computation else ""
+            )
             rows.append([title, loop, f"{len(images) / min(times):.1f}", f"{slow / min(times):.2f}", agreement])
         print(*rows[-len(models) :], sep="\n", flush=True)
     header = ["backbone", "loop", "photos/s", "ratio to the bare loop", "cosine, same 10 nearest"]
@@ -135,10 +137,10 @@ def main() -> None:
     if sys.argv[2:]:
         engines(Path(sys.argv[1]))
         return
-    (given,) = sys.argv[1:]
+    (photos,) = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        count = some_of(Path(given), folder / "photos")
+        count = some_of(Path(photos), folder / "photos")
         train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), folder / "run", device=start_ranks("cpu"))
         outputs = iter(folder / f"embeddings-{number}" for number in range(ROUNDS + 1))
         loops: dict[str, Callable[[], object]] = {
@@ -151,7 +153,7 @@ def main() -> None:
                 started = time.perf_counter()
                 run()
                 speeds[loop].append(count / (time.perf_counter() - started))
-    medians = {loop: statistics.median(found) for loop, found in speeds.items()}
+    medians = {loop: statistics.median(values) for loop, values in speeds.items()}
     bare = medians["bare loop of the model"]
     rows = [
         [loop, f"{speed:.0f}", f"{max(speeds[loop]):.0f}", f"{speed / bare:.3f}"] for loop, speed in medians.items()

@@ -32,8 +32,8 @@ SOP = 60_502, 11_316
 def embeddings(count: int, classes: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % classes
-    centres = torch.randn(classes, 512, generator=generator)[labels]
-    points = centres + noise * torch.randn(count, 512, generator=generator)
+    centers = torch.randn(classes, 512, generator=generator)[labels]
+    points = centers + noise * torch.randn(count, 512, generator=generator)
     return torch.nn.functional.normalize(points, dim=1), labels
 
 
@@ -77,8 +77,8 @@ def peak_memory(call: Callable[[], object]) -> float:
     return (highest - before) / 1e9
 
 
-def row(what: str, who: str, seconds: float, floor: float | None, note: str = "") -> list[str]:
-    return [what, who, f"{seconds:.2f}", f"{seconds / floor:.2f}" if floor else "", note]
+def row(title: str, tool: str, seconds: float, floor: float | None, note: str = "") -> list[str]:
+    return [title, tool, f"{seconds:.2f}", f"{seconds / floor:.2f}" if floor else "", note]
 
 
 def search_of_6000(runs: int = 20) -> list[list[str]]:
@@ -87,7 +87,7 @@ def search_of_6000(runs: int = 20) -> list[list[str]]:
     points, labels = embeddings(6000, 100, noise=4.0)
     three = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
     peers = {k: AccuracyCalculator(include=three, k=k, device=torch.device("cpu")) for k in (None, "max_bin_count")}
-    quick = timed(
+    times = timed(
         {
             "product": lambda: product(points, points),
             "three": lambda: retrieval_metrics(points, labels),
@@ -97,13 +97,13 @@ def search_of_6000(runs: int = 20) -> list[list[str]]:
         runs,
     )
     default = timed({"pml": lambda: peers[None].get_accuracy(points, labels)}, 1)["pml"]
-    floor, what = quick["product"], "6 000 x 512, 100 classes"
+    floor, title = times["product"], "6 000 x 512, 100 classes"
     return [
-        row(what, "matrix product alone", floor, floor),
-        row(what, "dmlkit, R@1 R-Precision MAP@R", quick["three"], floor, f"{quick['three'] / default:.2f} of PML"),
-        row(what, f"dmlkit, {len(EVERYTHING)} metrics", quick["all"], floor, f"{quick['all'] / default:.2f} of PML"),
-        row(what, "PML AccuracyCalculator, the three, default k", default, floor, "one run"),
-        row(what, "PML, the three, k=max_bin_count", quick["pml"], floor),
+        row(title, "matrix product alone", floor, floor),
+        row(title, "dmlkit, R@1 R-Precision MAP@R", times["three"], floor, f"{times['three'] / default:.2f} of PML"),
+        row(title, f"dmlkit, {len(EVERYTHING)} metrics", times["all"], floor, f"{times['all'] / default:.2f} of PML"),
+        row(title, "PML AccuracyCalculator, the three, default k", default, floor, "one run"),
+        row(title, "PML, the three, k=max_bin_count", times["pml"], floor),
     ]  # fmt: skip
 
 
@@ -112,17 +112,17 @@ def search_of_products(runs: int = 1) -> list[list[str]]:
     grown = peak_memory(
         lambda: retrieval_metrics(points[:6050], labels[:6050], points, labels, metrics=["recall@1000"])
     )
-    quick = timed(
+    times = timed(
         {
             "product": lambda: product(points, points),
             "ours": lambda: retrieval_metrics(points, labels, metrics=["recall@1000"]),
         },
         runs,
     )
-    floor, what = quick["product"], "60 502 x 512, 11 316 classes"
+    floor, title = times["product"], "60 502 x 512, 11 316 classes"
     return [
-        row(what, "matrix product alone", floor, floor),
-        row(what, "dmlkit, R@1000", quick["ours"], floor, f"{grown:.2f} GB above the embeddings"),
+        row(title, "matrix product alone", floor, floor),
+        row(title, "dmlkit, R@1000", times["ours"], floor, f"{grown:.2f} GB above the embeddings"),
     ]
 
 
@@ -139,7 +139,7 @@ def tenth_of_products(runs: int = 5) -> list[list[str]]:
     def score(metrics: list[str]) -> object:
         return retrieval_metrics(*arguments, metrics=metrics, ids=(ids[tenth], ids))
 
-    quick = timed(
+    times = timed(
         {
             "product": lambda: product(points[tenth], points),
             "ours": lambda: score(["recall@1000"]),
@@ -148,12 +148,12 @@ def tenth_of_products(runs: int = 5) -> list[list[str]]:
         },
         runs,
     )
-    floor, what = quick["product"], "6 050 of these queries"
+    floor, title = times["product"], "6 050 of these queries"
     return [
-        row(what, "matrix product alone", floor, floor),
-        row(what, "dmlkit, R@1000", quick["ours"], floor),
-        row(what, f"dmlkit, R@1000 and {len(EVERYTHING)} others", quick["all"], floor),
-        row(what, "FAISS IndexFlatIP, 1 001 neighbors", quick["faiss"], floor),
+        row(title, "matrix product alone", floor, floor),
+        row(title, "dmlkit, R@1000", times["ours"], floor),
+        row(title, f"dmlkit, R@1000 and {len(EVERYTHING)} others", times["all"], floor),
+        row(title, "FAISS IndexFlatIP, 1 001 neighbors", times["faiss"], floor),
     ]
 
 
@@ -171,10 +171,10 @@ def clustering(count: int, classes: int, iterations: int, runs: int) -> list[lis
         means.train(points.numpy())
         inertia["FAISS"] = float(means.index.search(points.numpy(), 1)[0].sum())
 
-    quick = timed({"dmlkit": ours, "FAISS": theirs}, runs)
-    what = f"k-means, {count:,} x 512, k={classes:,}, {iterations} iterations".replace(",", " ", 2)
+    times = timed({"dmlkit": ours, "FAISS": theirs}, runs)
+    title = f"k-means, {count:,} x 512, k={classes:,}, {iterations} iterations".replace(",", " ", 2)
     seeds = {"dmlkit": "k-means++ seeds", "FAISS": "random seeds"}
-    return [row(what, f"{who}, {seeds[who]}", quick[who], None, f"inertia {inertia[who]:.0f}") for who in quick]
+    return [row(title, f"{tool}, {seeds[tool]}", times[tool], None, f"inertia {inertia[tool]:.0f}") for tool in times]
 
 
 PARTS: dict[str, Callable[[], list[list[str]]]] = {

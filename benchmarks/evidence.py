@@ -53,8 +53,8 @@ metrics: [recall@1, map@r]
 
 def stripes(label: int, random: np.random.Generator) -> np.ndarray:
     """Return stripes (SIDE, SIDE, 3) of the color, direction and width of a class, with a random phase."""
-    own = np.random.default_rng(label)
-    color, angle, width = own.uniform(0.2, 1, 3), own.uniform(0, np.pi), own.uniform(4, 10)
+    class_random = np.random.default_rng(label)
+    color, angle, width = class_random.uniform(0.2, 1, 3), class_random.uniform(0, np.pi), class_random.uniform(4, 10)
     rows, columns = np.mgrid[:SIDE, :SIDE]
     wave = np.sin((np.cos(angle) * rows + np.sin(angle) * columns) * 2 * np.pi / width + random.uniform(0, 2 * np.pi))
     return 128 + 100 * wave[..., None] * color * random.uniform(0.8, 1)
@@ -95,16 +95,16 @@ def figures(run: Path, folder: Path, planted: set[int]) -> list[str]:
     """Return the cells of a row on the images of a folder."""
     ranks = start_ranks("cpu")
     trained, dataset = load_model(RunFolder(run), ranks), images_at(folder)
-    found = embed_files(trained, ranks, dataset, str(folder))
-    configs, points = metric_configs(["map@r"]), found.points
-    own, chance = (
-        score_dataset(found._replace(points=one), dataset, trained.manifold, configs)
-        for one in (points, points[:1].repeat(len(points), 1))
+    embeddings = embed_files(trained, ranks, dataset, str(folder))
+    configs, points = metric_configs(["map@r"]), embeddings.points
+    actual, chance = (
+        score_dataset(embeddings._replace(points=vectors), dataset, trained.manifold, configs)
+        for vectors in (points, points[:1].repeat(len(points), 1))
     )
-    gain = own.scores.per_query["map@r"] - chance.scores.per_query["map@r"]
-    is_planted = torch.tensor([int(dataset.class_names[label]) in planted for label in own.labels.tolist()])
+    gain = actual.scores.per_query["map@r"] - chance.scores.per_query["map@r"]
+    is_planted = torch.tensor([int(dataset.class_names[label]) in planted for label in actual.labels.tolist()])
     retrieval = float(gain[is_planted].sum() / gain.sum())
-    result = evidence_of(trained, dataset, found, "map@r", str(folder.parent / f"{folder.name}.csv"))
+    result = evidence_of(trained, dataset, embeddings, "map@r", str(folder.parent / f"{folder.name}.csv"))
     assert result.share is not None and result.interval is not None
     low, high = result.interval
     return [

@@ -59,11 +59,11 @@ Rows = list[list[str]]
 
 def blocks(count: int, dim: int, seed: int = 0) -> Iterator[Tensor]:
     """Unit vectors in random clusters of about 1 000."""
-    centres = torch.randn(max(10, count // 1000), dim, generator=torch.Generator().manual_seed(9))
+    centers = torch.randn(max(10, count // 1000), dim, generator=torch.Generator().manual_seed(9))
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, count, BLOCK):
         rows = min(BLOCK, count - start)
-        chosen = centres[torch.randint(len(centres), (rows,), generator=generator)]
+        chosen = centers[torch.randint(len(centers), (rows,), generator=generator)]
         yield normalize(chosen + 0.5 * torch.randn(rows, dim, generator=generator), dim=1)
 
 
@@ -114,16 +114,16 @@ def opening_rows(path: Path, count: int, runs: int = 5) -> Rows:
         opened.append(perf_counter() - started)
         StoredGallery(gallery.manifold, gallery).search(queries[:1], K)
         answered.append(perf_counter() - started)
-    what = f"{count:,} x 512"
+    size = f"{count:,} x 512"
     floor = float(np.median(opened))
     return [
-        row(f"open a gallery of {what}", "dmlkit, a gallery", floor, floor),
+        row(f"open a gallery of {size}", "dmlkit, a gallery", floor, floor),
         row(f"and its first answer, k={K}", "dmlkit, a gallery", float(np.median(answered)), floor),
     ]
 
 
-def row(what: str, who: str, seconds: float, floor: float, note: str = "") -> list[str]:
-    return [what, who, f"{1e3 * seconds:.1f} ms", f"{seconds / floor:.2f}", note]
+def row(title: str, tool: str, seconds: float, floor: float, note: str = "") -> list[str]:
+    return [title, tool, f"{1e3 * seconds:.1f} ms", f"{seconds / floor:.2f}", note]
 
 
 def exact_rows(folder: Path, count: int, runs: int = 5) -> Rows:
@@ -142,11 +142,11 @@ def exact_rows(folder: Path, count: int, runs: int = 5) -> Rows:
         },
         runs,
     )
-    what = f"{QUERIES} queries in {count:,} x {dim}, k={K}, exact"
+    title = f"{QUERIES} queries in {count:,} x {dim}, k={K}, exact"
     return [
-        row(what, "FAISS IndexFlatIP, in memory", seconds["faiss"], seconds["faiss"]),
-        row(what, "dmlkit, a folder of embeddings", seconds["folder"], seconds["faiss"]),
-        row(what, "dmlkit, a gallery", seconds["gallery"], seconds["faiss"]),
+        row(title, "FAISS IndexFlatIP, in memory", seconds["faiss"], seconds["faiss"]),
+        row(title, "dmlkit, a folder of embeddings", seconds["folder"], seconds["faiss"]),
+        row(title, "dmlkit, a gallery", seconds["gallery"], seconds["faiss"]),
         *opening_rows(path, count),
     ]
 
@@ -167,19 +167,19 @@ def memory_rows(folder: Path, count: int) -> Rows:
 
 
 def approximate_rows(path: Path, count: int, runs: int = 3) -> Rows:
-    found = index_gallery(path, "ivf_pq", 0.99)
+    result = index_gallery(path, "ivf_pq", 0.99)
     gallery = GalleryFolder(path)
     (queries,) = blocks(QUERIES, 128, seed=1)
-    exact, through = StoredGallery(gallery.manifold, gallery), ApproximateGallery(gallery, found.index)
+    exact, through = StoredGallery(gallery.manifold, gallery), ApproximateGallery(gallery, result.index)
     seconds = timed({"exact": lambda: exact.search(queries, K), "index": lambda: through.search(queries, K)}, runs)
     right = through.search(queries, K).similarities >= exact.search(queries, K).similarities[:, -1:]
-    what = f"{QUERIES} queries in {count:,} x 128, k={K}"
+    title = f"{QUERIES} queries in {count:,} x 128, k={K}"
     built = (
-        f"recall {right.double().mean():.4f} now, {found.index.recall:.4f} when built, in {found.build_seconds:.0f} s"
+        f"recall {right.double().mean():.4f} now, {result.index.recall:.4f} when built, in {result.build_seconds:.0f} s"
     )
     return [
-        row(what, "dmlkit, a gallery, exact", seconds["exact"], seconds["exact"]),
-        row(what, "dmlkit, index ivf_pq", seconds["index"], seconds["exact"], built),
+        row(title, "dmlkit, a gallery, exact", seconds["exact"], seconds["exact"]),
+        row(title, "dmlkit, index ivf_pq", seconds["index"], seconds["exact"], built),
     ]
 
 
@@ -217,27 +217,30 @@ def add_rows(folder: Path, galleries: dict[int, Path], runs: int = 5) -> Rows:
 
 def pair_rows(images: int, classes: int) -> Rows:
     points, labels = embeddings(images, classes, noise=3.0)
-    asked = ["eer", "tar@far=1e-3"]
-    grown = peak_memory(lambda: retrieval_metrics(points, labels, metrics=asked))
+    metrics = ["eer", "tar@far=1e-3"]
+    grown = peak_memory(lambda: retrieval_metrics(points, labels, metrics=metrics))
     seconds = timed(
-        {"product": lambda: product(points, points), "pairs": lambda: retrieval_metrics(points, labels, metrics=asked)},
+        {
+            "product": lambda: product(points, points),
+            "pairs": lambda: retrieval_metrics(points, labels, metrics=metrics),
+        },
         1,
     )
-    what = f"all pairs of {images:,} x 512"
+    title = f"all pairs of {images:,} x 512"
     return [
-        row(what, "matrix product alone", seconds["product"], seconds["product"]),
-        row(what, "dmlkit, eer and tar@far=1e-3", seconds["pairs"], seconds["product"], f"{grown:.2f} GB additional"),
+        row(title, "matrix product alone", seconds["product"], seconds["product"]),
+        row(title, "dmlkit, eer and tar@far=1e-3", seconds["pairs"], seconds["product"], f"{grown:.2f} GB additional"),
     ]
 
 
 def all_rows(folder: Path, share: float) -> Iterator[Rows]:
-    many, some = int(1_000_000 * share), int(100_000 * share)
-    yield memory_rows(folder, many)  # first: later what others have freed would be used again
+    large, small = int(1_000_000 * share), int(100_000 * share)
+    yield memory_rows(folder, large)  # first: later what others have freed would be used again
     yield pair_rows(int(SOP[0] * share), int(SOP[1] * share))
-    yield exact_rows(folder, some)
-    galleries = {count: gallery_on_disk(folder, count, 128) for count in (many // 100, many)}
+    yield exact_rows(folder, small)
+    galleries = {count: gallery_on_disk(folder, count, 128) for count in (large // 100, large)}
     yield add_rows(folder, galleries)
-    yield approximate_rows(galleries[many], many)
+    yield approximate_rows(galleries[large], large)
 
 
 if __name__ == "__main__":
@@ -245,9 +248,9 @@ if __name__ == "__main__":
     share = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     with tempfile.TemporaryDirectory() as place:
         rows: Rows = []
-        for found in all_rows(Path(place), share):
-            for one in found:
-                print(" | ".join(one), flush=True)
-            rows += found
+        for table in all_rows(Path(place), share):
+            for cells in table:
+                print(" | ".join(cells), flush=True)
+            rows += table
     if share == 1:
         write_report("gallery", __doc__, ["what", "who", "median", "ratio", "note"], rows)

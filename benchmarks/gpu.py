@@ -87,9 +87,9 @@ def loss_rows(tiny: bool) -> list[Row]:
                     value.backward()
 
                 floor = losses.products(len(labels), columns, DEVICE)
-                mine, least = losses.take_turns([run, floor], DEVICE, repeats=2 if tiny else 20)
+                mine, floor_ms = losses.take_turns([run, floor], DEVICE, repeats=2 if tiny else 20)
                 kind = str(dtype).removeprefix("torch.")
-                rows.append([name, str(classes), kind, f"{mine:.2f}", f"{least:.2f}", f"{mine / least:.2f}"])
+                rows.append([name, str(classes), kind, f"{mine:.2f}", f"{floor_ms:.2f}", f"{mine / floor_ms:.2f}"])
     return rows
 
 
@@ -188,8 +188,8 @@ def loader_rows(tiny: bool) -> list[Row]:
         peer = DataLoader(peer_data, batch, True, num_workers=workers, drop_last=True, pin_memory=DEVICE == "cuda")
 
         def our_pass() -> None:
-            for one in ours:
-                one.inputs.to(DEVICE, non_blocking=True)
+            for our_batch in ours:
+                our_batch.inputs.to(DEVICE, non_blocking=True)
 
         def peer_pass() -> None:
             for pixels, _ in peer:
@@ -238,12 +238,12 @@ def embed_rows(tiny: bool) -> list[Row]:
 
             @torch.inference_mode()
             def bare(model: nn.Module = model, pixels: np.ndarray = pixels, batch: int = batch) -> None:
-                for some in torch.from_numpy(pixels).permute(0, 3, 1, 2).split(batch):
-                    model(some.to(DEVICE)).cpu()
+                for images in torch.from_numpy(pixels).permute(0, 3, 1, 2).split(batch):
+                    model(images.to(DEVICE)).cpu()
 
             embedder.embed(pixels[:batch])
-            mine, least = (len(pixels) / seconds(run) for run in (lambda: embedder.embed(pixels), bare))  # noqa: B023
-        rows.append([backbone, f"{mine:.0f}", f"{least:.0f}", f"{mine / least:.3f}"])
+            speed, bare_speed = (len(pixels) / seconds(run) for run in (lambda: embedder.embed(pixels), bare))  # noqa: B023
+        rows.append([backbone, f"{speed:.0f}", f"{bare_speed:.0f}", f"{speed / bare_speed:.3f}"])
     return rows
 
 

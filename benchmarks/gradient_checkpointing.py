@@ -72,17 +72,17 @@ def start(name: str, way: str) -> float:
 
 def held() -> int:
     weights = {parameter.untyped_storage().data_ptr() for parameter in Passes.backbone.parameters()}
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         forward()
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
 def forward() -> Tensor:
@@ -104,9 +104,9 @@ def now() -> int:
     """Bytes that are taken."""
     if DEVICE.type == "cuda":
         return torch.cuda.memory_allocated()
-    told = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    assert told is not None
-    return 1024 * int(told[1])
+    match = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 def growth() -> float:
@@ -118,7 +118,7 @@ def growth() -> float:
 
 def rows_of(name: str) -> list[list[str]]:
     processes = {way: ProcessPoolExecutor(1, mp_context=get_context("spawn")) for way in WAYS}
-    kept = {way: process.submit(start, name, way).result() for way, process in processes.items()}
+    megabytes = {way: process.submit(start, name, way).result() for way, process in processes.items()}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(1 + TURNS):
         for way, process in processes.items():
@@ -131,7 +131,7 @@ def rows_of(name: str) -> list[list[str]]:
         [
             f"{name}, {BATCH} images",
             way,
-            f"{kept[way]:,.0f}",
+            f"{megabytes[way]:,.0f}",
             f"{peaks[way]:,.0f}",
             f"{seconds[way]:.2f}",
             f"{seconds[way] / seconds['all kept']:.2f}",
@@ -143,5 +143,5 @@ def rows_of(name: str) -> list[list[str]]:
 if __name__ == "__main__":
     rows = [row for name in MODELS for row in rows_of(name)]
     header = ["model", "kept", "held, MB", "peak, MB", "s, forward and backward", "ratio"]
-    what = "gradient_cache" if OF_CACHE else "gradient_checkpointing"
-    write_report(f"{'gpu_' if DEVICE.type == 'cuda' else ''}{what}", __doc__, header, rows)
+    report_name = "gradient_cache" if OF_CACHE else "gradient_checkpointing"
+    write_report(f"{'gpu_' if DEVICE.type == 'cuda' else ''}{report_name}", __doc__, header, rows)

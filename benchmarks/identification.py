@@ -43,55 +43,59 @@ def rows_of(codes: np.ndarray, labels: np.ndarray, most: int, generator: np.rand
     return [generator.permutation(np.flatnonzero(codes == label))[:most] for label in labels]
 
 
-def error_of(said: np.ndarray, trials: Trials) -> float:
+def error_of(probabilities: np.ndarray, trials: Trials) -> float:
     """Return the expected calibration error of probabilities."""
-    order, weights = np.argsort(said), balanced(np.ones(len(said)), trials.absent)
+    order, weights = np.argsort(probabilities), balanced(np.ones(len(probabilities)), trials.absent)
     bins = np.minimum((weights[order].cumsum() / weights.sum() * 10).astype(int), 9)
-    return float(np.abs(np.bincount(bins, (weights * (said - trials.right))[order])).sum() / weights.sum())
+    return float(np.abs(np.bincount(bins, (weights * (probabilities - trials.right))[order])).sum() / weights.sum())
 
 
 def measure(points: PointsInMemory, fpir: float, size: int) -> list[str]:
     names, codes = np.unique(np.array(points.labels), return_inverse=True)
-    held, rates, misses, by_score, errors, pooled = [], [], [], [], [], []
+    covered, rates, misses, by_score, errors, pooled = [], [], [], [], [], []
     for division in range(DIVISIONS):
         generator = np.random.default_rng(division)
         labels = generator.permutation(len(names))
         third, half = len(names) // 3, len(names) // 2
         enrolled = rows_of(codes, labels[:third], ENROLLED + ASKED, generator)
         enrolled = [rows for rows in enrolled if len(rows) > 2]
-        kept = [rows[: min(ENROLLED, len(rows) // 2)] for rows in enrolled]
-        asked = [rows[min(ENROLLED, len(rows) // 2) :] for rows in enrolled]
+        gallery_rows = [rows[: min(ENROLLED, len(rows) // 2)] for rows in enrolled]
+        asked_rows = [rows[min(ENROLLED, len(rows) // 2) :] for rows in enrolled]
         others = [rows_of(codes, part, ASKED, generator) for part in (labels[third:half], labels[half:])]
-        gallery = np.concatenate(kept)
-        own = np.repeat(np.arange(len(kept)), [len(rows) for rows in kept])
-        text = [str(code) for code in own]
-        part = PointsInMemory("gallery", points.manifold, points.points[gallery], text, [f"{code:05}" for code in own])
+        gallery = np.concatenate(gallery_rows)
+        classes = np.repeat(np.arange(len(gallery_rows)), [len(rows) for rows in gallery_rows])
+        text = [str(code) for code in classes]
+        part = PointsInMemory(
+            "gallery", points.manifold, points.points[gallery], text, [f"{code:05}" for code in classes]
+        )
         decider = labeled_decider(part)[1]
         known, new, present = (
-            Strangers(points.points[np.concatenate(rows)], np.repeat(np.arange(len(rows)), [len(one) for one in rows]))
-            for rows in (*others, asked)
+            Strangers(
+                points.points[np.concatenate(rows)], np.repeat(np.arange(len(rows)), [len(images) for images in rows])
+            )
+            for rows in (*others, asked_rows)
         )
-        calibrated = max(one for one in SIZES if one <= size)
+        calibrated = max(candidate for candidate in SIZES if candidate <= size)
         trials = trials_of(decider, calibrated, MOST, strangers=known)[0]
         fit = fit_of(trials, fpir, "cosine", calibrated)
-        new, present = (one.together(size, division, len(one.classes)) for one in (new, present))
-        new = Trials.of(decider, new.points, len(kept) + new.classes, absent=True)
+        new, present = (strangers.together(size, division, len(strangers.classes)) for strangers in (new, present))
+        new = Trials.of(decider, new.points, len(gallery_rows) + new.classes, absent=True)
         present = Trials.of(decider, present.points, present.classes, absent=False)
         rate = float((fit.sigmoid.of(new.margins, new.scores) >= fit.threshold).mean())
         assert fit.fpir.interval is not None
-        held.append(fit.fpir.interval[0] <= rate <= fit.fpir.interval[1])
+        covered.append(fit.fpir.interval[0] <= rate <= fit.fpir.interval[1])
         rates.append(rate)
         misses.append(1 - (present.right & (fit.sigmoid.of(present.margins, present.scores) >= fit.threshold)).mean())
         floor = threshold_for(trials.scores[trials.absent], trials.chosen(trials.absent), fpir)[0]
         by_score.append(1 - (present.right & (present.scores >= floor)).mean())
-        both = Trials.joined([present, new])
-        said = fit.sigmoid.of(both.margins, both.scores)
-        errors.append(error_of(said, both))
-        pooled.append((both, said))
-    everything = Trials.joined(both for both, _ in pooled)
-    error = error_of(np.concatenate([said for _, said in pooled]), everything)
-    shown = (np.mean(rates), np.mean(held), np.mean(misses), np.mean(by_score), np.mean(errors), error)
-    return [str(size), f"{fpir:g}", *(f"{value:.3f}" for value in shown)]
+        test_trials = Trials.joined([present, new])
+        probabilities = fit.sigmoid.of(test_trials.margins, test_trials.scores)
+        errors.append(error_of(probabilities, test_trials))
+        pooled.append((test_trials, probabilities))
+    everything = Trials.joined(test_trials for test_trials, _ in pooled)
+    error = error_of(np.concatenate([probabilities for _, probabilities in pooled]), everything)
+    figures = (np.mean(rates), np.mean(covered), np.mean(misses), np.mean(by_score), np.mean(errors), error)
+    return [str(size), f"{fpir:g}", *(f"{value:.3f}" for value in figures)]
 
 
 def main() -> None:

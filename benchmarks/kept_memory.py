@@ -57,8 +57,8 @@ def main() -> None:
     for _ in range(TURNS):
         for work in ("training", "embedding"):
             for allocator in ("returned", "kept"):
-                shown = run([sys.executable, __file__, work, allocator], capture_output=True, text=True, check=True)
-                values[work, allocator].append([float(word) for word in shown.stdout.split()])
+                process = run([sys.executable, __file__, work, allocator], capture_output=True, text=True, check=True)
+                values[work, allocator].append([float(word) for word in process.stdout.split()])
     table = list[list[str]]()
     for (work, allocator), all_turns in values.items():
         speed, system, memory = (statistics.median(column) for column in zip(*all_turns, strict=True))

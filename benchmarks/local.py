@@ -53,19 +53,19 @@ def main(photos: str) -> None:
     share, known = 0.0, list[str]()
     for split in ("validation", "test"):
         images = recipe.dataset.build(split)
-        found = embed_images(trained, ranks, images, split)
-        features, _ = local_features(trained, ranks, images, found, no_bar)
+        embeddings = embed_images(trained, ranks, images, split)
+        features, _ = local_features(trained, ranks, images, embeddings, no_bar)
         rescorer = Rescorer(match_scores(features.__getitem__), share, CANDIDATES)
         if split == "validation":
-            weights, share, alone, together = weigh_scores(found, space, rescorer)
+            weights, share, alone, together = weigh_scores(embeddings, space, rescorer)
             known = [f"{share:.3f} ({weights})", f"{alone or 0:.4f} -> {together or 0:.4f}"]
-    side = Labeled(found.points, found.labels)
-    plain, start = score_retrieval(side, manifold=space, metrics=METRICS), process_time()
-    both = score_retrieval(side, None, space, METRICS, rerank=rescorer)
-    time = f"{1e3 * (process_time() - start) / len(found.points):.0f} ms"
-    changes = paired_differences(plain.per_query, both.per_query, found.labels[plain.queries])
+    labeled = Labeled(embeddings.points, embeddings.labels)
+    plain, start = score_retrieval(labeled, manifold=space, metrics=METRICS), process_time()
+    rescored = score_retrieval(labeled, None, space, METRICS, rerank=rescorer)
+    time = f"{1e3 * (process_time() - start) / len(embeddings.points):.0f} ms"
+    changes = paired_differences(plain.per_query, rescored.per_query, embeddings.labels[plain.queries])
     figures = [
-        f"{plain.values[name]:.4f} -> {both.values[name]:.4f} "
+        f"{plain.values[name]:.4f} -> {rescored.values[name]:.4f} "
         f"({change.difference:+.4f}, {change.low:+.4f} .. {change.high:+.4f})"
         for name, change in changes.items()
     ]

@@ -51,54 +51,60 @@ def main(run: Path) -> None:
     """Choose the weight on validation classes, and identify images of each division with both galleries."""
     images = RunFolder(run).recipe().dataset.build("test")
     labels, generator = images.labels.numpy(), np.random.default_rng(0)
-    kept = [generator.permutation(np.flatnonzero(labels == code))[: ENROLLED + ASKED] for code in np.unique(labels)]
+    class_rows = [
+        generator.permutation(np.flatnonzero(labels == code))[: ENROLLED + ASKED] for code in np.unique(labels)
+    ]
     paths, names = [str(path) for path in images.paths], [images.class_names[code] for code in labels]
     on_cpu = ModelChoice(device="cpu")
     fusion = choose_second(run, Path("local"), ranks=start_ranks("cpu"))
-    found: dict[tuple[str, bool], list[np.ndarray]] = {(name, both): [] for name in NAMES for both in (False, True)}
+    outcomes: dict[tuple[str, bool], list[np.ndarray]] = {
+        (name, with_local): [] for name in NAMES for with_local in (False, True)
+    }
     classes: dict[str, list[np.ndarray]] = {"asked": [], "strangers": []}
     for division in range(DIVISIONS):
         generator = np.random.default_rng(division)
-        order = generator.permutation(len(kept))
-        enrolled = [generator.permutation(kept[code]) for code in order[: round(len(kept) * 28 / 41)]]
+        order = generator.permutation(len(class_rows))
+        enrolled = [generator.permutation(class_rows[code]) for code in order[: round(len(class_rows) * 28 / 41)]]
         counts = [min(ENROLLED, len(rows) // 2) for rows in enrolled]
         known = np.concatenate([rows[:count] for rows, count in zip(enrolled, counts, strict=True)])
-        asked = np.concatenate([rows[count:] for rows, count in zip(enrolled, counts, strict=True)])
-        strangers = np.concatenate([kept[code] for code in order[len(enrolled) :]])
-        classes["asked"].append(labels[asked])
+        queries = np.concatenate([rows[count:] for rows, count in zip(enrolled, counts, strict=True)])
+        strangers = np.concatenate([class_rows[code] for code in order[len(enrolled) :]])
+        classes["asked"].append(labels[queries])
         classes["strangers"].append(labels[strangers])
-        for both in (False, True):
+        for with_local in (False, True):
             with TemporaryDirectory() as folder:
                 place = Path(folder) / "gallery"
-                model = ModelChoice(fusion=fusion if both else None, device="cpu")
+                model = ModelChoice(fusion=fusion if with_local else None, device="cpu")
                 create_gallery(run, None, place, model=model)
                 add_images(place, [LabelledImage(paths[row], names[row]) for row in known], model=on_cpu)
                 gallery = ImageGallery(place, device="cpu")
                 gallery.calibrate(fpir=FPIR)
-                answers = gallery.identify([paths[row] for row in np.concatenate([asked, strangers])])
-            assert len(answers.answers) == len(asked) + len(strangers)
-            own = np.array([names[row] for row in asked])
+                answers = gallery.identify([paths[row] for row in np.concatenate([queries, strangers])])
+            assert len(answers.answers) == len(queries) + len(strangers)
+            true_labels = np.array([names[row] for row in queries])
             guesses = np.array([answer.guess for answer in answers.answers])
-            given = np.array([answer.label for answer in answers.answers])
-            said = np.array([answer.probability for answer in answers.answers])
-            right = guesses[: len(asked)] == own
-            floor = lowest_reached_by(said[len(asked) :], FPIR)
-            found["FNIR", both].append(given[: len(asked)] != own)
-            found["FPIR", both].append(given[len(asked) :] != "unknown")
-            found["at FPIR 0.05", both].append(~(right & (said[: len(asked)] >= floor)))
-            found["rank 1", both].append(right)
-        means = [f"{name} {found[name, both][-1].mean():.3f}" for name in NAMES for both in (False, True)]
+            answer_labels = np.array([answer.label for answer in answers.answers])
+            probabilities = np.array([answer.probability for answer in answers.answers])
+            right = guesses[: len(queries)] == true_labels
+            floor = lowest_reached_by(probabilities[len(queries) :], FPIR)
+            outcomes["FNIR", with_local].append(answer_labels[: len(queries)] != true_labels)
+            outcomes["FPIR", with_local].append(answer_labels[len(queries) :] != "unknown")
+            outcomes["at FPIR 0.05", with_local].append(~(right & (probabilities[: len(queries)] >= floor)))
+            outcomes["rank 1", with_local].append(right)
+        means = [
+            f"{name} {outcomes[name, with_local][-1].mean():.3f}" for name in NAMES for with_local in (False, True)
+        ]
         print(division, *means, flush=True)
-        write_means(found, classes, fusion.share if fusion else 0.0)
+        write_means(outcomes, classes, fusion.share if fusion else 0.0)
 
 
 def write_means(
-    found: dict[tuple[str, bool], list[np.ndarray]], classes: dict[str, list[np.ndarray]], share: float
+    outcomes: dict[tuple[str, bool], list[np.ndarray]], classes: dict[str, list[np.ndarray]], share: float
 ) -> None:
     """Write the means over the divisions so far, and their differences."""
     rows: list[list[str]] = []
     for name in NAMES:
-        sides = [torch.from_numpy(np.concatenate(found[name, both])).double() for both in (False, True)]
+        sides = [torch.from_numpy(np.concatenate(outcomes[name, with_local])).double() for with_local in (False, True)]
         codes = torch.from_numpy(np.concatenate(classes["strangers" if name == "FPIR" else "asked"]))
         change = paired_comparison(sides[0], sides[1], codes)
         ends = f"{change.low:+.3f} .. {change.high:+.3f}"

@@ -52,21 +52,21 @@ def run(*words: object) -> tuple[float, float, str]:
     started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", COMMAND, *map(str, words)], capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - started
-    said, peak = done.stdout.rsplit("PEAK", 1)
-    return seconds, int(peak) * 1024 / 1e9, said
+    text, peak = done.stdout.rsplit("PEAK", 1)
+    return seconds, int(peak) * 1024 / 1e9, text
 
 
 def many(folder: Path, count: int, dim: int, *, copies: bool = False) -> Path:
     """A folder of embeddings."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(CLUSTERS, dim, generator=generator)
+    centers = torch.randn(CLUSTERS, dim, generator=generator)
     points = np.lib.format.open_memmap(folder / "embeddings.npy", "w+", np.dtype("<f4"), (count, dim))
     labels = torch.randint(CLUSTERS, (count,), generator=generator)
     for start in range(0, count, BLOCK):
-        own = labels[start : start + BLOCK]
+        block_labels = labels[start : start + BLOCK]
         points[start : start + BLOCK] = normalize(
-            centres[own] + 0.7 * torch.randn(len(own), dim, generator=generator), dim=1
+            centers[block_labels] + 0.7 * torch.randn(len(block_labels), dim, generator=generator), dim=1
         ).numpy()
     if copies:
         points[1::100] = points[0::100]
@@ -104,35 +104,35 @@ def usable(page: Path) -> float | None:
 
 
 def precision(source: Path) -> str:
-    found = in_memory(open_points(source, split="all" if (source / "recipe.yaml").exists() else None))
-    names, labels = found.class_codes()
-    neighbors = neighbors_of(found.manifold, found.points, NEIGHBORS)
-    return f"{planted_precision(labels, neighbors.indices):.2f} of {len(found):,} images, {len(names)} classes"
+    points = in_memory(open_points(source, split="all" if (source / "recipe.yaml").exists() else None))
+    names, labels = points.class_codes()
+    neighbors = neighbors_of(points.manifold, points.points, NEIGHBORS)
+    return f"{planted_precision(labels, neighbors.indices):.2f} of {len(points):,} images, {len(names)} classes"
 
 
 def main(photos_run: Path | None) -> None:
     rows: list[list[str]] = []
 
-    def add_row(what: str, seconds: float | None, peak: float | None, note: str = "") -> None:
-        rows.append([what, f"{seconds:.1f} s" if seconds else "", f"{peak:.2f} GB" if peak else "", note])
+    def add_row(title: str, seconds: float | None, peak: float | None, note: str = "") -> None:
+        rows.append([title, f"{seconds:.1f} s" if seconds else "", f"{peak:.2f} GB" if peak else "", note])
         print(" | ".join(rows[-1]), flush=True)
 
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        demo = place / "demo"
+        folder = Path(name)
+        demo = folder / "demo"
         run("train", DEMO, "-o", demo)
-        taken = [run("inspect", demo, "-o", place / "demo.html") for _ in range(ROUNDS)]
-        add_row("inspect the demo", statistics.median(one[0] for one in taken), max(one[1] for one in taken))
+        taken = [run("inspect", demo, "-o", folder / "demo.html") for _ in range(ROUNDS)]
+        add_row("inspect the demo", statistics.median(turn[0] for turn in taken), max(turn[1] for turn in taken))
         add_row("suspects, the demo's glyphs", None, None, precision(demo))
         if photos_run:
             add_row("suspects, photos", None, None, precision(photos_run))
-        page = place / "many.html"
-        seconds, peak, _ = run("inspect", many(place / "many", 60_000, 512), "-o", page)
+        page = folder / "many.html"
+        seconds, peak, _ = run("inspect", many(folder / "many", 60_000, 512), "-o", page)
         add_row("inspect 60,000 x 512", seconds, peak, f"a page of {page.stat().st_size / 1e6:.1f} MB")
         add_row("time until that page is usable", usable(page), None)
-        source = many(place / "copies", 500_000, 128, copies=True)
-        seconds, peak, _ = run("duplicates", source, "--threshold", "0.99999", "-o", place / "found.csv")
-        pairs = (place / "found.csv").read_text().splitlines()
+        source = many(folder / "copies", 500_000, 128, copies=True)
+        seconds, peak, _ = run("duplicates", source, "--threshold", "0.99999", "-o", folder / "found.csv")
+        pairs = (folder / "found.csv").read_text().splitlines()
         add_row("duplicates among 500,000 x 128", seconds, peak, f"{len(pairs) - 1:,} of 10,000 images with a copy")
     if photos_run:  # else a whole table would be replaced by one without its photos
         write_report("look", __doc__, ["what", "time", "memory", "note"], rows)

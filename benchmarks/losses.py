@@ -126,7 +126,7 @@ def time_row(name: str, classes: int, device: str, batch: int = BATCH) -> str:
     loss, other = ours(name, classes, device), peer(name, classes, device)
     points, labels = draw(classes, device, batch)
     proxies = [parameter for parameter in loss.parameters() if parameter.ndim > 1]
-    columns = max([one.numel() // DIM for one in proxies], default=batch)
+    columns = max([parameter.numel() // DIM for parameter in proxies], default=batch)
     steps = [step(loss, points, labels), products(batch, columns, device)]
     if other is not None:
         steps.append(step(other, points, labels))
@@ -144,16 +144,16 @@ def peak_megabytes(whose: str, name: str, classes: int, batch: int, device: str,
     step(small, *draw(100, device))()  # what the libraries allocate once
     points, labels = draw(classes, device, batch)
     run = step(loss, points, labels)
-    given = sum(parameter.numel() * 4 for parameter in loss.parameters())
+    gradient_bytes = sum(parameter.numel() * 4 for parameter in loss.parameters())
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
-        return (torch.cuda.max_memory_allocated() - before - given) / MEGABYTE
+        return (torch.cuda.max_memory_allocated() - before - gradient_bytes) / MEGABYTE
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     run()
-    return (_status("VmHWM") - before - given) / MEGABYTE
+    return (_status("VmHWM") - before - gradient_bytes) / MEGABYTE
 
 
 def _status(key: str) -> int:

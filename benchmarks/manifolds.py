@@ -110,12 +110,12 @@ def spread(count: int, centers: Tensor) -> Tensor:
 def exact_neighbors(manifold: Manifold, queries: Tensor, gallery: Tensor, k: int) -> Tensor:
     """By float64 differences, over 2k of a float64 product."""
     vectors = manifold.index_vectors(gallery.double(), "gallery").T
-    found: list[Tensor] = []
+    neighbors: list[Tensor] = []
     for part in queries.double().split(50):
-        near = (manifold.index_vectors(part, "query") @ vectors).topk(2 * k).indices.sort(dim=1).values
-        similarity = manifold.paired_similarity(part[:, None], gallery[near].double())
-        found.append(near.gather(1, similarity.argsort(dim=1, descending=True, stable=True)[:, :k]))
-    return torch.cat(found)
+        candidates = (manifold.index_vectors(part, "query") @ vectors).topk(2 * k).indices.sort(dim=1).values
+        similarity = manifold.paired_similarity(part[:, None], gallery[candidates].double())
+        neighbors.append(candidates.gather(1, similarity.argsort(dim=1, descending=True, stable=True)[:, :k]))
+    return torch.cat(neighbors)
 
 
 def search_rows(name: str, manifold: Manifold, scale: float) -> Rows:
@@ -127,16 +127,19 @@ def search_rows(name: str, manifold: Manifold, scale: float) -> Rows:
     vectors = manifold.index_vectors(gallery, "gallery").numpy()
     plain = faiss.IndexFlatIP(vectors.shape[1])
     plain.add(vectors)
-    asked = manifold.index_vectors(queries, "query").numpy()
+    query_vectors = manifold.index_vectors(queries, "query").numpy()
     ours = Gallery(manifold, gallery)
     exact = exact_neighbors(manifold, queries, gallery, 100)
     rows: Rows = []
     for k in (10, 100):
-        runs = {"FAISS": lambda k=k: plain.search(asked, k), "dmlkit": lambda k=k: ours.search(queries, k)}
+        runs = {"FAISS": lambda k=k: plain.search(query_vectors, k), "dmlkit": lambda k=k: ours.search(queries, k)}
         times = interleaved(runs, 5)
-        found = {"FAISS": torch.from_numpy(plain.search(asked, k)[1]), "dmlkit": ours.search(queries, k).indices}
+        neighbors = {
+            "FAISS": torch.from_numpy(plain.search(query_vectors, k)[1]),
+            "dmlkit": ours.search(queries, k).indices,
+        }
         for tool, run in runs.items():
-            share = (found[tool] == exact[:, :k]).all(1).float().mean().item()
+            share = (neighbors[tool] == exact[:, :k]).all(1).float().mean().item()
             ratio = times[tool] / times["FAISS"]
             label = f"{name} search, k={k}, {tool}"
             rows.append([label, f"{times[tool]:.0f}", f"{ratio:.2f}", f"{peak_megabytes(run):.0f}", f"{share:.1%}"])

@@ -58,18 +58,18 @@ def test_embeddings(recipe: str, common: list[str], folder: Path, changes: tuple
     return split_embeddings(run, load_model(run, ranks), ranks, read.dataset.build("test"), "test")
 
 
-def scores(found: Embeddings, dims: int | None, precision: Precision) -> dict[str, float]:
+def scores(embeddings: Embeddings, dims: int | None, precision: Precision) -> dict[str, float]:
     """Score the retrieval of test images among each other, stored in a form."""
-    codec = Codec(Sphere(found.points.shape[1]), Stored(dims, precision), found.points)
-    kept, rows = codec.decode(found.points), torch.arange(len(found.points))
-    rescore = by_full_points(codec.manifold, found.points, found.points) if precision == "rescored" else None
-    side = Labeled(kept, found.labels, rows)
+    codec = Codec(Sphere(embeddings.points.shape[1]), Stored(dims, precision), embeddings.points)
+    decoded, rows = codec.decode(embeddings.points), torch.arange(len(embeddings.points))
+    rescore = by_full_points(codec.manifold, embeddings.points, embeddings.points) if precision == "rescored" else None
+    side = Labeled(decoded, embeddings.labels, rows)
     return score_retrieval(side, side, codec.space, METRICS, rerank=rescore).values
 
 
 def rows_of(ground: str, recipe: str, common: list[str], folder: Path) -> list[list[str]]:
     """Train every kind with every seed on one set of images, and compare the forms."""
-    found = {
+    embedded = {
         kind: [
             test_embeddings(recipe, [*common, f"seed={seed}"], folder / ground / f"{kind}, {seed}", changes)
             for seed in SEEDS
@@ -77,18 +77,18 @@ def rows_of(ground: str, recipe: str, common: list[str], folder: Path) -> list[l
         for kind, changes in KINDS.items()
     }
     values = {
-        form: [scores(one, dims, precision) for one in found[kind]]
+        form: [scores(embeddings, dims, precision) for embeddings in embedded[kind]]
         for form, (kind, dims, precision, _) in FORMS.items()
     }
     rows: list[list[str]] = []
     for form, (*_, base) in FORMS.items():
         cells = [ground, form]
         for metric in METRICS:
-            own = [one[metric] for one in values[form]]
-            interval = t_interval(own)
+            form_values = [by_metric[metric] for by_metric in values[form]]
+            interval = t_interval(form_values)
             cell = f"{interval.mean:.4f} ± {interval.high - interval.mean:.4f}"
             if base:
-                gain = paired_runs([one[metric] for one in values[base]], own)
+                gain = paired_runs([by_metric[metric] for by_metric in values[base]], form_values)
                 cell += f"; {gain.difference:+.4f} ({gain.low:+.4f} .. {gain.high:+.4f})"
             cells.append(cell)
         rows.append([*cells, base])

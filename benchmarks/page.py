@@ -104,7 +104,7 @@ def main() -> None:
                 visit(browser, address, 1280)  # starts the browser's processes and reads the thumbnails' file
                 for width in (1280, 360):
                     times = zip(*(visit(browser, address, width) for _ in range(ROUNDS)), strict=True)
-                    rows.append([f"{width} px", *(f"{statistics.median(one):.0f} ms" for one in times)])
+                    rows.append([f"{width} px", *(f"{statistics.median(column):.0f} ms" for column in times)])
                 browser.close()
         finally:
             process.terminate()

@@ -71,17 +71,17 @@ def row_of(
     """Measure one row; only that of the command is measured on test images too."""
     content = graph.SerializeToString()
     model = ComputedModel(trained, onnx_session(onnxruntime, content))
-    found = compare(trained.model, model, inputs)
+    agreement = compare(trained.model, model, inputs)
     differences: list[str] = []
     for split, before in zip(SPLITS, exact, strict=True):
         if split == "test" and name != "int8":
             differences.append("")
             continue
         images = trained.recipe.dataset.build(split)
-        points = embed_images(as_computed(trained, model, found), start_ranks("cpu"), images, split)
+        points = embed_images(as_computed(trained, model, agreement), start_ranks("cpu"), images, split)
         differences.append(f"{score(trained, points.points, points.labels) - before:+.4f}")
     share = f"{len(content) / size:.3f}"
-    return [name, share, f"{found.cosine:.4f}", f"{found.same_nearest} of {found.images}", *differences]
+    return [name, share, f"{agreement.cosine:.4f}", f"{agreement.same_nearest} of {agreement.images}", *differences]
 
 
 def score(trained: TrainedModel, points: Tensor, labels: Tensor) -> float:
@@ -97,9 +97,9 @@ def main(path: str) -> None:
     inputs = training_inputs(trained.recipe, "the benchmark")
     exact: list[float] = []
     for split in SPLITS:
-        found = split_embeddings(run, trained, ranks, trained.recipe.dataset.build(split), split)
-        exact.append(score(trained, found.points, found.labels))
-        print(split, len(found.points), exact[-1], flush=True)
+        embeddings = split_embeddings(run, trained, ranks, trained.recipe.dataset.build(split), split)
+        exact.append(score(trained, embeddings.points, embeddings.labels))
+        print(split, len(embeddings.points), exact[-1], flush=True)
     with torch.no_grad():
         graph = onnx_program(traced(trained.model, inputs[:2]), "images").model_proto
     size, rows = len(graph.SerializeToString()), list[list[str]]()

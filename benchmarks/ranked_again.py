@@ -55,7 +55,7 @@ def scored(points: torch.Tensor, labels: torch.Tensor, manifold: Manifold, reran
 
 
 def changed(
-    ranks: Ranks, trained: TrainedModel, own: Embeddings, choosing: Embeddings
+    ranks: Ranks, trained: TrainedModel, test: Embeddings, choosing: Embeddings
 ) -> Iterator[tuple[str, str, Scores]]:
     """Give the name, the pixels and the scores of each second ranking of test images."""
     for grid in GRIDS:
@@ -65,11 +65,11 @@ def changed(
         ]
         best = max(options)[1]
         text = f"{best.name}:k1={best.k1},k2={best.k2}" if isinstance(best, KReciprocal) else f"{best.name}:n={best.n}"
-        yield text, "1", scored(own.points, own.labels, trained.manifold, best)
+        yield text, "1", scored(test.points, test.labels, trained.manifold, best)
     images = trained.recipe.dataset.build("test")
     for copies in get_args(Copies):
-        means = embed_with_copies(ranks, trained, images, own, copies)
-        yield copies, PIXELS[copies], scored(means.points, own.labels, trained.manifold)
+        means = embed_with_copies(ranks, trained, images, test, copies)
+        yield copies, PIXELS[copies], scored(means.points, test.labels, trained.manifold)
 
 
 def measure(name: str, trained: TrainedModel, most: int | None) -> list[list[str]]:
@@ -80,17 +80,17 @@ def measure(name: str, trained: TrainedModel, most: int | None) -> list[list[str
         images = trained.recipe.dataset.build(split)
         rows = None if most is None else drawn(images.labels, most).sort().values.tolist()
         embedded.append(embed_dataset(ranks, trained.model, images, trained.recipe.transform, indices=rows, workers=0))
-    own, choosing = embedded
-    alone = scored(own.points, own.labels, trained.manifold)
-    found: list[list[str]] = []
-    for what, pixels, scores in changed(ranks, trained, own, choosing):
-        changes = paired_differences(alone.per_query, scores.per_query, own.labels[alone.queries])
+    test, choosing = embedded
+    alone = scored(test.points, test.labels, trained.manifold)
+    table: list[list[str]] = []
+    for method, pixels, scores in changed(ranks, trained, test, choosing):
+        changes = paired_differences(alone.per_query, scores.per_query, test.labels[alone.queries])
         for metric, change in changes.items():
             values = f"{alone.values[metric]:.4f}", f"{scores.values[metric]:.4f}"
             ends = f"{change.low:+.4f} .. {change.high:+.4f}"
-            row = [name, f"{len(own.labels):,}", what, pixels, metric, *values, f"{change.difference:+.4f}"]
-            found.append([*row, ends, f"{change.p_value:.4f}"])
-    return found
+            row = [name, f"{len(test.labels):,}", method, pixels, metric, *values, f"{change.difference:+.4f}"]
+            table.append([*row, ends, f"{change.p_value:.4f}"])
+    return table
 
 
 def main(full: str, caltech: str, demo: str) -> None:

@@ -36,7 +36,7 @@ def measure(count: int) -> list[list[str]]:
                 peak_memory(lambda method=method: score_retrieval(Labeled(points, labels), rerank=method))
             )
             seconds[name].append(process_time() - start)
-    ratios = [k / plain for k, plain in zip(seconds["k_reciprocal"], seconds["search"], strict=True)]
+    ratios = [encoding / plain for encoding, plain in zip(seconds["k_reciprocal"], seconds["search"], strict=True)]
     times = {"search": "1.00", "k_reciprocal": f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"}
     return [
         [f"{count:,} x 512", name, f"{median(seconds[name]):.1f}", times[name], f"{max(memory[name]):.2f}"]

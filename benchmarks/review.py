@@ -52,10 +52,12 @@ def proposals(points: PointsInMemory, division: int) -> tuple[np.ndarray, np.nda
     names, codes = np.unique(np.array(points.labels), return_inverse=True)
     known = random.permutation(len(names))[: 3 * len(names) // 4]
     enrolled = np.concatenate([random.permutation(np.flatnonzero(codes == code))[:ENROLLED] for code in known])
-    asked = np.setdiff1d(np.arange(len(codes)), enrolled)
-    found = Identifier(part(points, enrolled)).answers(part(points, asked), [None] * len(asked))
-    chance = np.array([answer.probability or 0.0 for answer in found.answers])
-    right = np.array([answer.guess == points.labels[row] for answer, row in zip(found.answers, asked, strict=True)])
+    unlabeled = np.setdiff1d(np.arange(len(codes)), enrolled)
+    identified = Identifier(part(points, enrolled)).answers(part(points, unlabeled), [None] * len(unlabeled))
+    chance = np.array([answer.probability or 0.0 for answer in identified.answers])
+    right = np.array(
+        [answer.guess == points.labels[row] for answer, row in zip(identified.answers, unlabeled, strict=True)]
+    )
     return chance[chance >= LEAST], right[chance >= LEAST]
 
 
@@ -66,12 +68,12 @@ def erring(right: np.ndarray, division: int, share: float) -> np.ndarray:
 
 def session(chance: np.ndarray, right: np.ndarray, seed: int, wrong: float, audit: float) -> tuple[bool, int]:
     """Return whether the bound was ever violated, and the number of answers until it reached a share."""
-    random, found, violated = np.random.default_rng(seed), LabelAudit(chance), False
+    random, label_audit, violated = np.random.default_rng(seed), LabelAudit(chance), False
     for answers in range(1, len(chance) + 1):
-        question = next_question(found, found.left, wrong, audit, random)
-        found.add(question.row, is_wrong=not right[question.row], is_draw=question.is_draw)
-        bound = found.most_wrong()
-        violated |= int((~right & found.left).sum()) > bound
+        question = next_question(label_audit, label_audit.left, wrong, audit, random)
+        label_audit.add(question.row, is_wrong=not right[question.row], is_draw=question.is_draw)
+        bound = label_audit.most_wrong()
+        violated |= int((~right & label_audit.left).sum()) > bound
         if bound <= int(wrong * len(chance)):
             return violated, answers
     return violated, len(chance)
@@ -83,9 +85,11 @@ def floor(chance: np.ndarray, right: np.ndarray, wrong: float) -> int:
     for checked in range(len(chance)):
         left, missed = len(chance) - checked, int(is_wrong[checked:].sum())
         draws = np.arange(max(best - checked, 0))  # more would not be the fewest
-        found = np.rint(missed * draws / left).astype(int)
-        beyond = found + most + 1  # wrong labels before the draws, of which one too many is left
-        enough = (missed - found <= most) & ((beyond > left) | (hypergeom.cdf(found, left, beyond, draws) <= 0.05))
+        drawn_wrong = np.rint(missed * draws / left).astype(int)
+        beyond = drawn_wrong + most + 1  # wrong labels before the draws, of which one too many is left
+        enough = (missed - drawn_wrong <= most) & (
+            (beyond > left) | (hypergeom.cdf(drawn_wrong, left, beyond, draws) <= 0.05)
+        )
         best = checked + int(enough.argmax()) if enough.any() else best
     return best
 
@@ -96,9 +100,9 @@ def measured(divided: list[tuple[np.ndarray, np.ndarray]]) -> list[str]:
     for wrong in SHARES:
         for audit, count in ((0.25, SESSIONS), (1.0, SESSIONS // 4)):
             sessions = [session(*divided[seed % DIVISIONS], seed, wrong, audit) for seed in range(count)]
-            answers.append(f"{median(one[1] for one in sessions):.0f}")
-            violations += [one[0] for one in sessions]
-        answers.append(f"{median(floor(*one, wrong) for one in divided):.0f}")
+            answers.append(f"{median(outcome[1] for outcome in sessions):.0f}")
+            violations += [outcome[0] for outcome in sessions]
+        answers.append(f"{median(floor(*division, wrong) for division in divided):.0f}")
     labels = np.mean([len(right) for _, right in divided])
     share = np.mean([(~right).mean() for _, right in divided])
     return [f"{SESSIONS}", f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers]
@@ -110,8 +114,8 @@ def main() -> None:
         points = in_memory(open_points(Path(name)))
         divided = [proposals(points, division) for division in range(DIVISIONS)]
         for share in ERRORS:
-            said = [(chance, erring(right, place, share)) for place, (chance, right) in enumerate(divided)]
-            rows.append([name, f"{share:g}", *measured(said)])
+            judged = [(chance, erring(right, division, share)) for division, (chance, right) in enumerate(divided)]
+            rows.append([name, f"{share:g}", *measured(judged)])
     header = ["embeddings", "person errs", "sessions", "labels", "wrong", "violated"]
     header += [f"{100 * wrong:.0f} %{kind}" for wrong in SHARES for kind in ("", " random", " floor")]
     write_report("review", __doc__, header, rows)

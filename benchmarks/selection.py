@@ -44,12 +44,12 @@ def main() -> None:
     for name in sys.argv[1:]:
         points = in_memory(open_points(Path(name)))
         for rule in RULES:
-            found = measure(points, COUNT, rule=rule)
-            what = [name, f"{found.images:,}", str(found.classes), rule]
-            for point in found.points[1:]:
+            curve = measure(points, COUNT, rule=rule)
+            prefix = [name, f"{curve.images:,}", str(curve.classes), rule]
+            for point in curve.points[1:]:
                 accuracies = [f"{value:.4f}" for value in (point.selected, point.random)]
-                rows.append([*what, str(point.labels), *accuracies, *cells(point.difference)])
-            rows.append([*what, "mean", "", "", *cells(found.difference)])
+                rows.append([*prefix, str(point.labels), *accuracies, *cells(point.difference)])
+            rows.append([*prefix, "mean", "", "", *cells(curve.difference)])
     header = ["embeddings", "images", "classes", "rule", "labels", "selected", "random", "difference", "verdict"]
     write_report("selection", __doc__, header, rows)
 

@@ -86,11 +86,11 @@ def percentile(seconds: Sequence[float], share: float) -> float:
     return float(np.quantile(seconds, share))
 
 
-def milliseconds(what: str, seconds: Sequence[float], floor: Sequence[float]) -> list[str]:
+def milliseconds(title: str, seconds: Sequence[float], floor: Sequence[float]) -> list[str]:
     """A row: p50 and p99, and their ratios to those of the floor."""
     cells = [f"{1e3 * percentile(seconds, share):.1f} ms" for share in (0.5, 0.99)]
     ratios = [percentile(seconds, share) / percentile(floor, 0.5) for share in (0.5, 0.99)]
-    return [what, *cells, f"{ratios[0]:.2f}, {ratios[1]:.2f}"]
+    return [title, *cells, f"{ratios[0]:.2f}, {ratios[1]:.2f}"]
 
 
 def single(client: dmlkit.Client, run: Path, photos: Sequence[Path]) -> Rows:
@@ -105,9 +105,9 @@ def single(client: dmlkit.Client, run: Path, photos: Sequence[Path]) -> Rows:
     for photo in islice(cycle(photos), SINGLE + 10):
         for way, work in ways.items():
             seconds[way].append(seconds_of(lambda work=work, photo=photo: work(photo)))
-    warm = {way: found[10:] for way, found in seconds.items()}
+    warm = {way: times[10:] for way, times in seconds.items()}
     alone = warm["one photo by the model alone"]
-    return [milliseconds(way, found, alone) for way, found in warm.items()]
+    return [milliseconds(way, times, alone) for way, times in warm.items()]
 
 
 def together(clients: dict[str, dmlkit.Client], run: Path, folder: Path, photos: Sequence[Path]) -> Rows:
@@ -123,8 +123,8 @@ def together(clients: dict[str, dmlkit.Client], run: Path, folder: Path, photos:
             speeds[way].append(MANY / took)
     floor = statistics.median(speeds["dmlkit embed"])
     return [
-        [way, f"{statistics.median(found):.1f} photos/s", "", f"{statistics.median(found) / floor:.2f}"]
-        for way, found in speeds.items()
+        [way, f"{statistics.median(values):.1f} photos/s", "", f"{statistics.median(values) / floor:.2f}"]
+        for way, values in speeds.items()
     ]
 
 
@@ -145,8 +145,8 @@ def searches(folder: Path) -> Rows:
     for method in METHODS:
         path = folder / method
         shutil.copytree(large, path)
-        found = index_gallery(path, method, RECALL)
-        galleries[f"{LARGE:,} x {DIM}, --method {method}, recall {found.index.recall:.3f}"] = path
+        indexed = index_gallery(path, method, RECALL)
+        galleries[f"{LARGE:,} x {DIM}, --method {method}, recall {indexed.index.recall:.3f}"] = path
     seconds: dict[str, list[float]] = {name: [] for name in galleries}
     with ExitStack() as stack:
         clients = {
@@ -156,11 +156,11 @@ def searches(folder: Path) -> Rows:
         for _ in range(SINGLE):
             for name, client in clients.items():
                 seconds[name].append(seconds_of(lambda client=client: client.search([picture])))
-    warm = {name: found[10:] for name, found in seconds.items()}
+    warm = {name: times[10:] for name, times in seconds.items()}
     floor = next(iter(warm.values()))
-    rows = [milliseconds(f"POST /v1/search in {name}", found, floor) for name, found in warm.items()]
-    for row, found in zip(rows, warm.values(), strict=True):
-        row.append(f"{1e3 * (percentile(found, 0.5) - percentile(floor, 0.5)):.1f} ms")
+    rows = [milliseconds(f"POST /v1/search in {name}", times, floor) for name, times in warm.items()]
+    for row, times in zip(rows, warm.values(), strict=True):
+        row.append(f"{1e3 * (percentile(times, 0.5) - percentile(floor, 0.5)):.1f} ms")
     return rows
 
 
@@ -199,15 +199,15 @@ def soak(client: dmlkit.Client, process: int, photos: Sequence[Path], minutes: f
 
 def main() -> None:
     match sys.argv[1:]:
-        case [given]:
+        case [source]:
             minutes = 0.0
-        case [given, "soak", number]:
+        case [source, "soak", number]:
             minutes = float(number)
         case _:
             sys.exit("expected: python benchmarks/serve.py PHOTOS [soak MINUTES]")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        some_of(Path(given), folder / "photos")
+        some_of(Path(source), folder / "photos")
         photos = [Path(path) for path in image_files(folder / "photos")]
         run, gallery = folder / "run", folder / "gallery"
         train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), run, device=start_ranks("cpu"))
@@ -218,8 +218,8 @@ def main() -> None:
                 return
             rows = single(client, run, photos)
             with server(gallery, 8909, "--workers", "2") as (other, _):
-                many = "16 clients of POST /v1/embed"
-                rows += together({many: client, f"{many}, --workers 2": other}, run, folder, photos)
+                title = "16 clients of POST /v1/embed"
+                rows += together({title: client, f"{title}, --workers 2": other}, run, folder, photos)
         rows = [[*row, ""] for row in rows] + searches(folder)
     write_report("serve", __doc__, ["what", "p50 or median", "p99", "ratio to the first of its kind", "adds"], rows)
 

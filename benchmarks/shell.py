@@ -33,34 +33,34 @@ SIZE = ("--set", "transform.size=160")
 Cost = tuple[float, float]
 
 
-def cost(tree: Path, home: Path, words: tuple[str, ...], expected: int = 0) -> Cost:
+def cost(tree: Path, work_folder: Path, words: tuple[str, ...], expected: int = 0) -> Cost:
     """Wall and CPU seconds of a command of a tree; compiled files and the cache are kept, as in an installation."""
-    own = {
+    variables = {
         "PYTHONPATH": str(tree),
-        "PYTHONPYCACHEPREFIX": str(home / "compiled"),
-        "XDG_CACHE_HOME": str(home / "cache"),
+        "PYTHONPYCACHEPREFIX": str(work_folder / "compiled"),
+        "XDG_CACHE_HOME": str(work_folder / "cache"),
     }
     unset = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
-    environment = {name: value for name, value in os.environ.items() if name not in unset} | own
+    environment = {name: value for name, value in os.environ.items() if name not in unset} | variables
     started = time.perf_counter()
-    with (home / "log.txt").open("wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log, env=environment, cwd=home)
+    with (work_folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=environment, cwd=work_folder)
         _, status, usage = os.wait4(process.pid, 0)
     wall, process.returncode = time.perf_counter() - started, os.waitstatus_to_exitcode(status)
     if process.returncode != expected:
-        sys.exit(f"{tree}: {' '.join(words)}\n{(home / 'log.txt').read_text()[-2000:]}")
+        sys.exit(f"{tree}: {' '.join(words)}\n{(work_folder / 'log.txt').read_text()[-2000:]}")
     return wall, usage.ru_utime + usage.ru_stime
 
 
-def prepare(tree: Path, home: Path, photos: dict[str, list[Path]]) -> None:
+def prepare(tree: Path, work_folder: Path, photos: dict[str, list[Path]]) -> None:
     """Make a run, a gallery and their thresholds, and run what has to run once for each model."""
     for label, paths in [*photos.items()][:CLASSES]:
-        (home / "images" / label).mkdir(parents=True)
+        (work_folder / "images" / label).mkdir(parents=True)
         for path in paths[:IMAGES]:
-            (home / "images" / label / path.name).symlink_to(path)
+            (work_folder / "images" / label / path.name).symlink_to(path)
     rows = [f"{label}/{path.name},{label}" for label, paths in photos.items() for path in paths]
-    (home / "photos.csv").write_text("\n".join(["path,label", *rows[:ROWS]]) + "\n")
-    dataset = ("--set", f"dataset={{name: folder, root: {home / 'images'}}}")
+    (work_folder / "photos.csv").write_text("\n".join(["path,label", *rows[:ROWS]]) + "\n")
+    dataset = ("--set", f"dataset={{name: folder, root: {work_folder / 'images'}}}")
     few = ("--set", "training={epochs: 1, workers: 0}", "--set", "sampler.batch_size=40")
     for words in (
         ("train", "start/full_lite0", "-o", "run", *dataset, *SIZE, *few),
@@ -70,7 +70,7 @@ def prepare(tree: Path, home: Path, photos: dict[str, list[Path]]) -> None:
         ("calibrate", "gallery"),
         ("identify", "gallery", "images", "--device", "cpu+onnxruntime"),
     ):
-        cost(tree, home, (*DMLKIT, *words))
+        cost(tree, work_folder, (*DMLKIT, *words))
 
 
 def commands(new: Iterator[Path], photos: Path, turn: int) -> dict[str, tuple[str, ...]]:
@@ -114,24 +114,24 @@ def main() -> None:
     photos = {path.name: sorted(path.iterdir()) for path in folders}
     costs: dict[str, dict[Path, list[Cost]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as name:
-        homes = {tree: Path(name) / str(place) for place, tree in enumerate(trees)}
+        work_folders = {tree: Path(name) / str(index) for index, tree in enumerate(trees)}
         unread = {
             tree: cycle([path for paths in [*photos.values()][:CLASSES] for path in paths[IMAGES:]]) for tree in trees
         }
-        for tree, home in homes.items():
-            prepare(tree, home, photos)
+        for tree, work_folder in work_folders.items():
+            prepare(tree, work_folder, photos)
         for turn in range(turns):
-            for tree, home in homes.items():
-                for what, words in commands(unread[tree], Path(sys.argv[1]).resolve(), turn).items():
-                    expected = 2 if "does not exist" in what else 0
-                    costs[what][tree].append(cost(tree, home, words, expected))
+            for tree, work_folder in work_folders.items():
+                for title, words in commands(unread[tree], Path(sys.argv[1]).resolve(), turn).items():
+                    expected = 2 if "does not exist" in title else 0
+                    costs[title][tree].append(cost(tree, work_folder, words, expected))
     header, rows = ["command"], list[list[str]]()
     for tree in trees:
         header += [f"{name_of(tree)}: wall s", "range", "CPU s"]
-    for what, found in costs.items():
-        cells: list[str] = [what]
+    for title, by_tree in costs.items():
+        cells: list[str] = [title]
         for tree in trees:
-            walls, cpus = zip(*found[tree], strict=True)
+            walls, cpus = zip(*by_tree[tree], strict=True)
             cells += [f"{statistics.median(walls):.2f}", f"{min(walls):.2f} .. {max(walls):.2f}"]
             cells.append(f"{statistics.median(cpus):.2f}")
         rows.append(cells)

@@ -43,12 +43,12 @@ def trained(photos: str, folder: Path, name: str, *changes: str) -> Embeddings:
     return split_embeddings(run, model, ranks, recipe.dataset.build("test"), "test")
 
 
-def scores(found: Embeddings, among: Embeddings | None = None) -> dict[str, float]:
+def scores(embeddings: Embeddings, among: Embeddings | None = None) -> dict[str, float]:
     """Score retrieval of test photos, among those of another model if one is given."""
-    others = among or found
-    rows = torch.arange(len(found.points))
-    queries, gallery = (Labeled(one.points, one.labels, rows) for one in (found, others))
-    return score_retrieval(queries, gallery, Sphere(found.points.shape[1]), METRICS).values
+    others = among or embeddings
+    rows = torch.arange(len(embeddings.points))
+    queries, gallery = (Labeled(side.points, side.labels, rows) for side in (embeddings, others))
+    return score_retrieval(queries, gallery, Sphere(embeddings.points.shape[1]), METRICS).values
 
 
 def main(photos: str) -> None:
@@ -68,20 +68,20 @@ def main(photos: str) -> None:
         values: dict[str, list[dict[str, float]]] = {}
         for kind, changes in kinds.items():
             for seed in SEEDS:
-                found = trained(photos, folder, f"{kind}, {seed}", *changes, f"seed={seed}")
-                values.setdefault(kind, []).append(scores(found))
-                if found.points.shape == older.points.shape:
-                    values.setdefault(f"{kind}, among old", []).append(scores(found, older))
+                embeddings = trained(photos, folder, f"{kind}, {seed}", *changes, f"seed={seed}")
+                values.setdefault(kind, []).append(scores(embeddings))
+                if embeddings.points.shape == older.points.shape:
+                    values.setdefault(f"{kind}, among old", []).append(scores(embeddings, older))
     rows = [["512, teacher and older model", *(f"{scores(older)[metric]:.4f}" for metric in METRICS), "", ""]]
     plain = {"32": "32, plain", "512": "512, plain"}
-    for kind, found in values.items():
+    for kind, by_seed in values.items():
         baseline = plain[kind.partition(",")[0]] + (", among old" if kind.endswith("old") else "")
         means, changes = [], []
         for metric in METRICS:
-            own = [one[metric] for one in found]
-            interval = t_interval(own)
+            kind_values = [by_metric[metric] for by_metric in by_seed]
+            interval = t_interval(kind_values)
             means.append(f"{interval.mean:.4f} ± {interval.high - interval.mean:.4f}")
-            gain = paired_runs([one[metric] for one in values[baseline]], own)
+            gain = paired_runs([by_metric[metric] for by_metric in values[baseline]], kind_values)
             changes.append(f"{gain.difference:+.4f} ({gain.low:+.4f} .. {gain.high:+.4f})" if kind != baseline else "")
         rows.append([kind, *means, *changes])
     header = ["head", *METRICS, *(f"{metric} minus plain" for metric in METRICS)]

@@ -57,10 +57,10 @@ def blurred(image: Tensor, deviation: float) -> Tensor:
     """Return an image (3, S, S), blurred with a Gaussian."""
     reach = min(int(3 * deviation), image.shape[-1] - 1)
     weights = torch.exp(-(torch.arange(-reach, reach + 1) ** 2) / (2 * deviation**2))
-    found = image[:, None]
-    for size, place in (((1, -1), (reach, reach, 0, 0)), ((-1, 1), (0, 0, reach, reach))):
-        found = conv2d(pad(found, place, mode="reflect"), (weights / weights.sum()).view(1, 1, *size))
-    return found[:, 0]
+    result = image[:, None]
+    for size, padding in (((1, -1), (reach, reach, 0, 0)), ((-1, 1), (0, 0, reach, reach))):
+        result = conv2d(pad(result, padding, mode="reflect"), (weights / weights.sum()).view(1, 1, *size))
+    return result[:, 0]
 
 
 class Side(NamedTuple):
@@ -91,19 +91,19 @@ class Side(NamedTuple):
 def points_of(model: EmbeddingModel, images: list[Tensor]) -> Tensor:
     """Return the unit vectors (n, d) of images."""
     with torch.no_grad():
-        found = [
-            model.head.project(model.backbone(model.normalization(some))) for some in torch.stack(images).split(32)
+        vectors = [
+            model.head.project(model.backbone(model.normalization(batch))) for batch in torch.stack(images).split(32)
         ]
-    return normalize(torch.cat(found).double(), dim=1)
+    return normalize(torch.cat(vectors).double(), dim=1)
 
 
 def left_out(side: Side, patches: list[Tensor], how: str, model: EmbeddingModel) -> Tensor:
     """Return the unit vectors (n, d) of an image without each of n sets of patches."""
     if how == "map":
-        return normalize(torch.stack([side.whole - side.parts[some].sum(0) for some in patches]), dim=1)
-    once = {tuple(sorted(some.tolist())): some for some in patches}
-    found = dict(zip(once, points_of(model, [side.without(some, how) for some in once.values()]), strict=True))
-    return torch.stack([found[tuple(sorted(some.tolist()))] for some in patches])
+        return normalize(torch.stack([side.whole - side.parts[subset].sum(0) for subset in patches]), dim=1)
+    once = {tuple(sorted(subset.tolist())): subset for subset in patches}
+    vectors = dict(zip(once, points_of(model, [side.without(subset, how) for subset in once.values()]), strict=True))
+    return torch.stack([vectors[tuple(sorted(subset.tolist()))] for subset in patches])
 
 
 def influence(model: EmbeddingModel, side: Side, direction: Tensor) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ def influence(model: EmbeddingModel, side: Side, direction: Tensor) -> dict[str,
             maps.append(output)
 
     pixels, fill = (
-        model.normalization(one[None].round().to(torch.uint8)) for one in (side.image, side.filled("painted"))
+        model.normalization(image[None].round().to(torch.uint8)) for image in (side.image, side.filled("painted"))
     )
     pixels.requires_grad_()
     handles = [module.register_forward_hook(keep) for module in model.backbone.modules()]
@@ -128,42 +128,42 @@ def influence(model: EmbeddingModel, side: Side, direction: Tensor) -> dict[str,
     (weights,) = torch.autograd.grad(model.head.project(features)[0] @ direction.float(), features)
     products = torch.einsum("c,chw->hw", weights[0], maps[-1][0]).flatten()
     rows, columns = side.grid
-    found = {name: torch.zeros(len(products), len(products)) for name in ("", ", by change", ", by center")}
+    matrices = {name: torch.zeros(len(products), len(products)) for name in ("", ", by change", ", by center")}
     total = torch.zeros(len(products))
-    for place, product in enumerate(products):
+    for patch, product in enumerate(products):
         (slope,) = torch.autograd.grad(product, pixels, retain_graph=True)
         change = slope * (pixels.detach() - fill)
         values = slope**2, change.abs(), change
-        squares, absolute, signed = (adaptive_avg_pool2d(one.sum(1), side.grid).flatten() for one in values)
-        found[""][:, place], found[", by change"][:, place] = squares, absolute
+        squares, absolute, signed = (adaptive_avg_pool2d(per_pixel.sum(1), side.grid).flatten() for per_pixel in values)
+        matrices[""][:, patch], matrices[", by change"][:, patch] = squares, absolute
         total += signed
-    middle = found[""][:, rows // 2 * columns + columns // 2].reshape(rows, columns)
-    for place in range(len(products)):
-        row, column = place // columns - rows // 2, place % columns - columns // 2
+    middle = matrices[""][:, rows // 2 * columns + columns // 2].reshape(rows, columns)
+    for patch in range(len(products)):
+        row, column = patch // columns - rows // 2, patch % columns - columns // 2
         moved = torch.zeros(rows, columns)
         moved[max(row, 0) : rows + row, max(column, 0) : columns + column] = middle[
             max(-row, 0) : rows - row, max(-column, 0) : columns - column
         ][: rows - max(row, 0), : columns - max(column, 0)]
-        found[", by center"][:, place] = moved.flatten()
-    shares = {name: (one / one.sum(0).clamp(min=1e-30)).double() for name, one in found.items()}
+        matrices[", by center"][:, patch] = moved.flatten()
+    shares = {name: (matrix / matrix.sum(0).clamp(min=1e-30)).double() for name, matrix in matrices.items()}
     return shares | {"pixels": total.double()}
 
 
 def explanations(model: EmbeddingModel, side: Side, other: Side, common: Tensor | None) -> Scores:
     """Return what each patch of an image contributes, by explanation; all of them if the common vector is known."""
-    own, theirs = (normalize(one.whole, dim=0) for one in (side, other))
-    length, cosine = side.whole.norm(), own @ theirs
-    singles = [side.without(torch.tensor([place]), "painted") for place in range(len(side.parts))]
-    found = {SHOWN: side.parts @ theirs / length, CEILING: cosine - points_of(model, singles) @ theirs}
+    vector, other_vector = (normalize(image.whole, dim=0) for image in (side, other))
+    length, cosine = side.whole.norm(), vector @ other_vector
+    singles = [side.without(torch.tensor([patch]), "painted") for patch in range(len(side.parts))]
+    scores = {SHOWN: side.parts @ other_vector / length, CEILING: cosine - points_of(model, singles) @ other_vector}
     if common is None:
-        return found
-    found["direction"] = side.parts @ (theirs - cosine * own) / length
-    found["specific"] = side.parts @ (theirs - common) / length
-    shares = influence(model, side, theirs / length)
-    found["slope of pixels"] = shares.pop("pixels")
+        return scores
+    scores["direction"] = side.parts @ (other_vector - cosine * vector) / length
+    scores["specific"] = side.parts @ (other_vector - common) / length
+    shares = influence(model, side, other_vector / length)
+    scores["slope of pixels"] = shares.pop("pixels")
     for name in (SHOWN, "direction", "specific"):
-        found |= {f"{name}, spread{how}": share @ found[name] for how, share in shares.items()}
-    return found
+        scores |= {f"{name}, spread{how}": share @ scores[name] for how, share in shares.items()}
+    return scores
 
 
 def measured(trained: TrainedModel, split: Split, pairs: int, *, is_choice: bool) -> Iterator[list[str]]:
@@ -172,14 +172,14 @@ def measured(trained: TrainedModel, split: Split, pairs: int, *, is_choice: bool
     inputs = inputs_of(dataset, trained.recipe.transform, training=False)
 
     def shown(index: int) -> Tensor:
-        found = inputs[index, 0].input
-        assert isinstance(found, Tensor)
-        return found
+        image = inputs[index, 0].input
+        assert isinstance(image, Tensor)
+        return image
 
     generator, common, worst = torch.Generator().manual_seed(0), None, 0.0
     if is_choice:
-        some = torch.randperm(len(dataset), generator=generator)[:64]
-        common = points_of(model, [shown(int(index)) for index in some]).mean(0)
+        rows = torch.randperm(len(dataset), generator=generator)[:64]
+        common = points_of(model, [shown(int(index)) for index in rows]).mean(0)
     results: defaultdict[str, defaultdict[Deletion, list[float]]] = defaultdict(lambda: defaultdict(list))
     sides = list[Side]()
     for _ in range(pairs):
@@ -195,11 +195,11 @@ def measured(trained: TrainedModel, split: Split, pairs: int, *, is_choice: bool
         count = max(1, len(sides[0].parts) // SHARE)
         drawn = [[torch.randperm(len(side.parts), generator=generator)[:count] for _ in range(DRAWS)] for side in sides]
         deleted = [
-            [*(one.topk(count).indices for one in score.values()), *draws]
+            [*(contributions.topk(count).indices for contributions in score.values()), *draws]
             for score, draws in zip(scores, drawn, strict=True)
         ]
         for how, where in DELETIONS:
-            points = [left_out(side, some, how, model) for side, some in zip(sides, deleted, strict=True)]
+            points = [left_out(side, patches, how, model) for side, patches in zip(sides, deleted, strict=True)]
             theirs = points[1] if where == "both" else normalize(sides[1].whole, dim=0)
             falls = whole.score - (points[0] * theirs).sum(1)
             for name, fall in zip(scores[0], falls.tolist(), strict=False):

@@ -131,8 +131,8 @@ def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:
     form = manifest.index.form
     match form:
         case "as_is":  # unit vectors, or a dot product
-            straight: dict[str, StoreDistance] = {"dot": "dot", "cosine": "cosine"}
-            return straight.get(manifest.similarity, "l2"), "as_is"
+            distances: dict[str, StoreDistance] = {"dot": "dot", "cosine": "cosine"}
+            return distances.get(manifest.similarity, "l2"), "as_is"
         case "unit":
             return "cosine", "as_is"
         case "unit_space":
@@ -297,13 +297,13 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
     local = None if is_address(to.target) else Path(to.target)
     if local:
         check_folder(local, "a collection of Qdrant", "meta.json")
-    place: dict[str, Any] = {"path": to.target}
+    location: dict[str, Any] = {"path": to.target}
     if local is None:
-        place = {"url": to.target, "api_key": os.environ.get("QDRANT_API_KEY"), "check_compatibility": False}
+        location = {"url": to.target, "api_key": os.environ.get("QDRANT_API_KEY"), "check_compatibility": False}
     is_new = local is not None and not local.exists()
     with to.writing(ApiException, QdrantException, ValueError, KeyError, RuntimeError, OSError):
         try:
-            with closing(QdrantClient(**place)) as client:
+            with closing(QdrantClient(**location)) as client:
                 name = _replace_collection(client, folder, manifest, to)
         except BaseException:
             if local and is_new:  # on a full disk Qdrant leaves a folder that it cannot read
@@ -319,12 +319,16 @@ def _replace_collection(client: Any, folder: EmbeddingFolder, manifest: StoreMan
     def manifest_of(collection: str) -> str:
         return (client.get_collection(collection).config.metadata or {}).get(MANIFEST, "")
 
-    names = [one.name for one in client.get_collections().collections]
-    targets = {one.alias_name: one.collection_name for one in client.get_aliases().aliases}
+    names = [description.name for description in client.get_collections().collections]
+    targets = {description.alias_name: description.collection_name for description in client.get_aliases().aliases}
     before = targets.get(to.table, to.table)  # a collection of this name has no manifest, and is not replaced
     if before in names:
         to.check_replaceable(manifest_of(before))
-    left = [one for one in names if one.startswith(f"{to.table}-") and one not in targets.values() and manifest_of(one)]
+    left = [
+        collection
+        for collection in names
+        if collection.startswith(f"{to.table}-") and collection not in targets.values() and manifest_of(collection)
+    ]
     index, name = manifest.index, f"{to.table}-{uuid4().hex[:12]}"
     distances = {"cosine": models.Distance.COSINE, "l2": models.Distance.EUCLID, "dot": models.Distance.DOT}
     graph = None if index.suits_graph() else models.HnswConfigDiff(m=0)  # 0: no graph
@@ -337,8 +341,8 @@ def _replace_collection(client: Any, folder: EmbeddingFolder, manifest: StoreMan
                 sent = slice(start, start + SENT)
                 batch = models.Batch(ids=ids[sent], vectors=vectors[sent].tolist(), payloads=payloads[sent])
                 client.upsert(name, points=batch, wait=True)
-        alias = models.CreateAlias(collection_name=name, alias_name=to.table)
-        changes: list[Any] = [models.CreateAliasOperation(create_alias=alias)]
+        new_alias = models.CreateAlias(collection_name=name, alias_name=to.table)
+        changes: list[Any] = [models.CreateAliasOperation(create_alias=new_alias)]
         if before in names:
             changes.insert(0, models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=to.table)))
         client.update_collection_aliases(changes)

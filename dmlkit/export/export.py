@@ -133,8 +133,8 @@ def _export_run(
     run, takes = RunFolder(source), model.takes
     loaded = partial(load_model, run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
     if format in ("safetensors", "hub") and (run.model or model.checkpoint == "pretrained"):
-        what = run.model or "--checkpoint pretrained"
-        raise UserError(f"export: {what} has no trained weights; use --format {' or '.join(PROGRAMS)}")
+        untrained = run.model or "--checkpoint pretrained"
+        raise UserError(f"export: {untrained} has no trained weights; use --format {' or '.join(PROGRAMS)}")
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
     merged = loaded()
@@ -207,8 +207,8 @@ def _require_exportable(path: Path, export_format: str) -> None:
             )
         require_run(path)
     elif kind in ("run", "gallery", "array"):
-        first = f": run dmlkit embed {command_word(path)} first" if kind == "run" else ""
-        raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{first}")
+        hint = f": run dmlkit embed {command_word(path)} first" if kind == "run" else ""
+        raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{hint}")
     elif not (path / "manifest.json").exists():
         require_path(path, "a folder of embeddings")
         raise UserError(f"{path / 'manifest.json'}: missing; expected a manifest of embeddings that dmlkit wrote")

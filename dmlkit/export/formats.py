@@ -178,15 +178,15 @@ def cost_of(folder: EmbeddingFolder, path: Path, precision: IndexPrecision) -> s
     saved = f"{size} per vector instead of {4 * points.shape[1]}"
     if count == 1:
         return saved
-    asked = pack(queries) if precision == "binary" else queries
-    retrieved = index.search(asked, count)[1]
+    query_vectors = pack(queries) if precision == "binary" else queries
+    retrieved = index.search(query_vectors, count)[1]
     _, nearest = faiss.knn(queries, points, count, metric=faiss.METRIC_INNER_PRODUCT)  # without a copy of the points
     # an image may come after others that are equal to it
-    best, mine = (
+    nearest_sets, retrieved_sets = (
         [{*[other for other in line if other != row][: count - 1]} for line, row in zip(lists, rows, strict=True)]
         for lists in (nearest, retrieved)
     )
-    share = np.mean([len(left & right) for left, right in zip(best, mine, strict=True)]) / (count - 1)
+    share = np.mean([len(left & right) for left, right in zip(nearest_sets, retrieved_sets, strict=True)]) / (count - 1)
     return f"{saved}; it finds {share:.3f} of the {count - 1} nearest of {len(rows)} images of the index"
 
 

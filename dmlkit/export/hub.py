@@ -112,8 +112,10 @@ def check_hub_output(output: Path) -> None:
     entries = [entry.name for entry in output.iterdir()] if output.is_dir() else [output.name]
     others = [name for name in entries if name not in (*FILES, ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
     if others or (entries and not HubConfig.is_at(output / CONFIG)):
-        what = "a file" if not output.is_dir() else f"a folder with {others[0] if others else entries[0]}"
-        raise UserError(f"--output {output}: is {what}, which dmlkit export --format hub did not write; choose another")
+        existing = "a file" if not output.is_dir() else f"a folder with {others[0] if others else entries[0]}"
+        raise UserError(
+            f"--output {output}: is {existing}, which dmlkit export --format hub did not write; choose another"
+        )
 
 
 def public_recipe(recipe: Recipe) -> Recipe:
@@ -171,12 +173,14 @@ def model_card(name: str, config: HubConfig, recipe: Recipe, figures: CardFigure
         "tags": ["metric-learning", "embeddings", "image-retrieval" if has_pixels else "retrieval"],
     }
     if figures:
-        metrics = [{"type": one, "name": one, "value": round(value, 4)} for one, value in figures.metrics.items()]
+        metrics = [
+            {"type": metric, "name": metric, "value": round(value, 4)} for metric, value in figures.metrics.items()
+        ]
         tested: dict[str, Any] = {"task": {"type": "image-retrieval"}, "dataset": {"type": dataset, "name": dataset}}
         header["model-index"] = [{"name": name, "results": [{**tested, "metrics": metrics}]}]
     front = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
     backbone = " ".join(
-        [recipe.backbone.name, *[str(v) for k, v in recipe.backbone if k in ("model", "variant", "size")]]
+        [recipe.backbone.name, *[str(value) for key, value in recipe.backbone if key in ("model", "variant", "size")]]
     )
     rows = [
         ("network", backbone),
@@ -232,8 +236,8 @@ def _figures(figures: CardFigures | None, recipe: Recipe) -> str:
         return "None were measured on test classes."
     rows = ["| metric | test classes | 95 % interval |", "|---|---|---|"]
     for name, value in figures.metrics.items():
-        ends = figures.intervals.get(name)
-        rows.append(f"| {name} | {value:.4f} | {f'{ends[0]:.4f} .. {ends[1]:.4f}' if ends else ''} |")
+        interval = figures.intervals.get(name)
+        rows.append(f"| {name} | {value:.4f} | {f'{interval[0]:.4f} .. {interval[1]:.4f}' if interval else ''} |")
     about = "not trained on"
     if recipe.dataset.tests_known:
         about = "trained on; the gallery has the training images, and the queries are others"

@@ -96,7 +96,8 @@ def export_model(
     with torch.inference_mode():
         if takes == "images":
             expected = [
-                (one.permute(1, 2, 0)[None], model(ready[None])) for one, ready in zip(samples, prepared, strict=True)
+                (image.permute(1, 2, 0)[None], model(model_input[None]))
+                for image, model_input in zip(samples, prepared, strict=True)
             ]
             expected.append((expected[0][0].expand(2, -1, -1, -1), expected[0][1].expand(2, -1)))
         else:

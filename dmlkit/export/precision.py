@@ -91,9 +91,9 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, rank
     scores = _validation_scores(run, trained, lowered, ranks)
     figures = scores or f"{METRIC} is unknown, because the run has no validation images"
     share = len(content) / whole.ByteSize()
-    other = "its embeddings are those of another model: do not compare them with embeddings of the run"
+    note = "its embeddings are those of another model: do not compare them with embeddings of the run"
     report = f"{precision}: {agreement}; {figures}; {share:.2f} of the size of fp32"
-    return Lowered(graph, lowered, scores, report, [] if agreement.agrees else [other])
+    return Lowered(graph, lowered, scores, report, [] if agreement.agrees else [note])
 
 
 def _validation_scores(
@@ -107,11 +107,11 @@ def _validation_scores(
     source = f"the validation split of {run.path}"
     exact = None if trained.run is None else split_embeddings(run, trained, ranks, images, "validation")
     embedded = (exact or embed_images(trained, ranks, images, source), embed_images(lowered, ranks, images, source))
-    fp32, own = (
-        retrieval_metrics(one.points, one.labels, manifold=trained.manifold, metrics=[METRIC])[METRIC]
-        for one in embedded
+    fp32, lowered_score = (
+        retrieval_metrics(embeddings.points, embeddings.labels, manifold=trained.manifold, metrics=[METRIC])[METRIC]
+        for embeddings in embedded
     )
-    return ValidationScores(images=len(images), fp32=fp32, lowered=own)
+    return ValidationScores(images=len(images), fp32=fp32, lowered=lowered_score)
 
 
 def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:

@@ -28,8 +28,8 @@ def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) 
     faults = error.errors()
     # if all items of a list are invalid, pydantic also reports that the list is too short
     deeper = {fault["loc"][:length] for fault in faults for length in range(len(fault["loc"]))}
-    kept = (fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in deeper)
-    return [line for fault in kept for line in _describe(fault, tree, model)]
+    reported = (fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in deeper)
+    return [line for fault in reported for line in _describe(fault, tree, model)]
 
 
 def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
@@ -44,8 +44,8 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
             return [key_line(tree, key, "this key is missing and has no default; add it")]
         case "unknown_member":
             family, name = _model_at(key, tree.data, model), fault["input"]["name"]
-            what = family.__name__.removesuffix("Config").lower()
-            text = f"unknown {what} {quoted(name)}; {suggest_member(name, [*family.variants])}"
+            kind = family.__name__.removesuffix("Config").lower()
+            text = f"unknown {kind} {quoted(name)}; {suggest_member(name, [*family.variants])}"
             return [fault_line(tree, (*key, "name"), text)]
         case "member_without_name":
             family = _model_at(key, tree.data, model)
@@ -59,9 +59,9 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
         case "value_error":  # values of one component that contradict each other
             return [fault_line(tree, key, str(fault["ctx"]["error"]))]
         case "too_short":
-            least = fault["ctx"]["min_length"]
-            items = "item" if least == 1 else "items"
-            return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected at least {least} {items}")]
+            minimum = fault["ctx"]["min_length"]
+            items = "item" if minimum == 1 else "items"
+            return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected at least {minimum} {items}")]
         case _:
             expected = fault["msg"].removeprefix("Input should be ")
             return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected {WORDS.get(expected, expected)}")]
@@ -88,9 +88,9 @@ def _requirement_line(tree: Tree, key: Key, text: str) -> str:
     """Return the message on components that do not go together, from the ``--set`` that changed one of them, if any."""
     if tree.origin(key).startswith(OPTION):
         return fault_line(tree, key, text)
-    for place, origin in tree.origins.items():
-        dotted = ".".join(map(str, place[:-1] if place[-1:] == ("name",) else place))
-        is_named = place[:-1] == key or re.search(rf"\b{re.escape(dotted)}\b", text)
+    for other_key, origin in tree.origins.items():
+        dotted = ".".join(map(str, other_key[:-1] if other_key[-1:] == ("name",) else other_key))
+        is_named = other_key[:-1] == key or re.search(rf"\b{re.escape(dotted)}\b", text)
         if origin.startswith(OPTION) and dotted and is_named:
             return fault_line(replace(tree, source=origin, origins={}), key, text)
     return fault_line(tree, key, text)
@@ -98,8 +98,8 @@ def _requirement_line(tree: Tree, key: Key, text: str) -> str:
 
 def suggest(name: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown name: the most similar known name, or all known names."""
-    near = get_close_matches(name[:EXCERPT], known, n=1)  # run time grows with the square of the length
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    matches = get_close_matches(name[:EXCERPT], known, n=1)  # run time grows with the square of the length
+    return f"did you mean {matches[0]!r}?" if matches else f"expected one of {', '.join(known)}"
 
 
 def suggest_member(name: str, known: Sequence[str]) -> str:

@@ -151,8 +151,8 @@ def spell_out(tree: Tree) -> None:
                 origins["metrics", len(spelled), *key[2:]] = origin
         spelled.append(item if entry is None else entry)
     tree.data["metrics"] = spelled
-    kept = {key: origin for key, origin in tree.origins.items() if key[:1] != ("metrics",) or len(key) == 1}
-    tree.origins = kept | origins
+    other_origins = {key: origin for key, origin in tree.origins.items() if key[:1] != ("metrics",) or len(key) == 1}
+    tree.origins = other_origins | origins
 
 
 def _mapping(item: Any) -> dict[str, Any] | None:

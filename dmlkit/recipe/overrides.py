@@ -66,12 +66,12 @@ def overlay(base: Tree, own: Tree) -> Tree:
     """
     replaced: set[Key] = set()
     data = _overlay(base.data, own.data, (), replaced)
-    kept = {
+    inherited = {
         key: origin
         for key, origin in base.origins.items()
         if not any(key[:length] in replaced for length in range(len(key) + 1))
     }
-    return Tree(own.source, data, kept | own.origins)
+    return Tree(own.source, data, inherited | own.origins)
 
 
 def _overlay(base: Any, own: Any, key: Key, replaced: set[Key]) -> Any:
@@ -210,9 +210,11 @@ def find_recipe(path: Path) -> Path:
     name, names = path.as_posix(), names_of_recipes()
     if name in names:
         return shipped_recipes() / f"{name}.yaml"
-    near = get_close_matches(name.removesuffix(".yaml").removeprefix("recipes/"), names, n=1, cutoff=0.8)
+    matches = get_close_matches(name.removesuffix(".yaml").removeprefix("recipes/"), names, n=1, cutoff=0.8)
     hint = (
-        f"; did you mean {near[0]}, which comes with dmlkit?" if near else " or a name that dmlkit list recipes shows"
+        f"; did you mean {matches[0]}, which comes with dmlkit?"
+        if matches
+        else " or a name that dmlkit list recipes shows"
     )
     raise UserError(f"{path}: no such file; expected a recipe{hint}")
 
@@ -221,8 +223,8 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
     """Copy a recipe to a new file, and the file that it extends next to it, under a unique name; return the files."""
     names = names_of_recipes()
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "run dmlkit list recipes to see the names"
+        matches = get_close_matches(name, names, n=1)
+        hint = f"did you mean {matches[0]!r}?" if matches else "run dmlkit list recipes to see the names"
         raise UserError(f"copy: dmlkit has no recipe {name!r}; {hint}")
     source = shipped_recipes() / f"{name}.yaml"
     text = source.read_text(encoding="utf-8")

@@ -184,10 +184,10 @@ def _reason(error: BaseException) -> str:
         plugin = plugin_of(error.taken_by)
         owner = plugin.title if plugin else error.taken_by.__module__.partition(".")[0]
         return f"the name {error.name!r} is taken by {owner}; choose another"
-    first = (str(error).splitlines() or [""])[0]
+    line = (str(error).splitlines() or [""])[0]
     if isinstance(error, MemberError):
-        return first
-    return f"{type(error).__name__}: {excerpt(first)}" if first else type(error).__name__
+        return line
+    return f"{type(error).__name__}: {excerpt(line)}" if line else type(error).__name__
 
 
 def _roots() -> list[type[ComponentConfig]]:
@@ -245,9 +245,9 @@ def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:
     for record in records:
         same_name = [plugin for plugin in _loaded if plugin.name == record.name]
         if same_name and all(plugin.sha256 != record.sha256 for plugin in same_name):
-            was = f"{record.name} {record.version}" if record.version else record.name
+            recorded = f"{record.name} {record.version}" if record.version else record.name
             hashes = f"sha256 {record.sha256[:12]} then, {same_name[0].sha256[:12]} now"
-            changes.append(f"trained with the plug-in {was}, now {same_name[0].title} ({hashes})")
+            changes.append(f"trained with the plug-in {recorded}, now {same_name[0].title} ({hashes})")
     return changes
 
 

@@ -238,26 +238,26 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 continue
             yield from (((*key, name), fault) for name, fault in component.faults())
             for requirement in component.requirements():
-                *place, fact = requirement.key.split(".")
-                owner = self._owner(tuple(place), fact, key)
+                *owner_key, fact = requirement.key.split(".")
+                owner = self._owner(tuple(owner_key), fact, key)
                 needed, choices, value = requirement.key, requirement.allowed, getattr(owner, fact, None)
                 if owner is None or value in choices:  # a component without the key is refused by its name
                     continue
                 if fact in type(owner).__class_vars__:  # no key: name the members that have it
                     variants = owner.variants.items()
                     choices = tuple(name for name, variant in variants if getattr(variant, fact) in choices)
-                    needed, value = ".".join((*place, "name")), owner.name
+                    needed, value = ".".join((*owner_key, "name")), owner.name
                 allowed = " or ".join("null" if choice is None else str(choice) for choice in choices)
                 yield key, f"{component.name} needs {needed} {allowed}, got {value}, because {requirement.reason}"
 
-    def _owner(self, place: tuple[str, ...], fact: str, key: Key) -> Any:
-        """Return the component at ``place`` if it has a fact that the component at ``key`` requires, None otherwise.
+    def _owner(self, owner_key: tuple[str, ...], fact: str, key: Key) -> Any:
+        """Return the component at ``owner_key`` if it has a fact that the one at ``key`` requires, None otherwise.
 
         A loss within a loss requires it of the innermost loss around it that has the fact.
         """
-        owner: Any = reduce(getattr, place, self)
+        owner: Any = reduce(getattr, owner_key, self)
         nearest, inner = owner if hasattr(owner, fact) else None, owner
-        for name in key[1:] if place == key[:1] == ("loss",) else ():
+        for name in key[1:] if owner_key == key[:1] == ("loss",) else ():
             inner = getattr(inner, name) if isinstance(name, str) else inner[name]
             nearest = inner if hasattr(inner, fact) else nearest
         return nearest
@@ -309,7 +309,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         advice = {"loss": "use a loss over pairs, e.g. sup_con", "sampler": "use class_balanced or random"}
         parts: list[tuple[Key, Any]] = [(("loss",), self.loss), (("sampler",), self.sampler)]
         if terms := getattr(self.loss, "losses", ()):
-            parts[:1] = [(("loss", "losses", place), loss) for place, loss in enumerate(terms)]
+            parts[:1] = [(("loss", "losses", index), loss) for index, loss in enumerate(terms)]
         parts += [(("regularizers", index), term) for index, term in enumerate(self.regularizers)]
         refused = [(key, part.name) for key, part in parts if not part.takes_several_labels]
         metrics = [(("metrics", index), config) for index, config in enumerate(self.metrics) if not config.searches]
@@ -336,8 +336,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         transform = self.transform
         if not stored or stored.views or transform is None:
             return
-        given = {"augment": transform.augment, "training_size": transform.training_side != transform.size}
-        for key in (key for key, is_given in given.items() if is_given):
+        settings = {"augment": transform.augment, "training_size": transform.training_side != transform.size}
+        for key in (key for key, is_given in settings.items() if is_given):
             text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
             yield ("transform", key), text
 

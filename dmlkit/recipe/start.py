@@ -109,9 +109,9 @@ def held_out_classes(setting: Photos) -> int:
 def _dataset(setting: Photos) -> list[str]:
     dataset = setting.dataset
     keys = ("root", "file", "columns", "image", "label", "group")
-    place = {key: value for key in keys if (value := getattr(dataset, key, None))}
+    location = {key: value for key in keys if (value := getattr(dataset, key, None))}
     lines = ["dataset:", f"  name: {dataset.name}"]
-    lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in place.items()]
+    lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in location.items()]
     if dataset.split != "official":
         why = "test images are of known classes" if dataset.tests_known else "of the classes"
         lines.append(f"  split: {dataset.split_text}   # {why}")

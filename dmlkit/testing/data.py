@@ -214,7 +214,7 @@ def random_numbers_come_from_torch(config: AugmentationConfig) -> None:
             torch.manual_seed(seed)
             changed_images.append(change(image))
         expect(torch.equal(*changed_images[-2:]), "the same seed gives different pixels")
-    expect(not all(torch.equal(one, image) for one in changed_images), "20 seeds leave the image unchanged")
+    expect(not all(torch.equal(result, image) for result in changed_images), "20 seeds leave the image unchanged")
 
 
 def other_processes_can_have_the_augmentation(config: AugmentationConfig) -> None:

@@ -119,7 +119,7 @@ def chunks_of_classes_change_nothing(config: LossConfig, manifold: ManifoldConfi
 def a_step_never_waits_for_the_device(config: LossConfig | RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that no step reads a value from a GPU: tensors of the meta device have none, so reading fails here."""
     loss = build_term(config, manifold).to("meta")
-    features, labels = (part.detach().to("meta") for part in draw())
+    features, labels = (tensor.detach().to("meta") for tensor in draw())
     features.requires_grad_()
     with patch.object(torch, "is_autocast_enabled", return_value=False):  # it does not support this device
         for epoch in range(3):  # memories and filters start at later epochs
@@ -219,7 +219,7 @@ def a_checkpoint_in_mid_training_changes_nothing(config: LossConfig, manifold: M
     file.seek(0)
     restored = config.build(manifold.build(DIM), CLASSES)
     restored.load_state_dict(torch.load(file, weights_only=True))
-    expected, resumed = (_step(each, _optimizer(each), 77) for each in (loss, restored))  # the rest of the epoch
+    expected, resumed = (_step(term, _optimizer(term), 77) for term in (loss, restored))  # the rest of the epoch
     expect(expected == resumed, f"the next step's value is {resumed}; without the checkpoint {expected}")
     expected, resumed = _train(loss, range(3, 5)), _train(restored, range(3, 5))
     expect(expected == resumed, f"the next epochs' values are {resumed}; without the checkpoint {expected}")

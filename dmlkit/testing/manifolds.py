@@ -136,8 +136,8 @@ def the_index_form_is_that_of_the_index_vectors(config: ManifoldConfig) -> None:
     sides: tuple[Side, ...] = ("query", "gallery")
     for side in sides:
         vectors = torch.from_numpy(index_vectors(points.numpy(), index, side))
-        what = f"{side} vectors of form {index['form']}"
-        expect_close(vectors, manifold.index_vectors(points, side), what, atol=1e-300, rtol=1e-9)
+        subject = f"{side} vectors of form {index['form']}"
+        expect_close(vectors, manifold.index_vectors(points, side), subject, atol=1e-300, rtol=1e-9)
 
 
 def the_relative_similarity_is_the_similarity_on_another_scale(config: ManifoldConfig) -> None:
@@ -176,19 +176,19 @@ def the_state_dict_brings_back_the_geometry(config: ManifoldConfig) -> None:
     """Check that a manifold restored from its state_dict is identical, including a learned curvature."""
     learned = {"curvature": -2.5, "learnable_curvature": True} if "curvature" in type(config).model_fields else {}
     fresh = {"learnable_curvature": True} if learned else {}
-    manifold, other = changed(config, **learned).build(DIM), changed(config, **fresh).build(DIM)
-    other.load_state_dict(manifold.state_dict())
+    manifold, restored = changed(config, **learned).build(DIM), changed(config, **fresh).build(DIM)
+    restored.load_state_dict(manifold.state_dict())
     x, y = manifold.from_features(features(4)), manifold.from_features(features(5, seed=1))
-    expect(torch.equal(other.from_features(features(4)), x), "points differ")
-    expect(torch.equal(other.similarity(x, y), manifold.similarity(x, y)), "similarities differ")
-    expect(torch.equal(other.index_vectors(x, "query"), manifold.index_vectors(x, "query")), "index vectors differ")
+    expect(torch.equal(restored.from_features(features(4)), x), "points differ")
+    expect(torch.equal(restored.similarity(x, y), manifold.similarity(x, y)), "similarities differ")
+    expect(torch.equal(restored.index_vectors(x, "query"), manifold.index_vectors(x, "query")), "index vectors differ")
 
 
 def fewer_dimensions_keep_everything_else(config: ManifoldConfig) -> None:
     """Check that `Manifold.with_dim` equals the space built with that width, and shares what training changes."""
     fields = type(config).model_fields
-    other = {"curvature": -0.3, "learnable_curvature": True, "clip_distance": 0.5, "metric": "arc"}
-    config = changed(config, **{key: value for key, value in other.items() if key in fields})
+    options = {"curvature": -0.3, "learnable_curvature": True, "clip_distance": 0.5, "metric": "arc"}
+    config = changed(config, **{key: value for key, value in options.items() if key in fields})
     manifold = config.build(DIM)
     if not manifold.has_prefixes:
         expect_refused(lambda: manifold.with_dim(3), ValueError, "the first 3 of its 6 features are no point", "dim 3")
@@ -207,8 +207,8 @@ def proxies_are_points_either_way(config: ManifoldConfig) -> None:
         manifold = changed(config, proxies=proxies).build(DIM)
         points = manifold.proxy_points(manifold.new_proxies(10, 3))
         expect(points.shape == (10, 3, manifold.point_dim), f"{proxies}: got shape {tuple(points.shape)}")
-        lies = manifold.geometry.check_point_on_manifold(points.detach(), atol=1e-4, rtol=1e-4)
-        expect(lies, f"{proxies}: not on the manifold")
+        is_point = manifold.geometry.check_point_on_manifold(points.detach(), atol=1e-4, rtol=1e-4)
+        expect(is_point, f"{proxies}: not on the manifold")
 
 
 def half_precision_features_become_exact_points(config: ManifoldConfig) -> None:
@@ -223,8 +223,8 @@ def bad_arguments_are_refused(config: ManifoldConfig) -> None:
     """Check that dim 0 and an unknown similarity raise a ValueError that says so."""
     kind: type[Manifold] = type(config.build(DIM))
     expect_refused(lambda: config.build(0), ValueError, "dim must be at least 1, got 0", "dim 0")
-    other = "similarity: got 'cosinus', expected '"
-    expect_refused(lambda: kind(DIM, similarity="cosinus"), ValueError, other, "cosinus")  # pyright: ignore[reportCallIssue]
+    pattern = "similarity: got 'cosinus', expected '"
+    expect_refused(lambda: kind(DIM, similarity="cosinus"), ValueError, pattern, "cosinus")  # pyright: ignore[reportCallIssue]
 
 
 MANIFOLD: tuple[Promise, ...] = (

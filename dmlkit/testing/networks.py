@@ -78,8 +78,10 @@ def expect_frozen(config: BackboneConfig, statistics: bool, affine: bool) -> Non
     norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
     before = [_mean(norm).clone() for norm in norms]
     backbone(samples(config, 4) + 1).square().sum().backward()
-    kept = [torch.equal(_mean(norm), mean) for norm, mean in zip(norms, before, strict=True)]
-    expect(kept == [statistics] * len(norms), f"{options}: {sum(kept)} of {len(kept)} running means are unchanged")
+    frozen = [torch.equal(_mean(norm), mean) for norm, mean in zip(norms, before, strict=True)]
+    expect(
+        frozen == [statistics] * len(norms), f"{options}: {sum(frozen)} of {len(frozen)} running means are unchanged"
+    )
     trained = [norm.weight.grad is not None and bool(norm.weight.grad.any()) for norm in norms]
     # some batch norms of timm start at 0, where gradients vanish
     expect(

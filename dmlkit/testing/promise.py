@@ -80,8 +80,8 @@ def all_manifolds() -> Iterator[ManifoldConfig]:
 
 def fits(component: ComponentConfig, manifold: ManifoldConfig) -> bool:
     """Return whether the requirements of a component and of those nested in it, e.g. a miner, allow a manifold."""
-    every = [need for _, part in components_below((), component) for need in part.requirements()]
-    needs = [need for need in every if need.key.startswith("manifold.")]
+    requirements = [need for _, part in components_below((), component) for need in part.requirements()]
+    needs = [need for need in requirements if need.key.startswith("manifold.")]
     return all(getattr(manifold, need.key.removeprefix("manifold."), None) in need.allowed for need in needs)
 
 

@@ -90,9 +90,11 @@ def candidates(rows: int = 7, columns: int = 11, seed: int = 0) -> tuple[Tensor,
 def choices(triplets: Triplets, negative: Tensor) -> dict[tuple[int, int], set[int]]:
     """Return the set of negatives of each (anchor, positive)."""
     chosen: dict[tuple[int, int], set[int]] = {}
-    for a, p in triplets.keep.nonzero().tolist():
-        everything = negative[a].nonzero().flatten().tolist()
-        chosen[a, p] = set(everything) if triplets.negative is None else {int(triplets.negative[a, p])}
+    for anchor, positive in triplets.keep.nonzero().tolist():
+        negatives = negative[anchor].nonzero().flatten().tolist()
+        chosen[anchor, positive] = (
+            set(negatives) if triplets.negative is None else {int(triplets.negative[anchor, positive])}
+        )
     return chosen
 
 
@@ -126,10 +128,10 @@ def rows_without_positives_or_negatives_are_no_error(config: MinerConfig) -> Non
     for same in (True, False):
         mask = torch.full((4, 4), same).fill_diagonal_(True)
         triplets = build(config)(torch.rand(4, 4), mask.clone().fill_diagonal_(False), ~mask)
-        what = "one class" if same else "no positives"
-        expect(not any(choices(triplets, ~mask).values()), f"{what}: the miner selects something")
+        case = "one class" if same else "no positives"
+        expect(not any(choices(triplets, ~mask).values()), f"{case}: the miner selects something")
         chosen = triplets.negative
-        expect(chosen is None or ((chosen >= 0) & (chosen < 4)).all(), f"{what}: a column is out of range")
+        expect(chosen is None or ((chosen >= 0) & (chosen < 4)).all(), f"{case}: a column is out of range")
 
 
 def equal_distances_are_no_error(config: MinerConfig) -> None:

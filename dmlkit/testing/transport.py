@@ -88,15 +88,15 @@ def dropped_columns_pass_the_gradient(config: TransportConfig) -> None:
     """Check that additional empty columns change neither the plan nor its gradient."""
     solver, (cost, rows, cols) = config.build(), random_problem(5, n=4, m=4)
     weights = torch.randn(3, 4, 4, dtype=torch.float64)
-    kept = torch.tensor([0, 2, 3, 6])
-    wide_cost = torch.full((3, 4, 8), 0.3, dtype=torch.float64).index_copy(2, kept, cost).requires_grad_()
-    wide_cols = torch.zeros(3, 8, dtype=torch.float64).index_copy(1, kept, cols)
+    columns = torch.tensor([0, 2, 3, 6])
+    wide_cost = torch.full((3, 4, 8), 0.3, dtype=torch.float64).index_copy(2, columns, cost).requires_grad_()
+    wide_cols = torch.zeros(3, 8, dtype=torch.float64).index_copy(1, columns, cols)
     leaf = cost.clone().requires_grad_()
     narrow, wide = solver.plan(leaf, rows, cols), solver.plan(wide_cost, rows, wide_cols)
-    expect_close(wide[:, :, kept], narrow, "plan", atol=1e-6, rtol=0)
+    expect_close(wide[:, :, columns], narrow, "plan", atol=1e-6, rtol=0)
     (expected,) = torch.autograd.grad((narrow * weights).sum() + 0 * leaf.sum(), leaf)
-    (gradient,) = torch.autograd.grad((wide[:, :, kept] * weights).sum() + 0 * wide_cost.sum(), wide_cost)
-    expect_close(gradient[:, :, kept], expected, "gradient", atol=1e-4, rtol=1e-4)
+    (gradient,) = torch.autograd.grad((wide[:, :, columns] * weights).sum() + 0 * wide_cost.sum(), wide_cost)
+    expect_close(gradient[:, :, columns], expected, "gradient", atol=1e-4, rtol=1e-4)
 
 
 def the_gradient_of_a_shared_input_is_the_sum(config: TransportConfig) -> None:
