@@ -116,8 +116,8 @@ def without(rows: Any, column: str, values: Iterable[str]) -> Any:
     import pyarrow as pa
 
     left_out = {*values}
-    kept = [row for row, value in enumerate(rows[column].to_pylist()) if value not in left_out]
-    return rows.take(pa.array(kept, pa.int64()))
+    indices = [row for row, value in enumerate(rows[column].to_pylist()) if value not in left_out]
+    return rows.take(pa.array(indices, pa.int64()))
 
 
 def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[str] = ()) -> int:
@@ -160,7 +160,7 @@ def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
 def restore_version(path: Path, version: int) -> int:
     """Restore a version of a gallery as a new version, which can itself be undone; return its number of images."""
     with changing(path) as manifest:
-        wanted = next((one for one in manifest.versions if one.number == version), None)
+        wanted = next((state for state in manifest.versions if state.number == version), None)
         if wanted is None:
             raise UserError(f"{path}: has no version {version}; dmlkit gallery history {command_word(path)} lists them")
         read_rows(path, wanted)
@@ -201,21 +201,23 @@ def _joined_parts(gallery: GalleryFolder) -> tuple[VectorStore, Values]:
 def _forget(path: Path, manifest: GalleryManifest) -> None:
     """Remove versions older than `KEPT`, and what no other version needs."""
     *older, newest = manifest.versions
-    versions = [*(one for one in older if datetime.now(UTC) - one.time < KEPT), newest]
-    rows = [read_rows(path, one, ["part", "id"]) for one in versions]
-    parts = {path / VECTORS / part for one in rows for part in one["part"].unique().to_pylist()}
-    names = {one.model for one in versions}
+    versions = [*(version for version in older if datetime.now(UTC) - version.time < KEPT), newest]
+    tables = [read_rows(path, version, ["part", "id"]) for version in versions]
+    parts = {path / VECTORS / part for table in tables for part in table["part"].unique().to_pylist()}
+    names = {version.model for version in versions}
     others = {name: model for name, model in manifest.others.items() if name in names}
     manifest.model_copy(update={"versions": tuple(versions), "others": others}).write(path / MANIFEST)
     models: list[GalleryModel] = [manifest, *others.values()]
-    indexes = {index_file(path, one.approximate.name) for one in models if one.approximate}
-    wanted = {rows_file(path, one.rows) for one in versions} | parts | indexes
-    pictures = {f"{name}.jpg" for one in rows for name in one["id"].to_pylist()} if manifest.thumbnails else set[str]()
+    indexes = {index_file(path, model.approximate.name) for model in models if model.approximate}
+    wanted = {rows_file(path, version.rows) for version in versions} | parts | indexes
+    pictures = (
+        {f"{name}.jpg" for table in tables for name in table["id"].to_pylist()} if manifest.thumbnails else set[str]()
+    )
     for file in (path / VECTORS).glob(f"*/*{SUFFIX}"):
         if file not in parts and time() - file.stat().st_mtime > KEPT.total_seconds():
             file.unlink(missing_ok=True)
-    for place in (f"{VERSIONS}/*", "index-*.faiss", f"{THUMBNAILS}/*"):
-        for file in path.glob(place):
+    for pattern in (f"{VERSIONS}/*", "index-*.faiss", f"{THUMBNAILS}/*"):
+        for file in path.glob(pattern):
             if file not in wanted and file.name not in pictures:
                 file.unlink(missing_ok=True)
 
@@ -243,8 +245,8 @@ def create_gallery(
     bar: Bar = no_bar,
 ) -> Incoming:
     """Create a gallery of a run's embeddings, see `add_images`; if it is interrupted, the same call resumes."""
-    for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
-        if images is None and given is not None:
+    for option, value in ((f"--label {label}", label), ("--boxes", boxes)):
+        if images is None and value is not None:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
     check_threshold(settings.threshold)
     listed, left_out = ([], ()) if images is None else images_of(images, label, boxes, run)

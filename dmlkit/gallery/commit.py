@@ -37,8 +37,8 @@ def commit(path: Path, manifest: GalleryManifest, rows: Any, name: str = MANIFES
     with atomic_write(file) as partial:
         parquet.write_table(rows, partial, compression="zstd")
         checksum = file_checksum(partial)
-    about: Any = {"time": datetime.now(UTC), "images": len(rows), "model": manifest.current, "checksum": checksum}
-    version = GalleryVersion(number=number, rows=number, **about)
+    details: Any = {"time": datetime.now(UTC), "images": len(rows), "model": manifest.current, "checksum": checksum}
+    version = GalleryVersion(number=number, rows=number, **details)
     changed = manifest.model_copy(update={"versions": (*manifest.versions, version)})
     changed.write(path / name)
     return changed
@@ -73,10 +73,10 @@ def moved(table: Any, store: VectorStore, rows: Values, paths: list[str] | None 
     """Return rows of a version whose points are now in rows of a store, and whose files may have moved."""
     import pyarrow as pa
 
-    numbers, places = store.places(rows)
+    numbers, part_rows = store.places(rows)
     parts = [f"{store.path.name}/{name}" for name in store.parts]
     columns: dict[str, Any] = {"part": pa.array([parts[number] for number in numbers.tolist()], pa.string())}
-    columns |= {"row": pa.array(places)} | ({} if paths is None else {"path": pa.array(paths, pa.string())})
+    columns |= {"row": pa.array(part_rows)} | ({} if paths is None else {"path": pa.array(paths, pa.string())})
     for name, column in columns.items():
         table = table.set_column(table.schema.get_field_index(name), schema().field(name), column)
     return table

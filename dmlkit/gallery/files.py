@@ -169,13 +169,13 @@ def read_index(path: Path, index: ApproximateIndex) -> Any:
     file, word = index_file(path, index.name), command_word(path)
     advice = f"build it again with dmlkit gallery index {word}, or search with --exact"
     try:
-        read = faiss.read_index(str(file))
+        faiss_index = faiss.read_index(str(file))
     except (RuntimeError, MemoryError) as error:
         reason = "is missing" if not file.exists() else f"cannot be read as an index: {first_line(error)[-100:]}"
         raise UserError(f"{file}: {reason}; {advice}") from error
-    if not isinstance(read, faiss.IndexIDMap) or read.ntotal != index.images:
+    if not isinstance(faiss_index, faiss.IndexIDMap) or faiss_index.ntotal != index.images:
         raise UserError(f"{file}: is not the index of {index.images} images that was written; {advice}")
-    return read
+    return faiss_index
 
 
 def outside_of(index: Any, numbers: "Values") -> "Values":

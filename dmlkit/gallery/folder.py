@@ -40,8 +40,8 @@ class GalleryFolder(PointsOnDisk):
         newest = self.manifest.versions[-1]
         self.version, self.table = newest.number, read_rows(path, newest)
         if where is not None:
-            own = {name: self.table[name] for name in ("id", "label", "path")}
-            self.table = self.table.take(where.rows(self.cells() | cells_of(own), str(path), len(self.table)))
+            columns = {name: self.table[name] for name in ("id", "label", "path")}
+            self.table = self.table.take(where.rows(self.cells() | cells_of(columns), str(path), len(self.table)))
         self.rows: Sequence[int] = range(len(self.table))  # of those among which `limited` looked
         self.manifold = self.manifest.build_manifold()
         local = self.manifest.local
@@ -100,8 +100,8 @@ class GalleryFolder(PointsOnDisk):
             elif is_scattered:
                 yield self._gather(np.arange(start, stop), "points")
             else:
-                place = int(self._part_rows[start])
-                yield self._open(self.parts[self._part_codes[start]])["points"][place : place + stop - start]
+                first = int(self._part_rows[start])
+                yield self._open(self.parts[self._part_codes[start]])["points"][first : first + stop - start]
 
     def points_at(self, rows: Tensor) -> Tensor:
         return self._gather(rows.numpy(), "points") if self._kept is None else self._kept[rows]
@@ -171,9 +171,9 @@ class GalleryFolder(PointsOnDisk):
             self._read[part] = tensors
         return self._read[part]
 
-    def _gather(self, rows: Values, what: str) -> Tensor:
-        codes, places, shape = self._part_codes[rows], self._part_rows[rows], self._shapes[what]
-        return gathered(codes, places, lambda code: self._open(self.parts[code])[what], shape, DTYPES[what])
+    def _gather(self, rows: Values, name: str) -> Tensor:
+        codes, part_rows, shape = self._part_codes[rows], self._part_rows[rows], self._shapes[name]
+        return gathered(codes, part_rows, lambda code: self._open(self.parts[code])[name], shape, DTYPES[name])
 
 
 def gallery_of(points: PointSet) -> GalleryFolder | None:

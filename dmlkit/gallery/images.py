@@ -50,8 +50,8 @@ def images_of(
         label: label of all images instead of their own, see `stated_label`.
         run: run that embeds them, whose levels name the folders of a label, see `label_depth`.
     """
-    own = None if run is None else RunFolder(run)
-    depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
+    run_folder = None if run is None else RunFolder(run)
+    depth = label_depth(run_folder.recipe()) if run_folder is not None and run_folder.recipe_path.exists() else 1
     options = (boxes or Boxes())._replace(skips=True)
     labels = None if label is None else NONE
     listed = listed_images(source, labels, options, depth=depth)

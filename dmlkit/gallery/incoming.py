@@ -104,17 +104,17 @@ def fill_gallery(
         needs_all: what to do about an image that cannot be read. Default: it is left out.
     """
     listed = ImageList([image.path for image in images.values()], boxes=[image.box for image in images.values()])
-    home, keys, model = gallery / VECTORS, keys_of([*map(bytes.fromhex, images)]), stored_model(trained)
+    vectors_folder, keys, model = gallery / VECTORS, keys_of([*map(bytes.fromhex, images)]), stored_model(trained)
     options: dict[str, Any] = {"used": used, "keeps_damaged": True}  # an earlier version may name it
-    store = VectorStore.at(home / model.key, trained, **options)
+    store = VectorStore.at(vectors_folder / model.key, trained, **options)
     missing = torch.from_numpy(store.find(keys) < 0)
     if missing.any() and trained.local is None and (known := known_points(trained, listed)):
         new = missing[known.indices].nonzero()[:, 0]
         with writing(store.path / "points"):
             for part in new.split(PART_IMAGES) if len(new) else ():
                 write_part(store.path, keys[known.indices[part].numpy()], known.points[part])
-    wanted = FillJob(listed, keys, home, model, exact=False, skip_bad_images=not needs_all, way_on=needs_all)
-    filled = fill(wanted, trained, ranks, bar=bar, **options)
+    job = FillJob(listed, keys, vectors_folder, model, exact=False, skip_bad_images=not needs_all, way_on=needs_all)
+    filled = fill(job, trained, ranks, bar=bar, **options)
     return filled._replace(known=len(images) - int(missing.sum()))
 
 

@@ -103,9 +103,9 @@ def partitions(images: int) -> int:
     return max(1, min(isqrt(images), images // FEWEST))
 
 
-def _drawn(gallery: GalleryFolder, most: int) -> Tensor:
+def _drawn(gallery: GalleryFolder, limit: int) -> Tensor:
     """Return random rows of a gallery, always the same."""
-    return torch.randperm(len(gallery), generator=torch.Generator().manual_seed(0))[:most].sort().values
+    return torch.randperm(len(gallery), generator=torch.Generator().manual_seed(0))[:limit].sort().values
 
 
 def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
@@ -136,8 +136,8 @@ def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
 
 def _add(index: Any, gallery: GalleryFolder, rows: Tensor) -> None:
     numbers = gallery.numbers
-    for some in rows.split(ROWS):
-        index.add_with_ids(_vectors(gallery, some), numbers[some.numpy()])
+    for block in rows.split(ROWS):
+        index.add_with_ids(_vectors(gallery, block), numbers[block.numpy()])
 
 
 def _vectors(gallery: GalleryFolder, rows: Tensor) -> Values:
@@ -155,25 +155,25 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recal
     worst = searcher.exact.search(points, nearest + 1).without(queries).similarities[:, -1:]
     exact = perf_counter() - started
 
-    def tried(one: ApproximateIndex) -> tuple[float, float, ApproximateIndex]:
+    def tried(setting: ApproximateIndex) -> tuple[float, float, ApproximateIndex]:
         """Search through an index; return the recall that holds with 95 % confidence, and -1 times the seconds."""
-        searcher.index = one
+        searcher.index = setting
         started = perf_counter()
-        near = searcher.search(points, nearest + 1).without(queries)
-        shares = (near.similarities >= worst).double().mean(1)  # of equally near ones any will do
+        neighbors = searcher.search(points, nearest + 1).without(queries)
+        shares = (neighbors.similarities >= worst).double().mean(1)  # of equally near ones any will do
         sure = shares.mean() - SURE * shares.std() / len(shares) ** 0.5
-        return sure.item(), started - perf_counter(), one.model_copy(update={"recall": shares.mean().item()})
+        return sure.item(), started - perf_counter(), setting.model_copy(update={"recall": shares.mean().item()})
 
     sure, negative_seconds, best = tried(index)
     while sure < recall:
-        further = [tried(one) for one in _further(best, partitions(len(gallery)))]
+        further = [tried(setting) for setting in _further(best, partitions(len(gallery)))]
         if not further:
             raise UserError(
                 f"{gallery.path}: {best.kind} finds {best.recall:.4f} of the {nearest} nearest at most "
                 f"({sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --method "
                 "or a lower --recall"
             )
-        sure, negative_seconds, best = max(further, key=lambda one: one[:2])
+        sure, negative_seconds, best = max(further, key=lambda trial: trial[:2])
     times = [1e3 * seconds / len(queries) for seconds in (exact, -negative_seconds)]
     return Indexed(best, len(queries), *times, build_seconds=seconds)
 
@@ -219,11 +219,13 @@ class ApproximateGallery:
 
     def _search(self, queries: Tensor, k: int, length: int) -> Neighbors:
         candidates = self._candidates(queries, length)
-        once, places = candidates.clamp(min=0).unique(return_inverse=True)
-        points, similarity = self.points.points_at(once), torch.empty(candidates.shape, dtype=torch.float64)
+        distinct, inverse = candidates.clamp(min=0).unique(return_inverse=True)
+        points, similarity = self.points.points_at(distinct), torch.empty(candidates.shape, dtype=torch.float64)
         rows = max(1, CACHED_ELEMENTS // (candidates.shape[1] * queries.shape[1]))
-        for own in torch.arange(len(queries)).split(rows):
-            similarity[own] = self.manifold.paired_similarity(queries[own, None].double(), points[places[own]].double())
+        for block in torch.arange(len(queries)).split(rows):
+            similarity[block] = self.manifold.paired_similarity(
+                queries[block, None].double(), points[inverse[block]].double()
+            )
         similarity[candidates < 0] = -torch.inf
         order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
         neighbors = Neighbors(similarity.gather(1, order).to(queries.dtype), candidates.gather(1, order))
@@ -246,8 +248,8 @@ class ApproximateGallery:
             inner.nprobe = self.index.nprobes
         _, numbers = self.faiss.search(vectors.float().numpy(), length)
         known = self.folder.numbers
-        places = np.searchsorted(known, numbers, sorter=self.order).clip(max=len(known) - 1)
-        rows = self.order[places]
+        positions = np.searchsorted(known, numbers, sorter=self.order).clip(max=len(known) - 1)
+        rows = self.order[positions]
         rows[known[rows] != numbers] = -1  # removed, or fewer than asked for
         outside = np.broadcast_to(self.outside.numpy(), (len(rows), len(self.outside)))
         return torch.from_numpy(np.sort(np.concatenate([rows, outside], axis=1), axis=1))

@@ -39,8 +39,8 @@ class GalleryManifest(RecordedGallery, GalleryModel, frozen=True, strict=True):
         """Return the manifest with one of its models described first; an unknown name is a `KeyError`."""
         if name == self.current:
             return self
-        first = GalleryModel(**{field: getattr(self, field) for field in GalleryModel.model_fields})
-        others = {**self.others, self.current: first}
+        current = GalleryModel(**{field: getattr(self, field) for field in GalleryModel.model_fields})
+        others = {**self.others, self.current: current}
         return self.model_copy(update={**dict(others.pop(name)), "current": name, "others": others})
 
 

@@ -101,8 +101,8 @@ def _has_model(gallery: GalleryFolder, trained: TrainedModel) -> bool:
         check_same_description(ours, "", gallery.manifest, "")
     except UserError:
         return False
-    same = ours.model.fingerprint == gallery.manifest.model.fingerprint
-    return same and trained.local == gallery.manifest.local
+    is_same = ours.model.fingerprint == gallery.manifest.model.fingerprint
+    return is_same and trained.local == gallery.manifest.local
 
 
 def _located(

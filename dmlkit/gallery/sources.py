@@ -80,8 +80,8 @@ def open_points(
 
 def _limited(points: PointSet, columns: Mapping[str, Any], where: Where) -> PointsInMemory:
     """Return the points that fulfill conditions on columns, or on their labels and paths."""
-    known = cells_of({"label": points.labels, "path": points.paths, **columns})
-    return in_memory(points).part(torch.tensor(where.rows(known, points.source, len(points))))
+    cells = cells_of({"label": points.labels, "path": points.paths, **columns})
+    return in_memory(points).part(torch.tensor(where.rows(cells, points.source, len(points))))
 
 
 def path_of(queries: Path | Sequence[Path]) -> Path:
@@ -110,13 +110,13 @@ def open_queries(
         if kind == "array" or (searched.manifest is None and holds_vectors(queries, with_paths=True)):
             return array_points(queries, None, searched.manifold)
         if kind != "images":
-            asked: PointSet
+            query_points: PointSet
             if kind == "run":
-                asked = open_points(queries, model=ModelChoice(device=model.device), bar=bar)
+                query_points = open_points(queries, model=ModelChoice(device=model.device), bar=bar)
             else:
-                asked = EmbeddingFolder(queries) if kind == "embeddings" else GalleryFolder(queries)
-            check_same_model(asked, searched)
-            return asked
+                query_points = EmbeddingFolder(queries) if kind == "embeddings" else GalleryFolder(queries)
+            check_same_model(query_points, searched)
+            return query_points
     elif not queries:
         raise UserError("got an empty list of images; expected at least one")
     elif boxes is not None and boxes.are_given:
@@ -205,8 +205,8 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str, where: 
         counts = Counter[str]("" if text is None else text for text in texts.to_pylist())
         for note in label_notes(counts, str(labels or path)):
             warn_once(note)
-        meant = {text: label_of(text) for text in counts}
-        names = [meant[text or ""] for text in texts.to_pylist()]
+        label_by_text = {text: label_of(text) for text in counts}
+        names = [label_by_text[text or ""] for text in texts.to_pylist()]
     array = PointsInMemory(str(path), manifold, points.float(), vectors.names, names)
     columns = vectors.columns
     return array if where is None else _limited(array, {name: columns[name] for name in columns.column_names}, where)
@@ -217,7 +217,7 @@ def check_same_model(theirs: PointSet, ours: PointSet) -> None:
     if theirs.manifest is not None and ours.manifest is not None:
         check_same_description(theirs.manifest, theirs.source, ours.manifest, ours.source)
     elif type(theirs.manifold) is not type(ours.manifold) or theirs.manifold.point_dim != ours.manifold.point_dim:
-        both = [f"{one.manifold.point_dim} dimensions on {type(one.manifold).__name__}" for one in (theirs, ours)]
+        dims = [f"{side.manifold.point_dim} dimensions on {type(side.manifold).__name__}" for side in (theirs, ours)]
         raise UserError(
-            f"{theirs.source}: has {both[0]}, but {ours.source} has {both[1]}; expected embeddings of the same model"
+            f"{theirs.source}: has {dims[0]}, but {ours.source} has {dims[1]}; expected embeddings of the same model"
         )

@@ -83,8 +83,8 @@ class Answers:
         """Yield each query's path with its neighbors."""
         for path, similarities, rows in zip(self.queries, self.similarities, self.rows, strict=True):
             items = self.searched.items_at(rows)
-            found = zip((similarities + 0.0).tolist(), items, strict=True)  # a distance of 0 is no -0
-            yield path, [Neighbor(rank, similarity, item) for rank, (similarity, item) in enumerate(found, start=1)]
+            pairs = zip((similarities + 0.0).tolist(), items, strict=True)  # a distance of 0 is no -0
+            yield path, [Neighbor(rank, similarity, item) for rank, (similarity, item) in enumerate(pairs, start=1)]
 
     def plain(self) -> dict[str, Any]:
         """Return plain data."""
@@ -110,7 +110,7 @@ def write_neighbors(answers: Answers, path: Path) -> None:
     rows = (
         (
             *(query, rank, f"{similarity:.9g}", item.id, item.label or "", item.path),
-            *(side for one in (box, item.box) for side in (one[:4] if one else [""] * 4)),
+            *(side for region in (box, item.box) for side in (region[:4] if region else [""] * 4)),
         )
         for box, (query, neighbors) in zip(answers.boxes, answers.neighbors(), strict=True)
         for rank, similarity, item in neighbors
@@ -200,8 +200,8 @@ def are_nearest(near: Answers) -> list[bool]:
     nearest_items = near.searched.items_at(near.rows[:, 0]) if len(near.rows) else []
     pairs = zip(near.pictures, near.boxes, nearest_items, strict=True)
     return [
-        Path(one).absolute() == Path(item.path).absolute() and (box and box[:4]) == (item.box and item.box[:4])
-        for one, box, item in pairs
+        Path(picture).absolute() == Path(item.path).absolute() and (box and box[:4]) == (item.box and item.box[:4])
+        for picture, box, item in pairs
     ]
 
 
@@ -250,18 +250,18 @@ class Identified:
 
     def at(self, rows: Sequence[int]) -> "Identified":
         """Return some answers, in their order."""
-        near = self.neighbors
-        named = {name: [getattr(near, name)[row] for row in rows] for name in ("queries", "pictures", "boxes")}
-        near = replace(near, **named, similarities=near.similarities[[*rows]], rows=near.rows[[*rows]])
+        nearest = self.neighbors
+        named = {name: [getattr(nearest, name)[row] for row in rows] for name in ("queries", "pictures", "boxes")}
+        nearest = replace(nearest, **named, similarities=nearest.similarities[[*rows]], rows=nearest.rows[[*rows]])
         samples = [self.samples[row] for row in rows] if self.samples else ()
-        return replace(self, answers=[self.answers[row] for row in rows], neighbors=near, samples=samples)
+        return replace(self, answers=[self.answers[row] for row in rows], neighbors=nearest, samples=samples)
 
     def write(self, path: Path) -> None:
         """Write the answers in the order of the images, as JSON if the name ends in ``.json``, else as a CSV table."""
         boxes = [box and list(box[:4]) for box in self.neighbors.boxes]
         rows = zip(self.answers, self.neighbors.neighbors(), boxes, strict=True)
         if path.suffix.lower() != ".json":
-            cells = (_cells(answer, box, *found) for answer, found, box in rows)
+            cells = (_cells(answer, box, *query) for answer, query, box in rows)
             write_table(path, (*ANSWER_COLUMNS, *NEAREST_BOXES), cells)
             return
         document = {
@@ -271,8 +271,8 @@ class Identified:
             "threshold": self.threshold,
             "accuracy": self.accuracy and self.accuracy.model_dump(),
             "images": [
-                {"path": name, "box": box, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
-                for answer, (name, found), box in rows
+                {"path": name, "box": box, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in nearest]}
+                for answer, (name, nearest), box in rows
             ],
             "skipped": list(self.neighbors.skipped),
         }
@@ -294,10 +294,10 @@ def known_labels(
 
 
 def _cells(answer: Answer, box: list[float] | None, path: str, neighbors: list[Neighbor]) -> list[str]:
-    near = [text for _, similarity, item in neighbors for text in (item.path, item.label or "", f"{similarity:.9g}")]
+    nearest = [text for _, similarity, item in neighbors for text in (item.path, item.label or "", f"{similarity:.9g}")]
     numbers = ["" if value is None else f"{value:.9g}" for value in (answer.probability, answer.score, answer.margin)]
     sides = [""] * len(BOX) if box is None else [f"{side:.9g}" for side in box]
-    cells = [path, answer.label, answer.guess, *numbers, answer.known or "", str(answer.images), *sides, *near]
+    cells = [path, answer.label, answer.guess, *numbers, answer.known or "", str(answer.images), *sides, *nearest]
     cells += [""] * (len(ANSWER_COLUMNS) - len(cells))
     for _, _, item in neighbors:
         cells += [f"{side:.9g}" for side in item.box[:4]] if item.box else [""] * len(BOX)

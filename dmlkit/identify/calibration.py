@@ -80,23 +80,23 @@ def calibrate_gallery(
     if near is not None:
         check_reachable(gallery.manifold, near, "--near")
     matches, run = LocalMatches.of(gallery), model.run or gallery.run
-    home = None if run is None else RunFolder(run)
+    run_folder = None if run is None else RunFolder(run)
     seconds = [None] if matches is None else [matches, None]
     deciders = [labeled_decider(gallery, near=near, second=second) for second in seconds]
     names = deciders[0][0]
-    asked, others = None, [NO_STRANGERS] * len(seconds)
+    stranger_points, others = None, [NO_STRANGERS] * len(seconds)
     if strangers is not None:
         limits = None if where is None else Boxes(where=where)
-        asked = open_queries(strangers, gallery, boxes=limits, model=model, bar=bar)
-    elif home is not None and home.recipe().dataset.validates:
+        stranger_points = open_queries(strangers, gallery, boxes=limits, model=model, bar=bar)
+    elif run_folder is not None and run_folder.recipe().dataset.validates:
         ranks = model.start()
-        asked = split_points(home, load_same_model(gallery, model, ranks), ranks, "validation", bar)
-    if asked is not None:
-        rows, classes = drawn_strangers(asked, names, MOST if matches is None else MOST_MATCHED)
-        alone = Strangers(asked.points_at(rows), classes)
-        numbers = [None if one is None else one.ask(asked, model, rows, bar) for one in seconds]
-        others = [alone._replace(numbers=one) for one in numbers]
-    trained = None if home is None else home.training_classes()
+        stranger_points = split_points(run_folder, load_same_model(gallery, model, ranks), ranks, "validation", bar)
+    if stranger_points is not None:
+        rows, classes = drawn_strangers(stranger_points, names, MOST if matches is None else MOST_MATCHED)
+        alone = Strangers(stranger_points.points_at(rows), classes)
+        series = [None if second is None else second.ask(stranger_points, model, rows, bar) for second in seconds]
+        others = [alone._replace(numbers=numbers) for numbers in series]
+    trained = None if run_folder is None else run_folder.training_classes()
     known = tuple(name for name in names if name in (trained or ()))
     is_trained = np.isin(names, known)
     trials, is_optimistic = trials_of(deciders[0][1], 1, most_tried(deciders[0][1]), is_trained, others[0])
@@ -107,12 +107,12 @@ def calibrate_gallery(
         )
     fpir = _allowed(fpir, int(trials.absent.sum()))
     fits = [fit_of(trials, fpir, deciders[0][1].similarity_name)]
-    for place, size in list(product(range(len(deciders)), SIZES))[1:]:  # as far as there are enough trials
-        decider = deciders[place][1]
-        more = trials_of(decider, size, most_tried(decider) // size, is_trained, others[place])[0]
-        absent = int(more.absent.sum())
-        if size == 1 or (len(more.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
-            fits.append(fit_of(more, fpir, decider.similarity_name, size))
+    for index, size in list(product(range(len(deciders)), SIZES))[1:]:  # as far as there are enough trials
+        decider = deciders[index][1]
+        more_trials = trials_of(decider, size, most_tried(decider) // size, is_trained, others[index])[0]
+        absent = int(more_trials.absent.sum())
+        if size == 1 or (len(more_trials.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
+            fits.append(fit_of(more_trials, fpir, decider.similarity_name, size))
     calibration = Identification(
         gallery_model=gallery.manifest.current,
         where=None if where is None else where.text,
@@ -154,7 +154,7 @@ def calibrate_by_value(
         except UserError as error:
             calibrations[value] = error
             calibration_file(path, where).unlink(missing_ok=True)
-    if any(isinstance(one, Identification) for one in calibrations.values()):
+    if any(isinstance(outcome, Identification) for outcome in calibrations.values()):
         whole = whole.model_copy(update={"column": name})  # last, so that an interrupted command changes no threshold
         whole.write(calibration_file(path, None))
     return whole, calibrations
@@ -167,9 +167,9 @@ def most_tried(decider: Decider) -> int:
 
 def drawn_strangers(points: PointSet, names: Sequence[str], most: int) -> tuple[torch.Tensor, np.ndarray]:
     """Return rows and classes (M,) of images whose labels are not in a gallery; each one without a label is a class."""
-    given = [label or f"/{row}" for row, label in enumerate(points.labels)]
-    codes = np.unique(np.array(given), return_inverse=True)[1]
-    drawn = drawn_rows(np.flatnonzero(~np.isin(given, names)), codes, most)
+    labels = [label or f"/{row}" for row, label in enumerate(points.labels)]
+    codes = np.unique(np.array(labels), return_inverse=True)[1]
+    drawn = drawn_rows(np.flatnonzero(~np.isin(labels, names)), codes, most)
     return torch.from_numpy(drawn), np.unique(codes[drawn], return_inverse=True)[1]
 
 
@@ -210,9 +210,9 @@ def fit_of(trials: Trials, fpir: float, similarity: str, size: int = 1) -> Fit:
     absent, present, fits = trials.chosen(trials.absent), trials.chosen(~trials.absent), list[Fit]()
     for by_score in (False, True):
         sigmoid = trials.fit(by_score=by_score)
-        said = sigmoid.of(trials.margins, trials.scores)
-        threshold, accepted = threshold_for(said[trials.absent], absent, fpir)
-        missed = ~(trials.right & (said >= threshold))[~trials.absent]
+        probabilities = sigmoid.of(trials.margins, trials.scores)
+        threshold, accepted = threshold_for(probabilities[trials.absent], absent, fpir)
+        missed = ~(trials.right & (probabilities >= threshold))[~trials.absent]
         fits.append(
             Fit(
                 similarity=similarity,
@@ -240,10 +240,10 @@ def threshold_for(values: np.ndarray, trials: Trials, fpir: float) -> tuple[floa
     """
     ordered, reach = np.sort(values), np.empty(len(values))
     for code in np.unique(trials.classes):
-        own = trials.classes == code
-        left_out = own | (trials.guesses == code)
-        reach[own] = _reach(values[own], ordered) - _reach(values[own], np.sort(values[left_out]))
-        reach[own] /= max(1, len(values) - left_out.sum())
+        of_label = trials.classes == code
+        left_out = of_label | (trials.guesses == code)
+        reach[of_label] = _reach(values[of_label], ordered) - _reach(values[of_label], np.sort(values[left_out]))
+        reach[of_label] /= max(1, len(values) - left_out.sum())
     limit = np.sort(reach)[int(fpir * len(values) + 1e-9)]
     accepted = (reach < limit) | (reach == 0)
     count = int(reach[accepted].max(initial=0) * len(values) + 1e-9)
@@ -289,8 +289,8 @@ def rate_of(errors: np.ndarray, trials: Trials) -> Rate:
 
 def _mutual(values: np.ndarray, trials: Trials) -> float:
     """Return the sum of the products of values (M,) of images of two labels that are taken for each other."""
-    most = int(max(trials.classes.max(), trials.guesses.max())) + 1
-    pairs, places = np.unique(trials.classes * most + trials.guesses, return_inverse=True)
-    mirrored, sums = pairs % most * most + pairs // most, np.bincount(places, values)
-    there = np.isin(mirrored, pairs) & (mirrored != pairs)
-    return float(sums[there] @ sums[np.searchsorted(pairs, mirrored[there])])
+    count = int(max(trials.classes.max(), trials.guesses.max())) + 1
+    pairs, inverse = np.unique(trials.classes * count + trials.guesses, return_inverse=True)
+    mirrored, sums = pairs % count * count + pairs // count, np.bincount(inverse, values)
+    is_mutual = np.isin(mirrored, pairs) & (mirrored != pairs)
+    return float(sums[is_mutual] @ sums[np.searchsorted(pairs, mirrored[is_mutual])])

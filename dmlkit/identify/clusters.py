@@ -64,7 +64,7 @@ class Clusters:
         texts = ([label for row in rows.tolist() if (label := labels[row]) is not None] for rows in self.members)
         named = texts
         if self.separator is not None:
-            named = ([one for text in members for one in text.split(self.separator)] for members in texts)
+            named = ([name for text in members for name in text.split(self.separator)] for members in texts)
         return [Counter(sorted(names)).most_common(1)[0] if names else None for names in named]
 
     def purity(self) -> float | None:
@@ -73,7 +73,7 @@ class Clusters:
         labelled = sum(labels[row] is not None for row in (self.assignments >= 0).nonzero()[:, 0].tolist())
         if not labelled:
             return None
-        return sum(0 if most is None else most[1] for most in self.majorities()) / labelled
+        return sum(0 if majority is None else majority[1] for majority in self.majorities()) / labelled
 
     def nmi(self) -> float | None:
         """Return the normalized mutual information with the labels, over labeled images in clusters.
@@ -83,15 +83,15 @@ class Clusters:
         if self.separator is not None:
             return None
         _, codes = self.collection.class_codes()
-        kept = (codes >= 0) & (self.assignments >= 0)
-        return NmiConfig().agreement(codes[kept], self.assignments[kept]) if kept.any() else None
+        is_counted = (codes >= 0) & (self.assignments >= 0)
+        return NmiConfig().agreement(codes[is_counted], self.assignments[is_counted]) if is_counted.any() else None
 
     def write(self, path: Path) -> None:
         """Write a CSV table: one row per image, by cluster from 1, the medoid first; noise last; with their boxes."""
         paths, labels = self.collection.paths, self.collection.labels
         listed: list[tuple[int | str, int, int]] = []  # cluster, row, and whether it is the medoid
         for number, members in enumerate(self.members, start=1):
-            listed += [(number, row, int(place == 0)) for place, row in enumerate(members.tolist())]
+            listed += [(number, row, int(rank == 0)) for rank, row in enumerate(members.tolist())]
         listed += [("", row, 0) for row in (self.assignments == NOISE).nonzero()[:, 0].tolist()]
         rows = ((number, paths[row], labels[row] or "", is_medoid) for number, row, is_medoid in listed)
         columns = ("cluster", "path", "label", "is_medoid")
@@ -99,11 +99,11 @@ class Clusters:
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""
-        for number, (rows, most) in enumerate(zip(self.members, self.majorities(), strict=True), start=1):
+        for number, (rows, majority) in enumerate(zip(self.members, self.majorities(), strict=True), start=1):
             images = counted(len(rows), "image", "images")
-            lines = [f"cluster {number}, {images}", *([] if most is None else [f"{most[1]} are {most[0]}"])]
+            lines = [f"cluster {number}, {images}", *([] if majority is None else [f"{majority[1]} are {majority[0]}"])]
             shown = rows[:MOST_PICTURES].tolist()
-            pictures = [picture_of(self.collection, row, lines if not place else []) for place, row in enumerate(shown)]
+            pictures = [picture_of(self.collection, row, lines if not rank else []) for rank, row in enumerate(shown)]
             yield Shelf(pictures[0], pictures[1:])
 
 
@@ -177,10 +177,10 @@ def clustering_method(clusters: int | None, threshold: float | None, method: Met
 def _check_sizes(collection: PointsInMemory, clusters: int | None, threshold: float | None, method: Method) -> None:
     if clusters is not None and not 1 <= clusters <= len(collection):
         raise UserError(f"-k {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
-    least = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
-    if len(collection) < least:
+    minimum = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
+    if len(collection) < minimum:
         raise UserError(
-            f"cluster --method {method}: {collection.source} has {len(collection)} images; expected at least {least}"
+            f"cluster --method {method}: {collection.source} has {len(collection)} images; expected at least {minimum}"
         )
     if threshold is not None:
         check_reachable(collection.manifold, threshold)
@@ -239,8 +239,8 @@ def frechet_kmeans(
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
-        >>> found = frechet_kmeans(Euclidean(1), torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2)
-        >>> (found == found[0]).tolist()
+        >>> assignments = frechet_kmeans(Euclidean(1), torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2)
+        >>> (assignments == assignments[0]).tolist()
         [True, True, False, False]
     """
     generator = torch.Generator().manual_seed(0)

@@ -44,8 +44,8 @@ def labeled_decider(
     groups = None
     if near is not None:
         pairs = near_pairs(searched.manifold, in_memory(searched).points, None, near)
-        same = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
-        groups = components_of(pairs.first[same], pairs.second[same], len(codes))
+        same_label = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
+        groups = components_of(pairs.first[same_label], pairs.second[same_label], len(codes))
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups, second, numbers)
 
 
@@ -138,13 +138,13 @@ class Decider:
         units, single = self.codes if absent else self.groups, len(self.sizes) - absent == 1
         while remaining:  # among more and more neighbors, until there is one with another label
             owners = None if own is None else own[remaining]
-            asked = None if numbers is None else numbers[remaining]
-            near = near or self._search(points[remaining], length, owners, units, asked)
+            query_numbers = None if numbers is None else numbers[remaining]
+            near = near or self._search(points[remaining], length, owners, units, query_numbers)
             for query, similarities, rows in zip(remaining, near.similarities, near.indices.numpy(), strict=True):
-                kept = np.ones(len(rows), bool) if own is None else units[rows] != units[own[query]]
-                codes = self.codes[rows[kept]]
+                is_other = np.ones(len(rows), bool) if own is None else units[rows] != units[own[query]]
+                codes = self.codes[rows[is_other]]
                 if len(np.unique(codes)) > 1 or (single and len(codes)) or length == size:
-                    scores = (similarities[torch.from_numpy(kept)] + 0.0).tolist()
+                    scores = (similarities[torch.from_numpy(is_other)] + 0.0).tolist()
                     decided[query] = vote(codes.tolist(), scores, self.voters)
             remaining = [query for query in remaining if query not in decided]
             near, length = None, min(2 * length, size)
@@ -163,8 +163,8 @@ class Decider:
     ) -> list[Decision]:
         count, size, _ = points.shape
         owners = None if own is None else own.repeat(size)
-        each = self._scores(points.flatten(0, 1), owners, absent, None if numbers is None else numbers.flatten())
-        scores = each.reshape(count, size, len(self.sizes)).mean(1)
+        all_scores = self._scores(points.flatten(0, 1), owners, absent, None if numbers is None else numbers.flatten())
+        scores = all_scores.reshape(count, size, len(self.sizes)).mean(1)
         if absent and own is not None:
             scores[torch.arange(count), torch.from_numpy(self.codes[own])] = -torch.inf
         best = scores.topk(min(2, scores.shape[1]), dim=1)

@@ -78,9 +78,9 @@ class DuplicateGroups:
         """Yield a row of pictures per group."""
         least = self.least()
         for number, group in enumerate(self.groups, start=1):
-            first, *rest = group[:MOST_PICTURES].tolist()
-            found = [picture_of(self.collection, row, [f"at least {float(least[row]):.4f}"]) for row in rest]
-            yield Shelf(picture_of(self.collection, first, [f"group {number}, {len(group)} images"]), found)
+            first, *others = group[:MOST_PICTURES].tolist()
+            pictures = [picture_of(self.collection, row, [f"at least {float(least[row]):.4f}"]) for row in others]
+            yield Shelf(picture_of(self.collection, first, [f"group {number}, {len(group)} images"]), pictures)
 
     def _is_within(self) -> Tensor:
         one, other = self.group_of[self.pairs.first], self.group_of[self.pairs.second]
@@ -116,13 +116,13 @@ class Matches:
         """Yield a row of pictures per image of the first source with near-duplicates, the most similar first."""
         rows, counts = self.pairs.first.unique_consecutive(return_counts=True)
         blocks = torch.arange(len(self.pairs.first)).split(counts.tolist())
-        for row, places in zip(rows.tolist(), blocks, strict=True):
-            best = places[self.pairs.similarities[places].argsort(descending=True)][:MOST_PICTURES]
-            found = [
-                picture_of(self.other, int(self.pairs.second[place]), [f"{float(self.pairs.similarities[place]):.4f}"])
-                for place in best
+        for row, indices in zip(rows.tolist(), blocks, strict=True):
+            best = indices[self.pairs.similarities[indices].argsort(descending=True)][:MOST_PICTURES]
+            pictures = [
+                picture_of(self.other, int(self.pairs.second[pair]), [f"{float(self.pairs.similarities[pair]):.4f}"])
+                for pair in best
             ]
-            yield Shelf(picture_of(self.one, row, []), found)
+            yield Shelf(picture_of(self.one, row, []), pictures)
 
 
 def duplicate_groups(collection: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> DuplicateGroups:
@@ -211,9 +211,9 @@ def propose_threshold(nearest: Tensor) -> Proposal | None:
     gaps = -ordered.diff()[: max(1, len(ordered) // 2)]
     if not len(gaps) or float(gaps.max()) <= LEAST_GAP * max(1.0, float(ordered.abs().max())):
         return None
-    place = int(gaps.argmax())
-    above, below = ordered[place : place + 2].tolist()
-    return Proposal((above + below) / 2, above, below, place + 1)
+    index = int(gaps.argmax())
+    above, below = ordered[index : index + 2].tolist()
+    return Proposal((above + below) / 2, above, below, index + 1)
 
 
 def most_similar_pairs(
@@ -225,20 +225,20 @@ def most_similar_pairs(
     """
     if other is not None:
         check_same_model(other, one)
-    most = len(one) - 1 if other is None else len(other)
-    if most < 1:
+    candidates = len(one) - 1 if other is None else len(other)
+    if candidates < 1:
         raise UserError(f"{one.source}: has a single image; expected at least two")
     others = None if other is None else other.points
     with bar("comparing", len(one)) as advance:
-        neighbors = neighbors_of(one.manifold, one.points, min(count, most), others, advance=advance)
+        neighbors = neighbors_of(one.manifold, one.points, min(count, candidates), others, advance=advance)
     first = torch.arange(len(one)).repeat_interleave(neighbors.indices.shape[1])
     second, similarities = neighbors.indices.flatten(), neighbors.similarities.flatten().double()
     if other is None:  # both images of a pair may have found it
-        pairs, places = torch.stack([first.minimum(second), first.maximum(second)], 1).unique(
+        pairs, inverse = torch.stack([first.minimum(second), first.maximum(second)], 1).unique(
             dim=0, return_inverse=True
         )
         first, second = pairs.unbind(1)
-        similarities = torch.full((len(pairs),), -torch.inf).double().scatter_reduce(0, places, similarities, "amax")
+        similarities = torch.full((len(pairs),), -torch.inf).double().scatter_reduce(0, inverse, similarities, "amax")
     best = similarities.argsort(descending=True, stable=True)[:count]
     chosen = NearPairs(first[best], second[best], similarities[best])
     return Matches(one, other or one, chosen), propose_threshold(neighbors.similarities[:, 0])

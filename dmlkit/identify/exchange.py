@@ -61,8 +61,8 @@ def write_exchange(found: Identified, path: Path, images: Path, boxes: Boxes | N
     """Write answers by a `writer_of` their images, and return a line on what is written."""
     table = query_table(images, boxes)
     assert table is not None
-    rows = zip(found.samples, found.answers, strict=True)
-    return write(table, {row: answer for several, answer in rows for row in several}, path)
+    pairs = zip(found.samples, found.answers, strict=True)
+    return write(table, {row: answer for rows, answer in pairs for row in rows}, path)
 
 
 def _column(table: ImageTable, name: str) -> list[str | None]:
@@ -75,18 +75,18 @@ def write_observations(table: ImageTable, answers: Mapping[int, Answer], path: P
     An observation of one medium gets its individual, unless it has one. One of an event stays, and is followed by an
     observation of each of its media in which an individual was identified. All other observations stay as they are.
     """
-    read = read_csv(table.root / OBSERVATIONS)
-    columns = sorted({*FIELDS, *read.names}, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
-    known = {cells["observationID"]: cells for _, cells in read.rows()}
+    source = read_csv(table.root / OBSERVATIONS)
+    columns = sorted({*FIELDS, *source.names}, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
+    observations = {cells["observationID"]: cells for _, cells in source.rows()}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    own, media, kept = dict[str, dict[str, str]](), list[dict[str, str]](), 0
+    changed, media, named = dict[str, dict[str, str]](), list[dict[str, str]](), 0
     pairs = zip(_column(table, "observationID"), _column(table, "mediaID"), strict=True)
     for row, (observation, medium) in enumerate(pairs):
-        answer, cells = answers.get(row), known[str(observation)]
+        answer, cells = answers.get(row), observations[str(observation)]
         if answer is None or answer.label == UNKNOWN:
             continue
         if cells.get("individualID"):
-            kept += 1
+            named += 1
             continue
         probability = "" if answer.probability is None else f"{answer.probability:.6g}"
         cells = cells | {
@@ -97,14 +97,16 @@ def write_observations(table: ImageTable, answers: Mapping[int, Answer], path: P
             "classificationProbability": probability,
         }
         if cells["mediaID"]:
-            own[str(observation)] = cells
+            changed[str(observation)] = cells
         else:
             number = {"observationID": f"{observation}-{medium}", "mediaID": str(medium), "count": "1"}
             media.append(cells | number | {"observationLevel": "media"})
-    whole = [own.get(name, cells) for name, cells in known.items()] + media
-    write_table(path, columns, ([cells.get(name, "") for name in columns] for cells in whole), is_data=True)
-    added = counted(len(own) + len(media), "observation gets", "observations get")
-    others = f"{len(known) - len(own):,} as before" + (f", {kept:,} of them with an individual" if kept else "")
+    rows = [changed.get(name, cells) for name, cells in observations.items()] + media
+    write_table(path, columns, ([cells.get(name, "") for name in columns] for cells in rows), is_data=True)
+    added = counted(len(changed) + len(media), "observation gets", "observations get")
+    others = f"{len(observations) - len(changed):,} as before" + (
+        f", {named:,} of them with an individual" if named else ""
+    )
     return f"{added} an individual; {others}"
 
 
@@ -119,16 +121,16 @@ def write_detections(table: ImageTable, answers: Mapping[int, Answer], path: Pat
     free = max((int(number) for number in categories if number.isdecimal()), default=-1) + 1
     count = 0
     for row, answer in answers.items():
-        place = re.search(r"images\.(\d+)\.detections\.(\d+)$", table.place(row))
-        if answer.label == UNKNOWN or place is None:
+        position = re.search(r"images\.(\d+)\.detections\.(\d+)$", table.place(row))
+        if answer.label == UNKNOWN or position is None:
             continue
         if answer.label not in numbers:
             numbers[answer.label] = str(free)
             categories[str(free)] = answer.label
             free += 1
-        box = data["images"][int(place[1])]["detections"][int(place[2])]
-        sure = min(max(answer.score if answer.probability is None else answer.probability, 0.0), 1.0)
-        box["classifications"] = [[numbers[answer.label], round(sure, 4)], *box.get("classifications", [])]
+        box = data["images"][int(position[1])]["detections"][int(position[2])]
+        confidence = min(max(answer.score if answer.probability is None else answer.probability, 0.0), 1.0)
+        box["classifications"] = [[numbers[answer.label], round(confidence, 4)], *box.get("classifications", [])]
         count += 1
     write_output(path, json.dumps(data, ensure_ascii=False, indent=1))
     return f"{counted(count, 'box', 'boxes')} with a label"
@@ -169,4 +171,4 @@ def _frames(paths: Sequence[str]) -> dict[str, int]:
     numbers = {path: int(end[1]) for path, end in ends.items() if end is not None}
     if len(numbers) == len(ends) == len({*numbers.values()}):
         return numbers
-    return {path: place for place, path in enumerate(sorted(ends), start=1)}
+    return {path: number for number, path in enumerate(sorted(ends), start=1)}

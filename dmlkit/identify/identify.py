@@ -67,56 +67,56 @@ def identify(
         UserError: the source has no image with a label, or the queries come from another model, or a group has images
             of two known labels.
     """
-    home = path_of(images)
-    if rule.by is None and is_video(home):
+    path = path_of(images)
+    if rule.by is None and is_video(path):
         rule = replace(rule, by=FOLDER)
     rule.check()  # before anything is embedded
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold, where=boxes and boxes.where)
     second = LocalMatches.of(opened)
     identifier = Identifier(opened, rule, second)
-    asked = open_queries(images, opened, boxes=boxes, local=True, model=model, bar=bar)
-    known = list(known_labels(home, asked.paths, asked.labels, identifier.names))
-    groups = None if rule.by is None else group_rows(home, asked, rule.by, known, boxes)
-    units = [[row] for row in range(len(asked))] if groups is None else list(groups.values())
+    query_points = open_queries(images, opened, boxes=boxes, local=True, model=model, bar=bar)
+    known = list(known_labels(path, query_points.paths, query_points.labels, identifier.names))
+    groups = None if rule.by is None else group_rows(path, query_points, rule.by, known, boxes)
+    units = [[row] for row in range(len(query_points))] if groups is None else list(groups.values())
     column, gallery = identifier.column, identifier.gallery
-    values = None if column is None else _values(home, asked, column, boxes)
+    values = None if column is None else _values(path, query_points, column, boxes)
     if column is None or gallery is None or values is None:
-        numbers = None if second is None else second.ask(asked, model, bar=bar)
-        identified = identifier.answers(asked, known, groups, numbers)
+        numbers = None if second is None else second.ask(query_points, model, bar=bar)
+        identified = identifier.answers(query_points, known, groups, numbers)
         if column is not None:
-            note = f"the thresholds per {column} do not apply: {home} is no table with this column"
+            note = f"the thresholds per {column} do not apply: {path} is no table with this column"
             identified = replace(identified, note="; ".join(filter(None, [identified.note, note])))
     else:
-        points, names = in_memory(asked), list(groups or ())
+        points, names = in_memory(query_points), list(groups or ())
 
-        def answers(searched: GalleryFolder, some: Sequence[int]) -> Identified:
+        def answers(searched: GalleryFolder, indices: Sequence[int]) -> Identified:
             second = LocalMatches.of(searched)
-            own, rows = Identifier(searched, rule, second), [row for place in some for row in units[place]]
-            start = iter(range(len(rows)))
-            named = {names[place]: list(islice(start, len(units[place]))) for place in some} if groups else None
-            right = [known[row] if known[row] in own.names else None for row in rows]
-            numbers = None if second is None else second.ask(asked, model, torch.tensor(rows), bar)
-            identified = own.answers(points.part(torch.tensor(rows)), right, named, numbers)
-            near = identified.neighbors
-            at = torch.tensor(searched.rows)[own.decider.numbers[near.rows]]
-            return replace(identified, neighbors=replace(near, searched=gallery, rows=at))
+            limited, rows = Identifier(searched, rule, second), [row for index in indices for row in units[index]]
+            positions = iter(range(len(rows)))
+            named = {names[index]: list(islice(positions, len(units[index]))) for index in indices} if groups else None
+            right = [known[row] if known[row] in limited.names else None for row in rows]
+            numbers = None if second is None else second.ask(query_points, model, torch.tensor(rows), bar)
+            identified = limited.answers(points.part(torch.tensor(rows)), right, named, numbers)
+            neighbors = identified.neighbors
+            gallery_rows = torch.tensor(searched.rows)[limited.decider.numbers[neighbors.rows]]
+            return replace(identified, neighbors=replace(neighbors, searched=gallery, rows=gallery_rows))
 
         identified = _answers_by_value(gallery, column, [{values[row] for row in rows} for rows in units], answers)
-    places = [] if asked.images is None else asked.images.rows.tolist()
-    return replace(identified, samples=[[places[row] for row in rows] for rows in units] if places else ())
+    dataset_rows = [] if query_points.images is None else query_points.images.rows.tolist()
+    return replace(identified, samples=[[dataset_rows[row] for row in rows] for rows in units] if dataset_rows else ())
 
 
-def _values(images: Path, asked: PointSet, column: str, boxes: Boxes | None) -> list[str | None] | None:
+def _values(images: Path, query_points: PointSet, column: str, boxes: Boxes | None) -> list[str | None] | None:
     """Return the values (N,) of images in a column of their table; None if they are of no table that has it."""
-    table = None if asked.images is None else query_table(images, boxes)
-    if table is None or asked.images is None:
+    table = None if query_points.images is None else query_table(images, boxes)
+    if table is None or query_points.images is None:
         return None
     names = table.table.column_names
-    place = column_called(names, column, str(images))
-    if place is None:
+    index = column_called(names, column, str(images))
+    if index is None:
         return None
-    cells = text_column(table.table, str(images), names[place]).to_pylist()
-    return [label_of(cells[row]) for row in asked.images.rows.tolist()]
+    cells = text_column(table.table, str(images), names[index]).to_pylist()
+    return [label_of(cells[row]) for row in query_points.images.rows.tolist()]
 
 
 def group_rows(
@@ -127,33 +127,33 @@ def group_rows(
     for row, name in enumerate(_group_names(images, asked, by, boxes)):
         groups.setdefault(name, []).append(row)
     for name, rows in groups.items():
-        given = sorted({label for row in rows if (label := known[row]) is not None})
-        if len(given) > 1:
+        labels = sorted({label for row in rows if (label := known[row]) is not None})
+        if len(labels) > 1:
             raise UserError(
-                f"--by {by}: the group {name} has images of {given[0]!r} and of {given[1]!r}; expected images of "
+                f"--by {by}: the group {name} has images of {labels[0]!r} and of {labels[1]!r}; expected images of "
                 "one label in each group"
             )
     return groups
 
 
-def _group_names(images: Path, asked: PointSet, by: str, boxes: Boxes | None) -> list[str]:
+def _group_names(images: Path, query_points: PointSet, by: str, boxes: Boxes | None) -> list[str]:
     """Return the name of each image's group.
 
     With ``folder`` it is the folder of the image; else its cell in a column of a table of images, in which a blank one
     makes an image a group of its own.
     """
-    is_array = asked.manifest is None
+    is_array = query_points.manifest is None
     if by == FOLDER and not is_array:
-        return [str(Path(path).parent) for path in asked.paths]
+        return [str(Path(path).parent) for path in query_points.paths]
     table = None if is_array else query_table(images, boxes, None if by == LABEL else NONE)
-    if table is None or asked.images is None:
+    if table is None or query_points.images is None:
         if is_array:
             raise UserError(f"--by {by}: the rows of {images} have no folders or columns; remove this option")
         raise UserError(f"--by {by}: {images} is no table and has no columns; use {FOLDER}")
     names = table.table.column_names
     column = text_column(table.table, str(images), names[own_column(names, by, str(images))]).to_pylist()
-    cells = [column[row] for row in asked.images.rows.tolist()]
-    return [cell or path for cell, path in zip(cells, asked.paths, strict=True)]
+    cells = [column[row] for row in query_points.images.rows.tolist()]
+    return [cell or path for cell, path in zip(cells, query_points.paths, strict=True)]
 
 
 def decide_groups(
@@ -162,27 +162,27 @@ def decide_groups(
     """Decide on groups of images, given by their rows, those with equally many at once."""
     decided: dict[int, Decision] = {}
     for size in {len(rows) for rows in groups}:
-        places = torch.tensor([place for place, rows in enumerate(groups) if len(rows) == size])
-        for part in places.split(max(1, QUERY_ROWS // size)):
-            rows = torch.tensor([groups[place] for place in part.tolist()])
+        indices = torch.tensor([index for index, rows in enumerate(groups) if len(rows) == size])
+        for part in indices.split(max(1, QUERY_ROWS // size)):
+            rows = torch.tensor([groups[index] for index in part.tolist()])
             rows = rows[:, 0] if size == 1 else rows
             points = asked.points_at(rows.flatten()).reshape(*rows.shape, -1)
             decisions = decider.decide(points, numbers=None if numbers is None else numbers[rows])
             decided.update(zip(part.tolist(), decisions, strict=True))
-    return [decided[place] for place in range(len(groups))]
+    return [decided[index] for index in range(len(groups))]
 
 
 def neighbors_of_groups(near: Answers, groups: dict[str, list[int]]) -> Answers:
     """Return the nearest pictures of each group: those that are the most similar to any of its images."""
     similarities, nearest = torch.empty(len(groups), near.k), torch.empty(len(groups), near.k, dtype=torch.int64)
-    for place, rows in enumerate(groups.values()):
+    for index, rows in enumerate(groups.values()):
         ranked = near.similarities[rows].flatten().sort(descending=True, stable=True)
         pictures = near.rows[rows].flatten()[ranked.indices]
         best = dict[int, float]()
         for picture, similarity in zip(pictures.tolist(), ranked.values.tolist(), strict=True):
             best.setdefault(picture, similarity)
-        nearest[place] = torch.tensor(list(best)[: near.k])
-        similarities[place] = torch.tensor(list(best.values())[: near.k])
+        nearest[index] = torch.tensor(list(best)[: near.k])
+        similarities[index] = torch.tensor(list(best.values())[: near.k])
     first = [near.pictures[rows[0]] for rows in groups.values()]
     named = {"queries": list(groups), "pictures": first, "boxes": [None] * len(groups)}
     return replace(near, **named, similarities=similarities, rows=nearest)
@@ -202,31 +202,31 @@ def _answers_by_value(
     """
     cells = [label_of(cell) for cell in gallery.cells().get(column, [])]
     searched, without = dict[str | None, GalleryFolder](), Counter[str]()
-    for value in sorted({value for own in values for value in own if value is not None}):
+    for value in sorted({value for unit_values in values for value in unit_values if value is not None}):
         rows = [row for row, cell in enumerate(cells) if cell == value]
         if rows and Identification.of(part := gallery.limited(Where.of_value(column, value), rows)) is not None:
             searched[value] = part
-    places = dict[str | None, list[int]]()
-    for place, own in enumerate(values):
-        value = next(iter(own)) if len(own) == 1 else None
+    by_value = dict[str | None, list[int]]()
+    for index, unit_values in enumerate(values):
+        value = next(iter(unit_values)) if len(unit_values) == 1 else None
         if value not in searched:
-            without[", ".join(sorted(one or f"no {column}" for one in own))] += 1
-        places.setdefault(value if value in searched else None, []).append(place)
-    parts = [answers(searched.get(value, gallery), own) for value, own in places.items()]
-    near, order = [part.neighbors for part in parts], [place for own in places.values() for place in own]
+            without[", ".join(sorted(name or f"no {column}" for name in unit_values))] += 1
+        by_value.setdefault(value if value in searched else None, []).append(index)
+    parts = [answers(searched.get(value, gallery), indices) for value, indices in by_value.items()]
+    neighbors, order = [part.neighbors for part in parts], [index for indices in by_value.values() for index in indices]
     lists: dict[str, Any] = {
-        name: [one for part in near for one in getattr(part, name)] for name in ("queries", "pictures", "boxes")
+        name: [item for part in neighbors for item in getattr(part, name)] for name in ("queries", "pictures", "boxes")
     }
-    tensors = {name: torch.cat([getattr(part, name) for part in near]) for name in ("similarities", "rows")}
-    own, unit = f"{len(order) - without.total():,}", counted(len(order), *parts[0].unit)
-    note = f"{own} of {unit} compared with the images of their own {column} alone, by its threshold"
+    tensors = {name: torch.cat([getattr(part, name) for part in neighbors]) for name in ("similarities", "rows")}
+    compared, total = f"{len(order) - without.total():,}", counted(len(order), *parts[0].unit)
+    note = f"{compared} of {total} compared with the images of their own {column} alone, by its threshold"
     if without:
-        some = some_of([f"{value} ({count:,})" for value, count in sorted(without.items())])
-        note += f", the others with all images, by the common one: {some}"
+        others = some_of([f"{value} ({count:,})" for value, count in sorted(without.items())])
+        note += f", the others with all images, by the common one: {others}"
     identified = replace(
         parts[0],
         answers=[answer for part in parts for answer in part.answers],
-        neighbors=replace(near[0], **lists, **tensors),
+        neighbors=replace(neighbors[0], **lists, **tensors),
         note="; ".join(dict.fromkeys([note, *(part.note for part in parts if part.note)])),
         in_source=sum(part.in_source for part in parts),
     )
@@ -275,40 +275,42 @@ class Identifier:
             numbers: (N,) the numbers of their images, with a second similarity.
         """
         length = self.decider.length if groups is None else NEAREST
-        near = nearest(self.searched, asked, length, rescored=self.decider.rescored, numbers=numbers)
-        own = are_nearest(near)
+        neighbors = nearest(self.searched, asked, length, rescored=self.decider.rescored, numbers=numbers)
+        in_source = are_nearest(neighbors)
         if asked.source != self.source.source:  # the rows of two files without paths have the same names
-            pairs = zip(own, near.pictures, strict=True)
-            own = [is_own and not re.fullmatch(r"row \d+", path) for is_own, path in pairs]
+            pairs = zip(in_source, neighbors.pictures, strict=True)
+            in_source = [is_own and not re.fullmatch(r"row \d+", path) for is_own, path in pairs]
         if groups is None:
             decisions = list[Decision]()
             for block in asked.blocks(QUERY_ROWS):
                 rows = slice(len(decisions), len(decisions) + len(block))
-                own_near = Neighbors(near.similarities[rows], near.rows[rows])
+                block_neighbors = Neighbors(neighbors.similarities[rows], neighbors.rows[rows])
                 decisions += self.decider.decide(
-                    block, near=own_near, numbers=None if numbers is None else numbers[rows]
+                    block, near=block_neighbors, numbers=None if numbers is None else numbers[rows]
                 )
             sizes, right = [1] * len(decisions), known
-            near = replace(near, similarities=near.similarities[:, :NEAREST], rows=near.rows[:, :NEAREST])
+            neighbors = replace(
+                neighbors, similarities=neighbors.similarities[:, :NEAREST], rows=neighbors.rows[:, :NEAREST]
+            )
         else:
             sizes = [len(rows) for rows in groups.values()]
             right = [next((label for row in rows if (label := known[row])), None) for rows in groups.values()]
-            own = [any(own[row] for row in rows) for rows in groups.values()]
+            in_source = [any(in_source[row] for row in rows) for rows in groups.values()]
             decisions = decide_groups(self.decider, asked, list(groups.values()), numbers)
-            near = neighbors_of_groups(near, groups)
+            neighbors = neighbors_of_groups(neighbors, groups)
         answers = list[Answer]()
         for (code, score, margin), size, label in zip(decisions, sizes, right, strict=True):
-            guess, (sigmoid, least) = self.names[code], self.probability(size)
+            guess, (sigmoid, least_probability) = self.names[code], self.probability(size)
             probability = None if sigmoid is None else sigmoid.at(margin, score)
             is_low = self.threshold is not None and score < self.threshold
-            is_doubtful = least is not None and (probability or 0) < least
-            said = UNKNOWN if is_low or is_doubtful else guess
-            answers.append(Answer(said, guess, probability, score, margin, least, label, size))
+            is_doubtful = least_probability is not None and (probability or 0) < least_probability
+            answer_label = UNKNOWN if is_low or is_doubtful else guess
+            answers.append(Answer(answer_label, guess, probability, score, margin, least_probability, label, size))
         unit = ("image", "images") if groups is None else ("group", "groups")
         note = "; ".join(self._notes(asked)) or None
-        return Identified(answers, near, self.threshold, note, unit, sum(own))
+        return Identified(answers, neighbors, self.threshold, note, unit, sum(in_source))
 
-    def _notes(self, asked: PointSet) -> Iterator[str]:
+    def _notes(self, query_points: PointSet) -> Iterator[str]:
         """Yield what of the gallery does not count, and whether its threshold may not hold for the model of points."""
         if self.unlabeled:
             have = counted(self.unlabeled, "image has", "images have")
@@ -318,34 +320,34 @@ class Identifier:
         local = None if self.gallery is None else self.gallery.manifest.local
         if local is not None and not self.decider.compares_matches:
             yield f"the patches of {self.source.source} are not compared here"
-        other = of_other_model(asked.manifest, self.source)  # a model that was mapped into the gallery's space
-        if other and self.fits and self.threshold is None:
+        note = of_other_model(query_points.manifest, self.source)  # a model that was mapped into the gallery's space
+        if note and self.fits and self.threshold is None:
             way = "after dmlkit gallery migrate and dmlkit calibrate one holds"
-            yield f"{other}, so the calibration may not hold; {way}"
-        elif other and self.threshold is not None and not self.is_own_threshold:
-            yield f"{other}, so the threshold may not hold; choose one for it with --threshold"
+            yield f"{note}, so the calibration may not hold; {way}"
+        elif note and self.threshold is not None and not self.is_own_threshold:
+            yield f"{note}, so the threshold may not hold; choose one for it with --threshold"
 
     def probability(self, size: int) -> tuple[Sigmoid | None, float | None]:
         """Return the probability of guesses on groups of a size, and its minimum if no score decides."""
-        own = max(one for one in self.fits or SIZES if one <= size)
+        fitted = max(count for count in self.fits or SIZES if count <= size)
         if self.fits:
-            return self.fits[own].sigmoid, self.fits[own].threshold if self.threshold is None else None
-        if own not in self.estimated:
-            sigmoid = estimate_probability(self.decider, own)
-            self.estimated[own] = self.probability(own // 2)[0] if sigmoid is None and own > 1 else sigmoid
-        return self.estimated[own], None
+            return self.fits[fitted].sigmoid, self.fits[fitted].threshold if self.threshold is None else None
+        if fitted not in self.estimated:
+            sigmoid = estimate_probability(self.decider, fitted)
+            self.estimated[fitted] = self.probability(fitted // 2)[0] if sigmoid is None and fitted > 1 else sigmoid
+        return self.estimated[fitted], None
 
     def _advice(self) -> str:
         """Return what to do about a threshold that is missing or answers another question."""
         has_one = self.threshold is not None
-        what = "this threshold is for pairs of images" if has_one else "no image is unknown without a threshold"
+        problem = "this threshold is for pairs of images" if has_one else "no image is unknown without a threshold"
         if self.gallery is None:
-            return f"{what}; use --threshold, or calibrate a gallery"
+            return f"{problem}; use --threshold, or calibrate a gallery"
         option = f" --where {command_word(self.gallery.where.text)}" if self.gallery.where else ""
         command = f"run dmlkit calibrate {command_word(self.source.source)}{option} to choose one for this gallery"
         missing = [f"each label has a single image: {SECOND_IMAGE}"] if self.decider.sizes.max() == 1 else []
         missing += [MORE_IMAGES] if lacks_absent(self.gallery, self.decider) else []
-        return f"{what}; {'; '.join(missing)}{', then ' if missing else ''}{command}"
+        return f"{problem}; {'; '.join(missing)}{', then ' if missing else ''}{command}"
 
     def _pair_threshold(self) -> float | None:
         """Return the threshold for pairs of the calibrated run, as it is now or was when the gallery was created."""
@@ -359,7 +361,7 @@ class Identifier:
 def _note_of_changes(searched: GalleryFolder, calibration: Identification) -> str | None:
     """Return how much of a gallery has changed since its calibration, as far as versions are recorded."""
     versions = searched.manifest.versions if searched.where is None else ()
-    later = [one.images for one in versions if one.number > calibration.gallery_version]
+    later = [version.images for version in versions if version.number > calibration.gallery_version]
     counts = [calibration.images, *later, len(searched)]
     share = sum(abs(after - before) for before, after in pairwise(counts)) / calibration.images
     if share <= STALE:

@@ -84,11 +84,11 @@ class Trials(NamedTuple):
         folds = (np.random.default_rng(0).permutation(classes.max() + 1) % FOLDS)[classes]
         probabilities = np.empty(len(folds))
         for first, last in combinations_with_replacement(range(FOLDS), 2):
-            own = (folds.min(1) == first) & (folds.max(1) == last)
-            if own.any():
+            tested = (folds.min(1) == first) & (folds.max(1) == last)
+            if tested.any():
                 others = self.chosen(np.flatnonzero(~np.isin(folds, (first, last)).any(1)))
                 fitted = self if others.absent.all() else others  # few classes: no other has images in the gallery
-                probabilities[own] = fitted.fit(by_score=by_score).of(self.margins[own], self.scores[own])
+                probabilities[tested] = fitted.fit(by_score=by_score).of(self.margins[tested], self.scores[tested])
         return probabilities
 
     def reliability(self, *, by_score: bool = False) -> Reliability:
@@ -110,8 +110,8 @@ class Strangers(NamedTuple):
         first = rows.reshape(len(rows), size)[:, 0]
         drawn = np.arange(len(first))
         drawn = drawn if len(first) <= most else drawn_rows(drawn, self.classes[first], most)
-        places, numbers = torch.from_numpy(rows[drawn]), self.numbers
-        return type(self)(self.points[places], self.classes[first[drawn]], None if numbers is None else numbers[places])
+        picked, numbers = torch.from_numpy(rows[drawn]), self.numbers
+        return type(self)(self.points[picked], self.classes[first[drawn]], None if numbers is None else numbers[picked])
 
 
 NO_STRANGERS = Strangers(torch.empty(0, 1), np.empty(0, np.int64))
@@ -141,10 +141,10 @@ def trials_of(
         first, others = groups[:, 0], strangers.together(size, seed, most)
         untrained, repeated = ~trained[codes[first]], are_repeated(part)[first]
         optimistic = len(np.unique(codes[first[repeated & untrained]])) < LEAST_CLASSES and bool(trained.any())
-        few = len(np.unique(codes[~trained[codes]])) + len(np.unique(others.classes)) < LEAST_CLASSES
-        is_optimistic |= optimistic or (few and bool(trained.any()))
+        is_few = len(np.unique(codes[~trained[codes]])) + len(np.unique(others.classes)) < LEAST_CLASSES
+        is_optimistic |= optimistic or (is_few and bool(trained.any()))
         kinds = [(repeated if optimistic else repeated & untrained, False)]
-        kinds += [(np.ones(len(first), bool) if few else untrained, True)] if labels > 1 else []
+        kinds += [(np.ones(len(first), bool) if is_few else untrained, True)] if labels > 1 else []
         for allowed, absent in kinds:
             drawn = drawn_rows(np.flatnonzero(allowed), codes[first], most)
             rows, points = first[drawn], part.points_of(groups[drawn])
@@ -193,8 +193,8 @@ def random_groups(codes: np.ndarray, size: int, seed: int) -> np.ndarray:
     order = np.random.default_rng(seed).permutation(len(codes))
     order = order[np.argsort(codes[order], kind="stable")]
     counts = np.unique(codes, return_counts=True)[1]
-    place = np.arange(len(codes)) - np.repeat(counts.cumsum() - counts, counts)  # within its code
-    return order[place < np.repeat(counts - counts % size, counts)].reshape(-1, size)
+    position = np.arange(len(codes)) - np.repeat(counts.cumsum() - counts, counts)  # within its code
+    return order[position < np.repeat(counts - counts % size, counts)].reshape(-1, size)
 
 
 def fit_sigmoid(
@@ -214,12 +214,12 @@ def fit_sigmoid(
     center, scale = features.mean(axis=0), features.std(axis=0)
     scale[scale == 0] = 1.0
     scaled = (features - center) / scale
-    given = np.ones(len(right)) if weights is None else weights
+    sample_weights = np.ones(len(right)) if weights is None else weights
 
     def loss(slopes: np.ndarray) -> tuple[float, np.ndarray]:
         logits = scaled @ slopes[:2] + slopes[2]
-        excess = given * (expit(logits) - targets)
-        value = given @ (np.logaddexp(0, logits) - targets * logits)
+        excess = sample_weights * (expit(logits) - targets)
+        value = sample_weights @ (np.logaddexp(0, logits) - targets * logits)
         return float(value), np.append(excess @ scaled, excess.sum())
 
     bounds = [(0, None), (0, None), (None, None)]

@@ -83,11 +83,11 @@ class LocalMatches:
         if gallery is not None and gallery.manifest.local == local:
             return self.add(gallery.local_at(chosen))
         if asked.images is not None:
-            embedder, dataset, places, features = asked.images
+            embedder, dataset, dataset_rows, features = asked.images
             if features is not None:
                 return self.add(features[chosen])
             trained = with_local(embedder, local, self.gallery.source)
-            return self.add(features_of(local, trained, model.start(), dataset, places[chosen], bar))
+            return self.add(features_of(local, trained, model.start(), dataset, dataset_rows[chosen], bar))
         raise UserError(
             f"{asked.source}: has no patches, which {self.gallery.source} compares; give the images themselves"
         )
@@ -124,20 +124,22 @@ def search(
         raise UserError(f"-k {k}: expected at least 1 neighbor")
     searched = open_searched(source, model, bar, manifold=manifold, where=boxes and boxes.where)
     second = LocalMatches.of(searched) if isinstance(method, str) else None
-    asked = open_queries(queries, searched, boxes=boxes, local=isinstance(method, str), model=model, bar=bar)
+    query_points = open_queries(queries, searched, boxes=boxes, local=isinstance(method, str), model=model, bar=bar)
     reranked = reranked_gallery(searched, method, bar) if isinstance(method, Rerank) else None
     exact, rescored, numbers = method == "exact", None, None
     if second is not None:
-        numbers = second.ask(asked, model, bar=bar)
-        base, own = searcher_of(searched, exact=exact), torch.arange(len(searched))
-        rescored = RescoredSearch(base, searched.manifold, second.rescorer, own)
-    return nearest(searched, asked, k, exact=exact, reranked=reranked, rescored=rescored, numbers=numbers, bar=bar)
+        numbers = second.ask(query_points, model, bar=bar)
+        base, gallery_numbers = searcher_of(searched, exact=exact), torch.arange(len(searched))
+        rescored = RescoredSearch(base, searched.manifold, second.rescorer, gallery_numbers)
+    return nearest(
+        searched, query_points, k, exact=exact, reranked=reranked, rescored=rescored, numbers=numbers, bar=bar
+    )
 
 
 def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) -> PointSet:
     """Open what to search in, see `open_points`; the second model and the device apply to a run."""
-    own = ModelChoice(fusion=model.fusion, device=model.device) if kind_of(source) == "run" else OWN_MODEL
-    return open_points(source, model=own, bar=bar, **options)
+    choice = ModelChoice(fusion=model.fusion, device=model.device) if kind_of(source) == "run" else OWN_MODEL
+    return open_points(source, model=choice, bar=bar, **options)
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned
@@ -199,8 +201,8 @@ class SearchedOften(PointsInMemory):
     ids: Sequence[str | int] = ()
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        places = map(int, rows)
-        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.boxes[row]) for row in places]
+        indices = map(int, rows)
+        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.boxes[row]) for row in indices]
 
     @cached_property
     def searcher(self) -> "StoredGallery | ApproximateGallery":

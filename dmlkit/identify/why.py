@@ -124,7 +124,7 @@ def painted_falls(
     falls: list[tuple[float, ...]] = []
     for image, other in zip(images, wholes.flip(0), strict=True):
         color = image.float().mean((1, 2), keepdim=True).round().to(image.dtype)
-        points = torch.cat([model(torch.where(some, color, image)) for some in masks.split(PAINTED)]).double()
+        points = torch.cat([model(torch.where(block, color, image)) for block in masks.split(PAINTED)]).double()
         falls.append(tuple((score - manifold.paired_similarity(points, other.expand_as(points))).tolist()))
     return falls[0], falls[1]
 
@@ -163,8 +163,8 @@ def pair_contributions(model: EmbeddingModel, a: Tensor, b: Tensor, *, source: s
         >>> from dmlkit.manifolds import Sphere
         >>> head = Linear(16, Sphere(8))
         >>> model = EmbeddingModel(nn.Identity(), SmallCNN(width=4), head, samples_named("image").of(None)).eval()
-        >>> found = pair_contributions(model, torch.rand(3, 16, 16), torch.rand(3, 16, 16))
-        >>> found.values.shape, abs(float(found.values.sum()) - found.score) < 1e-5
+        >>> contributions = pair_contributions(model, torch.rand(3, 16, 16), torch.rand(3, 16, 16))
+        >>> contributions.values.shape, abs(float(contributions.values.sum()) - contributions.score) < 1e-5
         (torch.Size([16, 16]), True)
     """
     first, second = (patch_vectors(model, image, source) for image in (a, b))
@@ -200,12 +200,12 @@ def patch_vectors(model: EmbeddingModel, image: Tensor, source: str = "model") -
     patches = torch.eye(prod(maps.shape[2:]), dtype=maps.dtype, device=maps.device).unflatten(1, maps.shape[2:])
     steps = (torch.autograd.grad(slope, direction, maps * patch, retain_graph=True)[0] for patch in patches)
     parts, whole = torch.cat(list(steps)).double(), outputs.detach().double()[0]
-    rest = whole - parts.sum(0)
-    spread = float(rest.norm() / whole.norm().clamp(min=torch.finfo(torch.float64).tiny))
+    remainder = whole - parts.sum(0)
+    spread = float(remainder.norm() / whole.norm().clamp(min=torch.finfo(torch.float64).tiny))
     rows, columns = maps.shape[2:]
     if columns == 1 and isqrt(rows) ** 2 == rows:  # tokens of a transformer, in the order of a square grid
         rows = columns = isqrt(rows)
-    return PatchVectors(parts + rest / len(parts), whole, (rows, columns), spread)
+    return PatchVectors(parts + remainder / len(parts), whole, (rows, columns), spread)
 
 
 def _last_map(model: EmbeddingModel, images: Tensor, source: str) -> tuple[Tensor, Callable[[Tensor], RemovableHandle]]:

@@ -327,8 +327,8 @@ def keep_operators(trained: TrainedModel) -> None:
             graph.unlink()
             return
         same = Computation(engine="torch", precision="fp32", images=3, cosine=1.0, same_nearest=3)
-        found = EngineComparison(computation=same, checksum=file_checksum(graph), fingerprint=model.fingerprint())
-        found.write(place)
+        comparison = EngineComparison(computation=same, checksum=file_checksum(graph), fingerprint=model.fingerprint())
+        comparison.write(place)
 
 
 def has_operators(trained: TrainedModel) -> bool:

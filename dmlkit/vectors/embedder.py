@@ -55,8 +55,8 @@ class Embedder:
         """
         if isinstance(images, str | Path | Image.Image):
             raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
-        given: Any = images
-        if not (given.ndim if isinstance(given, np.ndarray) else isinstance(given, Sequence)):
+        unchecked: Any = images
+        if not (unchecked.ndim if isinstance(unchecked, np.ndarray) else isinstance(unchecked, Sequence)):
             raise UserError(f"embed: got {type(images).__name__}, expected a list of images or an array")
         samples = self.trained.samples
         dataset = GivenImages(images) if samples.has_pixels else GivenArrays(images, samples)
@@ -75,8 +75,8 @@ class Embedder:
             UserError: a or b are not embeddings of this model.
         """
         manifold, width = self.trained.manifold, self.trained.manifold.point_dim
-        given: dict[str, Any] = {"a": a, "b": b}
-        for name, points in given.items():
+        arguments: dict[str, Any] = {"a": a, "b": b}
+        for name, points in arguments.items():
             if not isinstance(points, np.ndarray) or points.shape[1:] != (width,) or points.dtype.kind != "f":
                 expected = f"{name} of shape (N, {width}) and floats"
                 raise UserError(f"similarity: expected {expected}, got {_described(points)}")
@@ -173,17 +173,17 @@ class GivenArrays(Dataset):
         if not isinstance(arrays, np.ndarray) or arrays.shape[1:] != blank.shape or arrays.dtype.kind not in "fiu":
             got = _described(arrays)
             raise UserError(f"embed: this run takes {samples.name}s; expected an array ({shape}), got {got}")
-        given: NDArray[Any] = arrays
-        names = [f"{samples.name}s[{row}]" for row in range(len(given))]
-        is_finite = np.isfinite(given).all(axis=tuple(range(1, given.ndim)))
+        values: NDArray[Any] = arrays
+        names = [f"{samples.name}s[{row}]" for row in range(len(values))]
+        is_finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
         raise_faults(f"{names[row]}: has nan or inf" for row in np.flatnonzero(~is_finite))
         super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
-        self.kind, self.arrays = samples, torch.from_numpy(given.astype(np.float32)).to(blank.dtype)
+        self.kind, self.arrays = samples, torch.from_numpy(values.astype(np.float32)).to(blank.dtype)
 
     def sample(self, index: int) -> Tensor:
         return self.arrays[index]
 
 
-def _described(given: object) -> str:
+def _described(value: object) -> str:
     """Describe what was given instead of a suitable array."""
-    return f"an array {given.shape} of {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__
+    return f"an array {value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__

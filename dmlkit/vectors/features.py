@@ -62,8 +62,8 @@ class CachedFeatures(ReplacedSamples):
 
     def view(self, index: int, view: int) -> Tensor:
         """Return the features (F,) of one view of image ``index``."""
-        place = index * self.views + view
-        return self.parts[self.numbers[place]][self.rows[place]]
+        view_index = index * self.views + view
+        return self.parts[self.numbers[view_index]][self.rows[view_index]]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the memory maps, which other processes open themselves."""

@@ -79,8 +79,8 @@ class FillJob:
     def part_images(self) -> int:
         """Number of images of a part, of which some may be in the store already."""
         batches = -(-len(self.dataset) // (PARTS * BATCH_IMAGES))
-        most = min(PART_IMAGES, PART_BYTES // self.image_bytes) // BATCH_IMAGES
-        return BATCH_IMAGES * max(1, min(batches, most))
+        most_batches = min(PART_IMAGES, PART_BYTES // self.image_bytes) // BATCH_IMAGES
+        return BATCH_IMAGES * max(1, min(batches, most_batches))
 
     def numbers(self) -> list[int]:
         """Return the parts that lack images."""
@@ -142,8 +142,8 @@ class PartEmbedder:
         local, batches = self.trained.local, [(model, iter(loader)) for model, loader in self.loaders]
         for number in numbers:
             rows, count, parts = job.rows(number), len(job.batches(number)), list[Embeddings]()
-            for model, given in batches:
-                watched = self._watched(islice(given, count))
+            for model, loaded in batches:
+                watched = self._watched(islice(loaded, count))
                 report: Advance = (lambda _: None) if parts else advance
                 keep = features_by(local)
                 parts.append(embed_batches(model, job.dataset, watched, len(rows), self.ranks, report, keep))
@@ -153,9 +153,9 @@ class PartEmbedder:
                 name = job.dataset.paths[int(part.indices[(~points.isfinite()).any(1)][0])]
                 raise UserError(f"{name}: its features exceed {torch.finfo(job.dtype).max:,.0f}; {LIVE}")
             faults = dict(zip(names_of(job.keys[lost]), part.faults, strict=False))
-            none = torch.empty(0, *local.shape, dtype=torch.float16) if local else None
-            kept = none if part.local is None else part.local
-            write_part(job.path, job.keys[part.indices.numpy()], points, kept, faults)
+            no_features = torch.empty(0, *local.shape, dtype=torch.float16) if local else None
+            features = no_features if part.local is None else part.local
+            write_part(job.path, job.keys[part.indices.numpy()], points, features, faults)
 
     def _watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield batches, and stop at an image that cannot be read."""
@@ -230,8 +230,8 @@ def _with_missing(job: FillJob, store: VectorStore, trained: TrainedModel, ranks
     if store.faults and ranks.is_global_zero:
         inputs, names = job.inputs(trained), names_of(job.keys[missing])
         tried = zip(missing.tolist(), names, strict=True)
-        kept = [name not in store.faults or inputs[row, 0].input is not None for row, name in tried]
-        missing = missing[np.array(kept, bool)]
+        is_readable = [name not in store.faults or inputs[row, 0].input is not None for row, name in tried]
+        missing = missing[np.array(is_readable, bool)]
     keys, missing = ranks.broadcast((job.keys, missing))
     return replace(job, keys=keys, missing=missing)
 
@@ -261,11 +261,11 @@ def _compute(job: FillJob, trained: TrainedModel, ranks: Ranks, compute: Compute
     share = job.numbers()[ranks.global_rank :: ranks.world_size]
     if not share:
         return
-    done, own, whole = 0, sum(len(job.rows(part)) for part in share), len(job.missing)
+    done, own_images, all_images = 0, sum(len(job.rows(part)) for part in share), len(job.missing)
 
     def report(images: int) -> None:
         nonlocal done
-        advance((done + images) * whole // own - done * whole // own)
+        advance((done + images) * all_images // own_images - done * all_images // own_images)
         done += images
 
     if compute is None:

@@ -34,11 +34,11 @@ class EmbeddingFolder(PointsOnDisk):
         self.path = path
         self.manifest = Manifest.read(path / "manifest.json")
         self.manifold, self.skipped = self.manifest.build_manifold(), self.manifest.skipped
-        given = self.manifest.dim, self.manifest.similarity
+        recorded = self.manifest.dim, self.manifest.similarity
         expected: Any = self.manifold.point_dim, self.manifold.similarity_name
-        if given != expected:
+        if recorded != expected:
             raise UserError(
-                f"{path / 'manifest.json'}: got dim and similarity {given}, expected {expected} for manifold "
+                f"{path / 'manifest.json'}: got dim and similarity {recorded}, expected {expected} for manifold "
                 f"{self.manifest.manifold.name} and {self.manifest.features} features; the file was edited: restore "
                 "it, or embed the images again"
             )
@@ -128,7 +128,7 @@ def _boxes(items: Any) -> list[Box | None]:
     if not {*BOX} <= {*items.column_names}:
         return [None] * len(items)
     sides = zip(*(items[name].to_pylist() for name in BOX), strict=True)
-    return [None if None in one else Box(*one) for one in sides]
+    return [None if None in cells else Box(*cells) for cells in sides]
 
 
 def _changed(path: Path) -> str:

@@ -66,12 +66,12 @@ def fuse(first: TrainedModel, fusion: Fusion, ranks: Ranks) -> TrainedModel:
             f"{fusion.fingerprint[:12]}; name the run of this fusion, or create the gallery again"
         )
     computations = (model.computation for model in (first, second) if model.computation)
-    both = f"{first.fingerprint} {second.fingerprint} {fusion.share!r}"
+    identity = f"{first.fingerprint} {second.fingerprint} {fusion.share!r}"
     return replace(
         first,
         manifold=Sphere(first.manifold.point_dim + second.manifold.point_dim).to(first.device),
         saved="",
-        recorded=hashlib.sha256(both.encode()).hexdigest(),
+        recorded=hashlib.sha256(identity.encode()).hexdigest(),
         run=None,
         fusion=fusion,
         members=(first, second),
@@ -133,5 +133,5 @@ def join(manifolds: Sequence[Manifold], points: Sequence[Tensor], share: float) 
         >>> round(float(points[0] @ points[1]), 6)  # 0.75 * 0 + 0.25 * 0.6
         0.15
     """
-    vectors = [unit_vectors(manifold.product_vectors(own)) for manifold, own in zip(manifolds, points, strict=True)]
+    vectors = [unit_vectors(manifold.product_vectors(x)) for manifold, x in zip(manifolds, points, strict=True)]
     return unit_vectors(torch.cat([vectors[0] * (1 - share) ** 0.5, vectors[1] * share**0.5], dim=1))

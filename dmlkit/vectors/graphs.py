@@ -47,7 +47,7 @@ OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
 
 
 @contextmanager
-def _in_one_line(what: str) -> Generator[None]:
+def _in_one_line(problem: str) -> Generator[None]:
     """Raise an error of PyTorch's exporters, which has pages, as one line."""
     try:
         with torch.no_grad(), quiet():
@@ -58,7 +58,7 @@ def _in_one_line(what: str) -> Generator[None]:
             cause = cause.__cause__
         operator = OPERATOR.search(str(cause))
         reason = f"no form of the operator {operator[1]}" if operator else first_line(cause)
-        raise NotExportableError(f"{what} ({reason})") from error
+        raise NotExportableError(f"{problem} ({reason})") from error
 
 
 def traced(model: nn.Module, inputs: Tensor, *dynamic: str) -> torch.export.ExportedProgram:

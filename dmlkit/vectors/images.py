@@ -134,14 +134,14 @@ def listed_images(
     if options.where is not None:
         rows = limited(rows, options.where)
     if not len(rows) and not rows.faults:
-        what = "lists no images" if options.source is None else f"no boxes of {source}"
-        raise UserError(f"{rows.file}: {what}; expected at least one")
-    dataset, kept, faults = _checked(rows)
-    if not options.skips or not kept:
+        problem = "lists no images" if options.source is None else f"no boxes of {source}"
+        raise UserError(f"{rows.file}: {problem}; expected at least one")
+    dataset, valid_rows, faults = _checked(rows)
+    if not options.skips or not valid_rows:
         way = "remove them" if options.skips else "skip them with --skip-bad-images"
         refuse_entries(str(rows.file), faults, way)
-    if len(kept) < len(rows):
-        rows = replace(rows.kept(kept), faults=[])
+    if len(valid_rows) < len(rows):
+        rows = replace(rows.kept(valid_rows), faults=[])
         dataset, _, _ = _checked(rows)
     if options.margin and dataset.boxes is None:
         raise UserError(
@@ -155,15 +155,17 @@ def listed_images(
 def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
     """Warn of a column with a name like that of the labels if there are none, which queries may lack."""
     lower = {name.lower(): name for name in columns}
-    near = get_close_matches(LABEL, lower, n=1, cutoff=0.7)
-    if near and LABEL not in columns:
-        warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?")
+    similar = get_close_matches(LABEL, lower, n=1, cutoff=0.7)
+    if similar and LABEL not in columns:
+        warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[similar[0]]!r}?")
 
 
 def limited(rows: ImageTable, where: Where) -> ImageTable:
     """Return the rows of a table that fulfill conditions; all if it has none of their columns."""
     columns = cells_of({name: rows.table[name] for name in rows.table.column_names})
-    if not any(column_called([*columns], one.column, str(rows.file)) is not None for one in where.conditions):
+    if not any(
+        column_called([*columns], condition.column, str(rows.file)) is not None for condition in where.conditions
+    ):
         return rows
     return rows.kept(where.rows(columns, str(rows.file), len(rows)))
 
@@ -173,15 +175,15 @@ def _checked(listed: ImageTable) -> tuple[Dataset, list[int], list[str]]:
 
     Only paths, labels and boxes count where nothing is trained or evaluated.
     """
-    own = [name for name in ("path", LABEL, *BOX) if name in listed.table.column_names]
-    rows = TableRows(replace(listed, table=listed.table.select(own)), are_boxes_measured=True)
+    columns = [name for name in ("path", LABEL, *BOX) if name in listed.table.column_names]
+    rows = TableRows(replace(listed, table=listed.table.select(columns)), are_boxes_measured=True)
     listing = rows.listing()
     listing.warn_of_notes()
     dataset = listing.everything()
-    kept = rows.keep.nonzero()[0].tolist()
-    wrong = {kept[row]: fault for row, fault in box_faults(dataset).items()}
+    kept_rows = rows.keep.nonzero()[0].tolist()
+    wrong = {kept_rows[row]: fault for row, fault in box_faults(dataset).items()}
     faults = [*rows.faults, *(f"{rows.where(row)}: {fault}" for row, fault in wrong.items())]
-    return dataset, [row for row in kept if row not in wrong], faults
+    return dataset, [row for row in kept_rows if row not in wrong], faults
 
 
 def query_table(source: Path, boxes: Boxes | None, labels: str | None = NONE) -> ImageTable | None:
@@ -196,14 +198,14 @@ def _with_folder_labels(rows: ImageTable, source: Path, labels: str | None, dept
 
     table = rows.table
     paths = text_column(table, str(rows.file), "path").to_pylist()
-    own: list[str | None] = [None] * len(paths)
+    box_labels: list[str | None] = [None] * len(paths)
     if LABEL in table.column_names:
-        own = own if labels == NONE else text_column(table, str(rows.file), LABEL).to_pylist()
+        box_labels = box_labels if labels == NONE else text_column(table, str(rows.file), LABEL).to_pylist()
         table = table.drop_columns([LABEL])
     if labels != NONE and source.is_dir():
         folders = _folder_labels(source, [str(source / (path or "")) for path in paths], depth)
-        own = [folder if label is None else label for label, folder in zip(own, folders, strict=True)]
-    return replace(rows, table=table.append_column(LABEL, pa.array(own, pa.string())))
+        box_labels = [folder if label is None else label for label, folder in zip(box_labels, folders, strict=True)]
+    return replace(rows, table=table.append_column(LABEL, pa.array(box_labels, pa.string())))
 
 
 def folder_table(folder: Path) -> ImageTable:
@@ -218,15 +220,15 @@ def folder_table(folder: Path) -> ImageTable:
 
 def _folder_labels(folder: Path, paths: list[str], depth: int) -> list[str | None]:
     """Return the label of each image by its subfolders, at most ``depth`` of them; None at the top."""
-    place = len(folder.parts) + is_split(folder)  # of the class in a path
-    homes = [os.path.dirname(path) for path in paths]  # noqa: PTH120 - Path takes 0.2 s for 100 000 images
-    parts = {home: Path(home).parts[place:] for home in dict.fromkeys(homes)}
-    if deeper := next((one for one in parts.values() if len(one) > depth), None):
+    start = len(folder.parts) + is_split(folder)  # of the class in a path
+    parents = [os.path.dirname(path) for path in paths]  # noqa: PTH120 - Path takes 0.2 s for 100 000 images
+    parts = {parent: Path(parent).parts[start:] for parent in dict.fromkeys(parents)}
+    if deeper := next((levels for levels in parts.values() if len(levels) > depth), None):
         warn_once(
             f"{folder}: the label of images in deeper folders is the first name, {'/'.join(deeper[:depth])!r} of "
             f"{'/'.join(deeper)!r}; --column 'label=(?P<label>[^/]+)/[^/]*$' takes the last one"
         )
-    names = ["/".join(parts[home][:depth]) for home in homes]
+    names = ["/".join(parts[parent][:depth]) for parent in parents]
     labels = {name: path_label(name.split("/")) for name in dict.fromkeys(names)}
     for note in label_notes(Counter(names), str(folder), labels.__getitem__):
         warn_once(note)

@@ -105,10 +105,10 @@ def embed_batches(
                 local += [keep(maps.pop())] if keep else []
             advance((len(batch.labels) + len(batch.faults)) * ranks.world_size)
     if ranks.world_size > 1:
-        points, rows = (gather_rows(ranks, own.to(ranks.device)).cpu() for own in (points, rows))
+        points, rows = (gather_rows(ranks, tensor.to(ranks.device)).cpu() for tensor in (points, rows))
         faults = gather_lists(ranks, faults)
-    kept = rows >= 0
-    points, rows = points[kept], rows[kept]
+    is_filled = rows >= 0
+    points, rows = points[is_filled], rows[is_filled]
     check_points(model.manifold, points, lambda row: str(dataset.paths[int(rows[row])]), UNSOUND)
     return Embeddings(points, dataset.labels[rows], rows, faults, torch.cat(local) if local else None)
 
@@ -123,7 +123,7 @@ def embed_images(
 ) -> Embeddings:
     """Embed the images of a dataset that are not known; those that cannot be read are reported in the result."""
     if trained.fusion is not None and known is None:
-        return fused(trained, [embed_images(one, ranks, dataset, source, bar) for one in trained.members])
+        return fused(trained, [embed_images(member, ranks, dataset, source, bar) for member in trained.members])
     dataset.limit(trained.recipe.dataset.max_pixels)
     missing: Sequence[int] = range(len(dataset))
     if known is not None:
@@ -155,8 +155,8 @@ def fused(trained: TrainedModel, parts: Sequence[Embeddings]) -> Embeddings:
     assert trained.fusion is not None
     first, second = parts
     rows = [torch.isin(one.indices, other.indices) for one, other in ((first, second), (second, first))]
-    points = [one.points[kept].to(trained.device) for one, kept in zip(parts, rows, strict=True)]
-    joined = join([one.manifold for one in trained.members], points, trained.fusion.share).cpu()
+    points = [part.points[mask].to(trained.device) for part, mask in zip(parts, rows, strict=True)]
+    joined = join([member.manifold for member in trained.members], points, trained.fusion.share).cpu()
     faults = list(dict.fromkeys(first.faults + second.faults))
     return Embeddings(joined, first.labels[rows[0]], first.indices[rows[0]], faults)
 

@@ -58,10 +58,10 @@ def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", 
             squares, radius = _squares(space), c**-0.5
             height = squares / (np.sqrt(1 / c + squares) + radius)  # above the origin; avoids cancellation
             return np.hstack([-height - radius if side == "query" else height, space])
-        case other:
+        case form:
             own = "only its manifold computes these vectors, a product or that of a plug-in; use Manifold.index_vectors"
-            advice = own if other == "own" else "another version of dmlkit wrote this manifest"
-            raise ValueError(f"index_vectors: unknown form {other!r}; {advice}")
+            advice = own if form == "own" else "another version of dmlkit wrote this manifest"
+            raise ValueError(f"index_vectors: unknown form {form!r}; {advice}")
 
 
 def _squares(x: Vectors) -> Vectors:

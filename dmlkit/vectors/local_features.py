@@ -40,12 +40,12 @@ def kept_maps(model: EmbeddingModel) -> Generator[list[Tensor]]:
         parts.append(last.pop("maps").flatten(2).transpose(1, 2).half().cpu())
 
     network = model.backbone
-    convolutions = {one: sum(isinstance(part, nn.Conv2d) for part in one.modules()) for one in network.modules()}
-    blocks = [one for one, count in convolutions.items() if isinstance(one, Pooling) or count > 1]
+    convolutions = {block: sum(isinstance(part, nn.Conv2d) for part in block.modules()) for block in network.modules()}
+    blocks = [block for block, count in convolutions.items() if isinstance(block, Pooling) or count > 1]
     with ExitStack() as hooks:
-        for one in blocks:
-            if one is not network:
-                hooks.enter_context(one.register_forward_hook(keep))
+        for block in blocks:
+            if block is not network:
+                hooks.enter_context(block.register_forward_hook(keep))
         hooks.enter_context(network.register_forward_hook(end))
         yield parts
 

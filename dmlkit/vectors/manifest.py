@@ -129,8 +129,8 @@ class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
     @property
     def option(self) -> str:
         """The end of the option ``--device`` that chooses it."""
-        own = {"bf16": "+bf16", "fp32": "" if self.engine == "torch" else f"+{self.engine}"}
-        return own.get(self.precision, f"+{self.engine}")
+        options = {"bf16": "+bf16", "fp32": "" if self.engine == "torch" else f"+{self.engine}"}
+        return options.get(self.precision, f"+{self.engine}")
 
     def __str__(self) -> str:
         same = f"the same {NEAREST} nearest for {self.same_nearest} of {self.images} training images"

@@ -21,7 +21,7 @@ from dmlkit.vectors.graphs import NotExportableError, traced
 
 HEADER = "operators"
 CONSTANTS = torch.dtype, torch.layout, torch.memory_format
-SIZES = {one.__name__: one for one in (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv)}
+SIZES = {f.__name__: f for f in (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv)}
 """Functions of Python that compute the shapes of results from the size of a batch."""
 
 
@@ -39,20 +39,20 @@ def write_operators(network: nn.Module, inputs: Tensor, path: Path) -> None:
     named |= signature.inputs_to_lifted_tensor_constants
     known: Mapping[str, Any] = {**program.constants, **program.state_dict}
     nodes = list(program.graph.nodes)
-    last = {used: node.name for node in nodes for used in (one.name for one in node.all_input_nodes)}
-    given, result = "", ""
+    last = {used: node.name for node in nodes for used in (operand.name for operand in node.all_input_nodes)}
+    input_name, output_name = "", ""
     for node in nodes:
         if node.op == "placeholder" and node.name in named:
             tensors[node.name] = known[named[node.name]].detach().clone(memory_format=torch.contiguous_format)
         elif node.op == "placeholder":
-            given = node.name
+            input_name = node.name
         elif node.op == "output":
-            result = node.args[0][0].name
+            output_name = node.args[0][0].name
         else:
             unused = [name for name, by in last.items() if by == node.name and name not in tensors]
             steps.append([node.name, _name_of(node), _plain(node.args), _plain(node.kwargs), unused])
     strides = {name: known[named[name]].stride() for name in tensors}
-    content = json.dumps({"input": given, "output": result, "strides": strides, "steps": steps})
+    content = json.dumps({"input": input_name, "output": output_name, "strides": strides, "steps": steps})
     with atomic_write(path) as partial:
         save_file(tensors, partial, {HEADER: content})
 

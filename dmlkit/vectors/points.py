@@ -232,8 +232,8 @@ def load_same_model(searched: PointSet, model: ModelChoice, ranks: Ranks) -> Tra
     if fusion is None and manifest.fusion is not None:
         second = find_run(Path(manifest.fusion.run), run)
         fusion = manifest.fusion.model_copy(update={} if second is None else {"run": str(second)})
-    same = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=fusion)
-    trained = same.load(RunFolder(run), ranks)
+    choice = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=fusion)
+    trained = choice.load(RunFolder(run), ranks)
     if manifest.features < trained.recipe.embedding_dim and not trained.fusion and not trained.computation:
         with suppress(UserError):  # of `dmlkit embed --dims`, unless it is another model, which is reported below
             trained = shortened(trained, manifest.features)
@@ -255,5 +255,5 @@ def of_other_model(theirs: Description | None, searched: PointSet) -> str | None
 
 def warn_of_other_model(theirs: Description, searched: PointSet) -> None:
     """Warn that a threshold may not hold, see `of_other_model`."""
-    if other := of_other_model(theirs, searched):
-        warn(f"{other}; thresholds and probabilities of {searched.source} may not hold for it")
+    if note := of_other_model(theirs, searched):
+        warn(f"{note}; thresholds and probabilities of {searched.source} may not hold for it")

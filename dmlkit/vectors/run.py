@@ -73,8 +73,8 @@ class EmbedOptions:
             raise UserError("--ray: torchrun has started this process; remove --ray, or do without torchrun")
         if images is not None and self.overrides:
             raise UserError(f"embed: --set {self.overrides[0]} applies only to --split, not to {images}; remove it")
-        for option, given in ((f"--labels {self.labels}", self.labels), ("--boxes", self.boxes)):
-            if split is not None and given is not None:
+        for option, value in ((f"--labels {self.labels}", self.labels), ("--boxes", self.boxes)):
+            if split is not None and value is not None:
                 raise UserError(
                     f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
                 )
@@ -137,23 +137,23 @@ def embed(
         warn_once(line)
     way = "name their folder with --root, or skip such images with --skip-bad-images"
     refuse_missing(dataset, "skip" if skip else "error", source, way)
-    home = ranks.broadcast(_home(folder, place) if ranks.is_global_zero else place)
+    vectors_folder = ranks.broadcast(_home(folder, place) if ranks.is_global_zero else place)
     with RayWorkers.started(device) if options.ray else nullcontext() as workers:
         model = stored_model(trained, workers.device if workers else "")
         keys = image_keys(dataset, trained.recipe.dataset)
-        job = FillJob(dataset, keys, home, model, exact=split is not None, skip_bad_images=skip)
+        job = FillJob(dataset, keys, vectors_folder, model, exact=split is not None, skip_bad_images=skip)
         compute = None if workers is None else partial(workers.compute, run, trained.checkpoint)
         filled = fill(job, trained, ranks, bar=bar, compute=compute)
     if not ranks.is_global_zero:
         return None
     if filled.known:
-        some = f"{filled.known} of {len(dataset)} images were"
-        say(f"{'these images are' if filled.known == len(dataset) else some} embedded already")
+        subject = f"{filled.known} of {len(dataset)} images were"
+        say(f"{'these images are' if filled.known == len(dataset) else subject} embedded already")
     refuse_nothing_read(len(dataset) - len(filled.faults), filled.faults, source)
     with sole_writer(place, what="dmlkit embed", patience=inf), writing(place / "manifest.json"):
         manifest = write_embeddings(folder, trained, dataset, source, place, filled)
-    if home.is_relative_to(place):
-        shutil.rmtree(home, ignore_errors=True)
+    if vectors_folder.is_relative_to(place):
+        shutil.rmtree(vectors_folder, ignore_errors=True)
     return manifest
 
 
@@ -170,13 +170,13 @@ def write_embeddings(
     run: RunFolder, trained: TrainedModel, dataset: Dataset, source: str, output: Path, filled: Filled
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time."""
-    path, description, home = output / "manifest.json", describe(trained), str(place_of_run(run.path))
+    path, description, run_path = output / "manifest.json", describe(trained), str(place_of_run(run.path))
     path.unlink(missing_ok=True)  # a kill leaves no manifest of other embeddings
     store, rows, faults, _ = filled
-    kept, checksum = np.flatnonzero(rows >= 0), 0
-    parts = [kept[start : start + PART_IMAGES] for start in range(0, len(kept), PART_IMAGES)]
+    indices, checksum = np.flatnonzero(rows >= 0), 0
+    parts = [indices[start : start + PART_IMAGES] for start in range(0, len(indices), PART_IMAGES)]
     with atomic_write(output / "embeddings.npy") as partial, partial.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(kept), description.dim)}
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(indices), description.dim)}
         npy.write_array_header_1_0(file, header)
         for part in parts:
             content = np.ascontiguousarray(store.points_at(rows[part]).numpy(), dtype="<f4").tobytes()
@@ -187,10 +187,10 @@ def write_embeddings(
     manifest = Manifest(
         **dict(description),
         source=source,
-        count=len(kept),
+        count=len(indices),
         skipped=tuple(faults),
         threshold=threshold_of(run, trained.fingerprint),
-        run=home if readable_name(home) else None,
+        run=run_path if readable_name(run_path) else None,
         checksums=Checksums(points=checksum, items=file_checksum(output / "items.parquet")),
     )
     manifest.write(path)
@@ -208,9 +208,9 @@ def _write_items(path: Path, dataset: Dataset, parts: Sequence[Values]) -> None:
     with atomic_write(path) as partial, ParquetWriter(partial, schema) as writer:
         for part in parts:
             lines, labels = list[str](), dataset.label_names(dataset.labels[torch.from_numpy(part)])
-            for place, label in zip(part.tolist(), labels, strict=True):
-                item = {"id": next(numbers), "path": dataset.paths[place], "label": label}
-                lines.append(json.dumps(item | dict(zip(BOX, dataset.box(place) or (), strict=False))))
+            for index, label in zip(part.tolist(), labels, strict=True):
+                item = {"id": next(numbers), "path": dataset.paths[index], "label": label}
+                lines.append(json.dumps(item | dict(zip(BOX, dataset.box(index) or (), strict=False))))
             # as JSON, 0.05 s, since `pyarrow.array` imports pandas where it is installed, 0.3 s
             content, options = pa.BufferReader("\n".join(lines).encode()), ParseOptions(explicit_schema=schema)
             writer.write_table(read_json(content, parse_options=options))
@@ -235,13 +235,13 @@ class RayWorkers:
         import ray
 
         machines: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        due = [machine.get("CPU", 0) // machine["GPU"] for machine in machines if machine.get("GPU")]
-        if device == "cuda" and not due:
+        shares = [machine.get("CPU", 0) // machine["GPU"] for machine in machines if machine.get("GPU")]
+        if device == "cuda" and not shares:
             raise UserError("--device cuda: no machine of this Ray cluster has a GPU; use --device cpu")
-        self.gpus = int(device != "cpu" and bool(due))
+        self.gpus = int(device != "cpu" and bool(shares))
         self.device = "cuda" if self.gpus else "cpu"
         # such that every machine can use all its GPUs
-        self.processors = int(min(MAX_READERS, max(1, min(due)))) if self.gpus else 1
+        self.processors = int(min(MAX_READERS, max(1, min(shares)))) if self.gpus else 1
 
     @classmethod
     @contextmanager
@@ -282,7 +282,7 @@ class RayWorkers:
 
         arguments = (ray.put(job), run, checkpoint, self.device, self.processors, Path.cwd())
         items: Any = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
-        done = items.map_batches(
+        results = items.map_batches(
             RayWorker,
             fn_constructor_args=arguments,
             batch_size=1,
@@ -290,7 +290,7 @@ class RayWorkers:
             num_cpus=self.processors,
             compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(numbers)),
         )
-        for row in done.iter_rows():
+        for row in results.iter_rows():
             if row["fault"]:
                 raise UserError(row["fault"])
             advance(len(job.rows(row["part"])))
@@ -311,10 +311,10 @@ class RayWorker:
         self.fault = ""
         try:
             os.chdir(folder)
-            given: FillJob = ray.get(job)
+            sent: FillJob = ray.get(job)
             ranks = start_ranks(device)
             trained = load_model(RunFolder(run), ranks, checkpoint)
-            job = replace(given, model=stored_model(trained))  # of another version of a package it is another folder
+            job = replace(sent, model=stored_model(trained))  # of another version of a package it is another folder
             job.check_reachable()
             self.embed = PartEmbedder(job, trained, ranks, workers=processors if device == "cuda" else 0)
         except (UserError, OSError) as error:  # reported by the first call: Ray would retry forever

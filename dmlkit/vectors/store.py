@@ -79,12 +79,12 @@ def image_keys(dataset: Dataset, config: DatasetConfig | None = None) -> Values:
         config: options of the dataset. Default: only whole files have a key; others have zeros, which no store has.
     """
     options = b"" if config is None else config.model_dump_json(exclude={"on_bad_image", "where"}).encode()
-    place = cache(os.path.realpath)
+    real_path = cache(os.path.realpath)
 
     def content(index: int) -> bytes | None:
         if file := dataset.file(index):
             folder, name = os.path.split(file)
-            return f"{place(folder)}\0{name}\0{stamp(file)}".encode(errors="surrogateescape")
+            return f"{real_path(folder)}\0{name}\0{stamp(file)}".encode(errors="surrogateescape")
         if config is None:
             return None
         if dataset.in_memory:
@@ -93,7 +93,7 @@ def image_keys(dataset: Dataset, config: DatasetConfig | None = None) -> Values:
         return options + f"\0{dataset.key(index)}\0{stamp(dataset.paths[index])}".encode(errors="surrogateescape")
 
     contents = map(content, range(len(dataset)))
-    return keys_of([bytes(ID) if one is None else hashlib.sha256(one).digest()[:ID] for one in contents])
+    return keys_of([bytes(ID) if data is None else hashlib.sha256(data).digest()[:ID] for data in contents])
 
 
 def hash_images(dataset: Dataset, config: DatasetConfig) -> str:
@@ -270,8 +270,8 @@ def gathered(
     """Return rows (M, ...) of parts, given the number of the part of each and the place in it."""
     values = torch.empty(len(places), *shape, dtype=dtype)
     for number in np.unique(numbers):
-        own = numbers == number
-        values[torch.from_numpy(own)] = tensor_of(number)[torch.from_numpy(places[own])]
+        in_part = numbers == number
+        values[torch.from_numpy(in_part)] = tensor_of(number)[torch.from_numpy(places[in_part])]
     return values
 
 
@@ -288,5 +288,5 @@ def _find(keys: Values, among: Values) -> Values:
     if not len(known):
         return np.full(len(wanted), -1)
     order = known.argsort(kind="stable")
-    places = order[np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)]
-    return np.where(known[places] == wanted, places, -1)
+    indices = order[np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)]
+    return np.where(known[indices] == wanted, indices, -1)

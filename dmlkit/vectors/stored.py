@@ -29,8 +29,11 @@ def split_embeddings(
     layers, only the other layers are computed.
     """
     if trained.fusion is not None:
-        homes = [(one.run or run, one) for one in trained.members]
-        return fused(trained, [split_embeddings(home, one, ranks, dataset, split, bar=bar) for home, one in homes])
+        runs = [(member.run or run, member) for member in trained.members]
+        return fused(
+            trained,
+            [split_embeddings(member_run, member, ranks, dataset, split, bar=bar) for member_run, member in runs],
+        )
     source = f"the {split} split of {run.path}"
 
     def compute(job: FillJob, numbers: list[int], advance: Advance) -> None:
@@ -70,7 +73,7 @@ def embed_files(trained: TrainedModel, ranks: Ranks, dataset: Dataset, source: s
     model that computes them are computed with the points, so that no image passes the network twice.
     """
     if trained.fusion is not None:
-        return fused(trained, [embed_files(one, ranks, dataset, source, bar) for one in trained.members])
+        return fused(trained, [embed_files(member, ranks, dataset, source, bar) for member in trained.members])
     known = known_points(trained, dataset) if ranks.is_global_zero and trained.local is None else None
     return embed_images(trained, ranks, dataset, source, bar, ranks.broadcast(known))
 

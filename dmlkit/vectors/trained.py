@@ -83,8 +83,8 @@ def load_model(
         return model.to(device).eval()
 
     manifold = recipe.manifold.build(recipe.embedding_dim)
-    own = {name.removeprefix(MANIFOLD): weight for name, weight in weights.items() if name.startswith(MANIFOLD)}
-    load_weights(manifold, own, path)
+    learned = {name.removeprefix(MANIFOLD): weight for name, weight in weights.items() if name.startswith(MANIFOLD)}
+    load_weights(manifold, learned, path)
     network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
     depends = f"{fingerprint(weights)} {state.get(FROZEN)} {network}" if merged else ""
     saved = hashlib.sha256(depends.encode()).hexdigest() if merged else ""
