@@ -187,9 +187,9 @@ class DatasetConfig(ComponentConfig, frozen=True):
         if self.tests_known and split != "all":
             images = self._known(listing, split).part(split)
             names = self._of_run.names["train"] if self._of_run and split == "train" else ()
-            kept = [name for name in names if name in images.class_names]
-            if kept and kept != list(images.class_names):  # proxies have the order that training had
-                images = class_subset(images, [images.class_names.index(name) for name in kept])
+            present = [name for name in names if name in images.class_names]
+            if present and present != list(images.class_names):  # proxies have the order that training had
+                images = class_subset(images, [images.class_names.index(name) for name in present])
         elif self._of_run is None or split == "all":
             images = self._divided(listing, split)
         else:
@@ -223,33 +223,33 @@ class DatasetConfig(ComponentConfig, frozen=True):
             raise OptionError("dataset.validation_fraction", "0.0 holds out no images for validation")
         return listing
 
-    def _recorded_images(self, own: SplitClasses, listing: Listing) -> Listing:
+    def _recorded_images(self, of_run: SplitClasses, listing: Listing) -> Listing:
         """Return the listing with the splits that a run has; other images are left out and counted.
 
         Data with none of the run's images are other data, which are divided by their own rule.
         """
-        self._require_split_of(own)
-        recorded, keys = own.images or {}, listing.keys()
-        places = {key: place for place, split in enumerate(LISTED_SPLITS) for key in recorded.get(split, ())}
-        if places.keys().isdisjoint(keys):
-            warn_once(f"{self.title}: has none of the images of {own.run}, and is divided by its own rule")
+        self._require_split_of(of_run)
+        recorded, keys = of_run.images or {}, listing.keys()
+        index_of = {key: index for index, split in enumerate(LISTED_SPLITS) for key in recorded.get(split, ())}
+        if index_of.keys().isdisjoint(keys):
+            warn_once(f"{self.title}: has none of the images of {of_run.run}, and is divided by its own rule")
             return self._with_validation(self._divided_by_images(listing))
-        splits = np.array([places.get(key, -1) for key in keys], dtype=np.int8)
-        if lost := places.keys() - {*keys}:
-            of = f"{len(lost)} of the {len(places)} {self.sample}s of {own.run}"
+        splits = np.array([index_of.get(key, -1) for key in keys], dtype=np.int8)
+        if lost := index_of.keys() - {*keys}:
+            of = f"{len(lost)} of the {len(index_of)} {self.sample}s of {of_run.run}"
             warn_once(f"{self.title}: lacks {of}: {some_of(sorted(lost))}")
         if others := [keys[row] for row in np.flatnonzero((splits < 0) & (listing.labels >= 0)).tolist()]:
             are = counted(len(others), f"{self.sample} is", f"{self.sample}s are")
             why = ", new or without a time" if isinstance(self.split, dict) else ", new since"
-            warn_once(f"{self.title}: {are} in no split of {own.run}{why}, and left out: {some_of(others)}")
+            warn_once(f"{self.title}: {are} in no split of {of_run.run}{why}, and left out: {some_of(others)}")
         return replace(listing, splits=splits)
 
-    def _require_split_of(self, own: SplitClasses) -> None:
+    def _require_split_of(self, of_run: SplitClasses) -> None:
         """Raise an error if a run tests known classes and the dataset does not, or the other way around."""
-        if self.tests_known != (own.images is not None) and self.split != "all":
+        if self.tests_known != (of_run.images is not None) and self.split != "all":
             kind = "unseen classes" if self.tests_known else "known classes"
             raise OptionError(
-                "dataset.split", f"got {self.split_text}, but {own.run} was trained to test {kind}; keep that"
+                "dataset.split", f"got {self.split_text}, but {of_run.run} was trained to test {kind}; keep that"
             )
 
     def _with_validation(self, listing: Listing) -> Listing:
@@ -273,63 +273,66 @@ class DatasetConfig(ComponentConfig, frozen=True):
             split = "all"
         return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
 
-    def _recorded(self, own: SplitClasses, listing: Listing | None, split: Split) -> Dataset:
+    def _recorded(self, of_run: SplitClasses, listing: Listing | None, split: Split) -> Dataset:
         """Return the samples of the classes that a run has in a split; report classes that the data gained or lost.
 
         Data with none of the run's classes are other data, which are divided by their own rule.
         """
-        own.require(split)
-        self._require_split_of(own)
-        if listing is None and (images := self._divided(None, split)).class_names == tuple(own.names[split]):
+        of_run.require(split)
+        self._require_split_of(of_run)
+        if listing is None and (images := self._divided(None, split)).class_names == tuple(of_run.names[split]):
             return images  # samples that are rendered gain no classes
         whole = self.load("all") if listing is None else listing.images("all")
-        known = {name for names in own.names.values() for name in names}
+        known = {name for names in of_run.names.values() for name in names}
         if known.isdisjoint(whole.class_names):
-            warn_once(f"{self.title}: has none of the classes of {own.run}, and is divided by its own rule")
+            warn_once(f"{self.title}: has none of the classes of {of_run.run}, and is divided by its own rule")
             return self._divided(listing, split)
-        wanted = [*own.names[split], *self._gained(own, whole.class_names, split)]
-        place = {name: index for index, name in enumerate(whole.class_names)}
-        lost = [name for name in wanted if name not in place]
+        wanted = [*of_run.names[split], *self._gained(of_run, whole.class_names, split)]
+        index_of = {name: index for index, name in enumerate(whole.class_names)}
+        lost = [name for name in wanted if name not in index_of]
         if lost:
             kind = "training" if split == "train" else split
-            text = f"{self.title}: lacks {len(lost)} of the {len(wanted)} {kind} classes of {own.run}: {some_of(lost)}"
+            text = (
+                f"{self.title}: lacks {len(lost)} of the {len(wanted)} {kind} classes of {of_run.run}: {some_of(lost)}"
+            )
             if len(lost) == len(wanted):
                 raise UserError(f"{text}; restore their {self.sample}s")
             warn_once(text)
-        kept = [name for name in wanted if name in place]
-        chosen = set(kept)
+        present = [name for name in wanted if name in index_of]
+        chosen = set(present)
         if listing is None:
-            return class_subset(whole, [place[name] for name in kept])
+            return class_subset(whole, [index_of[name] for name in present])
         labels = [label for label, name in enumerate(listing.class_names) if name in chosen]
         images = listing.pick(np.isin(listing.labels, labels).nonzero()[0])
-        if split == "train" and list(images.class_names) != kept:  # proxies have the order that training had
-            return class_subset(images, [images.class_names.index(name) for name in kept])
+        if split == "train" and list(images.class_names) != present:  # proxies have the order that training had
+            return class_subset(images, [images.class_names.index(name) for name in present])
         return images
 
-    def _gained(self, own: SplitClasses, names: Sequence[str], split: Split) -> list[str]:
+    def _gained(self, of_run: SplitClasses, names: Sequence[str], split: Split) -> list[str]:
         """Return which classes of the data are added to a split of a run, and report those that the run does not know.
 
         With several labels per image, a set with a label that the run was trained or chosen on is not unseen.
         """
-        known = {name for names in own.names.values() for name in names}
+        known = {name for names in of_run.names.values() for name in names}
         new = [name for name in names if name not in known]
         if self.new_classes == "ignore":
             if new:
                 classes = counted(len(new), "class is", "classes are")
-                way = "; dataset.new_classes=test adds them to the test classes" if own.names["test"] else ""
+                way = "; dataset.new_classes=test adds them to the test classes" if of_run.names["test"] else ""
                 warn_once(
-                    f"{self.title}: {classes} new since {own.run} was trained on it, and left out: {some_of(new)}{way}"
+                    f"{self.title}: {classes} new since {of_run.run} was trained on it, and left out: "
+                    f"{some_of(new)}{way}"
                 )
             return []
         if split != "test":
             return []
         if self.label_separator is not None:
-            seen = {*own.names["train"], *own.names["validation"]}
+            seen = {*of_run.names["train"], *of_run.names["validation"]}
             labels = {label for name in seen for label in name.split(self.label_separator)}
             new = [name for name in new if labels.isdisjoint(name.split(self.label_separator))]
         if new:
             classes = counted(len(new), "new class is", "new classes are")
-            warn_once(f"{self.title}: {classes} added to the test classes of {own.run}: {some_of(new)}")
+            warn_once(f"{self.title}: {classes} added to the test classes of {of_run.run}: {some_of(new)}")
         return new
 
     def _official(self, listing: Listing | None, split: Split) -> Dataset:
@@ -358,8 +361,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
                     "least two groups of images without a common label; use 0 for no validation",
                 )
             held_out = count - cut
-        kept = range(count - held_out) if split == "train" else range(count - held_out, count)
-        return class_subset(whole, kept)
+        classes = range(count - held_out) if split == "train" else range(count - held_out, count)
+        return class_subset(whole, classes)
 
     def _fold(self, listing: Listing | None, split: Split) -> Dataset:
         whole = self.load("all") if listing is None else listing.images("all")

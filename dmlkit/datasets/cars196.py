@@ -137,9 +137,9 @@ def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str
     from scipy.io import loadmat
 
     try:
-        own = md5(path)
-        if own != (expected := MD5.get(path.name, own)):
-            faults.append(f"{path}: has the MD5 sum {own}, expected {expected}; download it again")
+        checksum = md5(path)
+        if checksum != (expected := MD5.get(path.name, checksum)):
+            faults.append(f"{path}: has the MD5 sum {checksum}, expected {expected}; download it again")
             return {}
         contents = loadmat(path, squeeze_me=True, variable_names=needed)
         return {name: np.atleast_1d(contents[name]) for name in needed}

@@ -64,10 +64,10 @@ def from_lists(folder: Path) -> Listing:
         for number, label in listed
         if label is None
     ]
-    kept = [(number, label) for number, label in listed if label is not None]
-    classes = sorted({label for _, label in kept})
+    labeled = [(number, label) for number, label in listed if label is not None]
+    classes = sorted({label for _, label in labeled})
     position = {label: index for index, label in enumerate(classes)}
-    for number, label in kept:
+    for number, label in labeled:
         rows.add(f"{folder / 'images.txt'}: image {number}", paths[number], position[label], part_of(label))
     return rows.listing([names.get(label, str(label)) for label in classes])
 

@@ -39,11 +39,11 @@ class FolderConfig(DatasetConfig, frozen=True):
             raise OptionError("dataset.root", f"{root}: {NO_CLASS_FOLDERS}")
         hint = other_lists(root)
         try:
-            found = self._of_folders(root)
+            listing = self._of_folders(root)
         except OptionError as error:
             raise OptionError(error.key, f"{error.message}; {hint}" if hint else error.message) from None
-        (found.faults or found.notes).extend([hint] if hint else [])
-        return found
+        (listing.faults or listing.notes).extend([hint] if hint else [])
+        return listing
 
     def _of_folders(self, root: Path) -> Listing:
         if is_split(root):
@@ -165,9 +165,9 @@ def nested_folders(root: Path, levels: Sequence[str]) -> tuple[list[Path], list[
         inner = [(folder, class_folders(folder)) for folder in folders]
         for folder, below in inner:
             loose = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() in EXTENSIONS]
-            place = "/".join(levels[:depth])
+            upper = "/".join(levels[:depth])
             if loose:
-                faults.append(f"{loose[0]}: lies in a {place} folder, expected folders {'/'.join(levels)}; move it")
+                faults.append(f"{loose[0]}: lies in a {upper} folder, expected folders {'/'.join(levels)}; move it")
             elif not below:
                 faults.append(f"{folder}: has no {level} folders, expected {'/'.join(levels)}; add one or remove it")
         folders = [path for _, below in inner for path in below]

@@ -227,7 +227,7 @@ def character_classes(classes: int, shapes: int) -> list[str]:
         )
     ranked = sorted(range(count), key=lambda rank: unicodedata.name(characters[rank]))
     ranks = sorted((ranked[first::classes] for first in range(classes)), key=min)
-    return ["".join(characters[rank] for rank in own) for own in ranks]
+    return ["".join(characters[rank] for rank in class_ranks) for class_ranks in ranks]
 
 
 @cache
@@ -240,7 +240,7 @@ def distinct_characters() -> tuple[str, ...]:
 
     shared = set.intersection(*(set(FT2Font(str(font_folder() / face)).get_charmap()) for face in FACES))
     seen: set[bytes] = set()
-    kept: list[str] = []
+    distinct: list[str] = []
     for code in sorted(shared):
         character = chr(code)
         if unicodedata.category(character)[0] not in "LNS":
@@ -250,9 +250,9 @@ def distinct_characters() -> tuple[str, ...]:
         looks = canvas.tobytes()
         if looks not in seen and canvas.getbbox():
             seen.add(looks)
-            kept.append(character)
-    order = np.random.default_rng(VERSION).permutation(len(kept))
-    return tuple(kept[index] for index in order)
+            distinct.append(character)
+    order = np.random.default_rng(VERSION).permutation(len(distinct))
+    return tuple(distinct[index] for index in order)
 
 
 def long_tail(labels: Tensor, ratio: float) -> Tensor:
@@ -267,12 +267,12 @@ def long_tail(labels: Tensor, ratio: float) -> Tensor:
         [16, 8, 4]
     """
     classes = int(labels.max()) + 1
-    kept = [
-        own[: round(len(own) * ratio ** (-label / max(1, classes - 1)))]
+    rows = [
+        class_rows[: round(len(class_rows) * ratio ** (-label / max(1, classes - 1)))]
         for label in range(classes)
-        for own in [(labels == label).nonzero()[:, 0]]
+        for class_rows in [(labels == label).nonzero()[:, 0]]
     ]
-    return torch.cat(kept).sort().values
+    return torch.cat(rows).sort().values
 
 
 def wrong_labels(labels: Tensor, share: float, *, seed: int) -> Tensor:

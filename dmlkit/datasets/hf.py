@@ -77,7 +77,7 @@ class HfConfig(DatasetConfig, frozen=True):
         table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
         rows = TableRows(ImageTable(table, root, root))
         listing = rows.listing()
-        places = np.array([(place, row) for place, part in enumerate(parts.values()) for row in range(len(part))])
+        places = np.array([(index, row) for index, part in enumerate(parts.values()) for row in range(len(part))])
         images = [undecoded(part, self.image) for part in parts.values()]
         return HfListing(**vars(listing), parts=images, places=places[rows.keep])
 
@@ -139,11 +139,11 @@ def open_parts(root: Path) -> dict[str, Any]:
     kind = "parquet" if ".parquet" in suffixes else "imagefolder" if suffixes & set(EXTENSIONS) else None
     try:
         if is_file:
-            found = library.load_dataset("parquet", data_files=str(root))
+            loaded = library.load_dataset("parquet", data_files=str(root))
         elif any((root / name).is_file() for name in SAVED):
-            found = library.load_from_disk(str(root))
+            loaded = library.load_from_disk(str(root))
         elif kind is not None:
-            found = library.load_dataset(kind, data_dir=str(root))
+            loaded = library.load_dataset(kind, data_dir=str(root))
         else:
             raise OptionError(
                 "dataset.root", f"{root}: no dataset; expected a folder of save_to_disk, Parquet files or images"
@@ -153,7 +153,7 @@ def open_parts(root: Path) -> dict[str, Any]:
     except Exception as error:  # the library raises many kinds
         reason = first_line(error)
         raise OptionError("dataset.root", f"{root}: cannot read this dataset: {reason}") from error
-    return dict(found) if isinstance(found, Mapping) else {"train": found}
+    return dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
 
 
 def stored_dataset(path: Path, columns: Mapping[str, str]) -> HfConfig | None:
@@ -178,18 +178,18 @@ def _stored_features(path: Path) -> dict[str, bool]:
     from pyarrow import parquet, types
 
     files = [path] if path.suffix.lower() == ".parquet" else [*path.glob("*.parquet"), *path.glob("data/*.parquet")]
-    found = dict[str, bool]()
-    for file in (one for one in sorted(files)[:1] if one.is_file()):
+    holds_images = dict[str, bool]()
+    for file in (candidate for candidate in sorted(files)[:1] if candidate.is_file()):
         with suppress(OSError, ValueError):  # reported by the reader of tables
-            found = {
-                one.name: types.is_struct(one.type) and one.type.get_field_index("bytes") >= 0
-                for one in parquet.read_schema(file)
+            holds_images = {
+                column.name: types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
+                for column in parquet.read_schema(file)
             }
     if any((path / name).is_file() for name in SAVED):
         for file in sorted([*path.glob("dataset_info.json"), *path.glob("*/dataset_info.json")])[:1]:
             features: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")).get("features") or {}
-            found = {name: kind.get("_type") == "Image" for name, kind in features.items()}
-    return found if any(found.values()) else {}
+            holds_images = {name: kind.get("_type") == "Image" for name, kind in features.items()}
+    return holds_images if any(holds_images.values()) else {}
 
 
 def check_columns(part: Any, split: str, root: Path, image: str, label: str) -> None:
@@ -246,7 +246,7 @@ def saved_images(path: Path, columns: Mapping[str, str], folder: Path) -> ImageT
         for split, part in parts.items():
             check_columns(part, split, root, config.image, config.label)
             names = list[str | None]()
-            for row, (cell,) in enumerate(one.values() for one in undecoded(part, config.image)):
+            for row, (cell,) in enumerate(record.values() for record in undecoded(part, config.image)):
                 where, name = f"{root}: row {row + 1} of {split}", f"{re.sub(r'[^a-z]', '_', split)}-{row:06}"
                 names.append(None)
                 try:
@@ -256,11 +256,11 @@ def saved_images(path: Path, columns: Mapping[str, str], folder: Path) -> ImageT
                     names[-1] = f"{name}.{suffix}"
                 except BadImageError as error:
                     faults.append(str(error))
-            own = {"path": pa.array(names, pa.string()), "label": pa.array(label_texts(part, config.label))}
-            own |= {"split": pa.array([split] * len(part))} if len(parts) > 1 else {}
+            known = {"path": pa.array(names, pa.string()), "label": pa.array(label_texts(part, config.label))}
+            known |= {"split": pa.array([split] * len(part))} if len(parts) > 1 else {}
             others = part.remove_columns([config.image, config.label]).with_format("arrow")[:]
-            hidden |= own.keys() & {*others.column_names}
-            tables.append(pa.table({name: others[name] for name in others.column_names} | own))
+            hidden |= known.keys() & {*others.column_names}
+            tables.append(pa.table({name: others[name] for name in others.column_names} | known))
     table = pa.concat_tables(tables, promote_options="permissive")
     notes = [f"{root}: left out: other columns {some_of(sorted(hidden))}"] if hidden else []
     return ImageTable(table.filter(table["path"].is_valid()), root, folder, faults=faults, notes=notes)

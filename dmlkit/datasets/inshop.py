@@ -68,11 +68,13 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
         if rows.add(f"{path}:{line}", name, label, SPLIT_OF_STATUS[status]):
             statuses.append(status)
             kinds.setdefault(label, "/".join(name.split("/")[1:3]))
-    both = {item for split, item in items if split == "train"} & {item for split, item in items if split == "test"}
-    rows.faults += [f"{path}: garment {item} is in both train and test; expected only one" for item in sorted(both)]
+    shared = {item for split, item in items if split == "train"} & {item for split, item in items if split == "test"}
+    rows.faults += [f"{path}: garment {item} is in both train and test; expected only one" for item in sorted(shared)]
     kind_of = [kinds.get(label, "") for label in range(len(items))]
     kind_names = sorted(set(kind_of))
-    masks = {status: np.array([own == status for own in statuses], dtype=bool) for status in SPLIT_OF_STATUS}
+    masks = {
+        status: np.array([row_status == status for row_status in statuses], dtype=bool) for status in SPLIT_OF_STATUS
+    }
     return rows.listing(
         [item for _, item in items],
         query=masks["query"],

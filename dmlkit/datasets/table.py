@@ -71,11 +71,11 @@ class TableConfig(DatasetConfig, frozen=True):
             raise UserError(f"{file}: no such file; {MOVED}file=PATH")
         root = None if self.root is None else Path(self.root)
         prints_columns = not columns and self.classes_of_run is None  # the training of a run printed it
-        found = read_images(file, root, self.columns | columns, needs, prints_columns=prints_columns)
+        listed = read_images(file, root, self.columns | columns, needs, prints_columns=prints_columns)
         if self.where is None or columns:
-            return found
-        cells = cells_of({name: found.table[name] for name in found.table.column_names})
-        return found.kept(Where.of(self.where).rows(cells, str(file), len(found)))
+            return listed
+        cells = cells_of({name: listed.table[name] for name in listed.table.column_names})
+        return listed.kept(Where.of(self.where).rows(cells, str(file), len(listed)))
 
     def limited(self, where: Where) -> "TableConfig":
         return self.model_copy(update={"where": where.text})
@@ -99,15 +99,15 @@ def other_table(file: Path, own: TableConfig | None) -> TableConfig:
         return TableConfig(file=str(file))
     keys = {key_of(name) for name in reader.read(file).table.column_names} if own.columns else set[str]()
     parts = {name: re.findall(r"\{(.*?)\}", text) or [text] for name, text in own.columns.items()}
-    columns = {name: own.columns[name] for name, some in parts.items() if keys.issuperset(map(key_of, some))}
-    found, home = TableConfig(file=str(file), columns=columns), Path(own.file)
-    home = Path(own.root) if own.root is not None else home if home.is_dir() else home.parent
-    if home.resolve() == file.parent.resolve():
-        return found
+    columns = {name: own.columns[name] for name, needed in parts.items() if keys.issuperset(map(key_of, needed))}
+    config, folder = TableConfig(file=str(file), columns=columns), Path(own.file)
+    folder = Path(own.root) if own.root is not None else folder if folder.is_dir() else folder.parent
+    if folder.resolve() == file.parent.resolve():
+        return config
     read = read_images(file, None, columns, ("path",), prints_columns=False)
     names = text_column(read.table, str(file), "path")
     is_near = len(names) and names[0].is_valid and (read.root / names[0].as_py()).exists()
-    return found if is_near else found.model_copy(update={"root": str(home)})
+    return config if is_near else config.model_copy(update={"root": str(folder)})
 
 
 MAX_DIGITS = 4000  # longer labels are not sorted as numbers; Python converts at most 4300 digits
@@ -194,7 +194,7 @@ class TableRows:
     def _encoded(self, name: str, blank: str = "") -> tuple[list[str], np.ndarray]:
         """Return the same as `_texts`, without blanks at the ends."""
         texts, codes = self._texts(name, blank)
-        values = {value: place for place, value in enumerate(dict.fromkeys(text.strip() for text in texts))}
+        values = {value: index for index, value in enumerate(dict.fromkeys(text.strip() for text in texts))}
         return list(values), np.array([values[text.strip()] for text in texts], dtype=np.int64)[codes]
 
     def _paths(self) -> Any:
@@ -236,15 +236,15 @@ class TableRows:
             self.faults.append(f"{self.where(row)}: {faults[texts[codes[row]]]}")
             self.keep[row] = False
         names = list(dict.fromkeys(label for label in labels.values() if label is not None))
-        position = {names[index]: place for place, index in enumerate(self._order(names))}
+        position = {names[index]: rank for rank, index in enumerate(self._order(names))}
         codes = np.array([position.get(labels[text] or "", -1) for text in texts], dtype=np.int64)[codes]
         return codes, list(position)
 
     def _order(self, names: list[str]) -> list[int]:
         """Return the positions of the names in sorted order; numbers are sorted as numbers, sets as `in_groups`."""
         if self.separator is not None:
-            place = {name: index for index, name in enumerate(names)}
-            return [place[name] for name in in_groups(names, self.separator)]
+            index_of = {name: index for index, name in enumerate(names)}
+            return [index_of[name] for name in in_groups(names, self.separator)]
         numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
         return sorted(range(len(names)), key=lambda index: (int(names[index]) if numeric else 0, names[index]))
 
@@ -340,8 +340,8 @@ class TableRows:
         names, codes = self._encoded("super_class")
         ordered, position = np.unique(np.array(names, dtype=object), return_inverse=True)
         of_class = np.zeros(classes, dtype=np.int64)
-        kept = (self.keep & (labels >= 0)).nonzero()[0]
-        of_class[labels[kept]] = position[codes[kept]]
-        clashes = kept[of_class[labels[kept]] != position[codes[kept]]]
+        rows = (self.keep & (labels >= 0)).nonzero()[0]
+        of_class[labels[rows]] = position[codes[rows]]
+        clashes = rows[of_class[labels[rows]] != position[codes[rows]]]
         self._refuse(clashes, "the label has another super_class in other rows; use one super_class per label")
         return of_class, ordered.tolist()

@@ -61,8 +61,8 @@ class VectorsConfig(DatasetConfig, frozen=True):
             table = known_columns(pa.table(columns), str(vectors.path))
             rows = TableRows(ImageTable(table, vectors.path, vectors.path.parent)).listing()
         if (rows.labels < 0).all():
-            what = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
-            raise OptionError("dataset.labels", what)
+            message = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
+            raise OptionError("dataset.labels", message)
         listing = VectorListing(**vars(rows), vectors=vectors)
         listing.faults.extend(_faults(vectors))
         return listing

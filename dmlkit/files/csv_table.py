@@ -62,15 +62,15 @@ class CsvTable(NamedTuple):
         from pyarrow import csv as arrow
 
         functions: Any = compute
-        places = [str(place) for place in range(len(self.names))]
-        kinds = {place: pa.float64() if int(place) in numbers else pa.string() for place in places}
+        keys = [str(index) for index in range(len(self.names))]
+        kinds = {key: pa.float64() if int(key) in numbers else pa.string() for key in keys}
         point = "," if numbers and self.delimiter == ";" and b"," in self.body[:SAMPLE] else "."
         if not self.body.strip():
-            return pa.table({place: pa.array([], pa.string()) for place in places}).rename_columns(self.names)
+            return pa.table({key: pa.array([], pa.string()) for key in keys}).rename_columns(self.names)
         try:
             table = arrow.read_csv(
                 pa.BufferReader(self.body),
-                arrow.ReadOptions(column_names=places),
+                arrow.ReadOptions(column_names=keys),
                 arrow.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 arrow.ConvertOptions(
                     column_types=kinds, null_values=[""], strings_can_be_null=True, decimal_point=point
@@ -88,15 +88,15 @@ class CsvTable(NamedTuple):
         columns = list(table.columns)
         if self.body.count(b'"') % 2 and len(table) and any("\n" in str(column[-1]) for column in columns):
             raise UserError(f"{self.file}: cannot read this table: a quotation mark is not closed before its end")
-        for place, column in enumerate(columns):
-            if place in numbers:
+        for index, column in enumerate(columns):
+            if index in numbers:
                 continue
             if self.is_padded:
                 column = functions.replace_substring_regex(functions.utf8_trim_whitespace(column), '^"(.*)"$', r"\1")
                 column = functions.if_else(functions.equal(column, ""), pa.scalar(None, pa.string()), column)
             if functions.any(functions.starts_with(column, "'")).as_py():
                 column = functions.replace_substring_regex(column, ESCAPED.pattern, r"\1")
-            columns[place] = column
+            columns[index] = column
         return pa.Table.from_arrays(columns, self.names)
 
     def _ragged(self, where: str, cells: int, row: str) -> str:
@@ -123,7 +123,7 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
     if not sample.strip():
         raise UserError(f"{file}: cannot read this table: the file is empty; expected a line with the columns' names")
     heads = {delimiter: _first_rows(sample, delimiter) for delimiter in DELIMITERS}
-    delimiter = max(DELIMITERS, key=lambda one: _fit(heads[one]))
+    delimiter = max(DELIMITERS, key=lambda candidate: _fit(heads[candidate]))
     is_padded = any(name != name.strip() for name in heads[delimiter][0])
     header = csv.reader(StringIO(sample, ""), delimiter=delimiter, skipinitialspace=True)
     names = [ESCAPED.sub(r"\1", name.strip()) for name in next(filter(None, header))]
@@ -146,20 +146,20 @@ def csv_start(file: Path) -> tuple[list[str], list[str]]:
     sample = read_start(file, SAMPLE).removeprefix(b"\xef\xbb\xbf").decode(errors="ignore")
     if not sample.strip():
         return [], []
-    rows = max((_first_rows(sample, one) for one in DELIMITERS), key=_fit)
+    rows = max((_first_rows(sample, delimiter) for delimiter in DELIMITERS), key=_fit)
     return [name.strip() for name in rows[0]], rows[1] if len(rows) > 1 and len(rows[1]) == len(rows[0]) else []
 
 
 def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
-    found: list[list[str]] = []
+    rows: list[list[str]] = []
     try:
         for row in csv.reader(StringIO(sample, ""), delimiter=delimiter):
-            found += [row] if row else []
-            if len(found) == SAMPLE_ROWS:
+            rows += [row] if row else []
+            if len(rows) == SAMPLE_ROWS:
                 break
     except csv.Error:  # a cell is too long, e.g. after a quotation mark that is not closed
         pass
-    return found or [[sample.splitlines()[0]]]
+    return rows or [[sample.splitlines()[0]]]
 
 
 def _fit(rows: Sequence[Sequence[str]]) -> tuple[bool, int]:
@@ -213,13 +213,13 @@ def column_called(columns: Sequence[str], wanted: str, where: str) -> int | None
         [key == key_of(wanted) for key in keys],
         [key in USUAL.get(wanted, ()) for key in keys],
     ):
-        found = [place for place, is_wanted in enumerate(fits) if is_wanted]
-        if len(found) == 1:
-            return found[0]
-        names = [columns[place] for place in found]
+        matches = [index for index, is_wanted in enumerate(fits) if is_wanted]
+        if len(matches) == 1:
+            return matches[0]
+        names = [columns[index] for index in matches]
         if len(set(names)) == 1:
             raise UserError(f"{where}: has {len(names)} columns {names[0]!r}; expected one")
-        if found:
+        if matches:
             raise UserError(
                 f"{where}: {' and '.join(map(repr, names))} may be the {wanted}; name the right one with --column "
                 f"{wanted}=NAME"
@@ -229,10 +229,10 @@ def column_called(columns: Sequence[str], wanted: str, where: str) -> int | None
 
 def own_column(columns: Sequence[str], name: str, where: str, wanted: str = "") -> int:
     """Return the place of a column that a user names, also in other case; ``wanted`` is dmlkit's name of it."""
-    place = column_called(columns, name, where)
-    if place is None:
+    index = column_called(columns, name, where)
+    if index is None:
         usual = f" (or {', '.join(USUAL[name][:5])})" if name in ("path", "label") else ""
-        near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
-        way = f"; name it with --column {wanted}=NAME" if wanted == name and not near else ""
-        raise UserError(f"{where}: has no column {name!r}{usual}; it has {', '.join(columns)}{near}{way}")
-    return place
+        hint = "".join(f"; did you mean {match!r}?" for match in get_close_matches(name, columns, n=1))
+        way = f"; name it with --column {wanted}=NAME" if wanted == name and not hint else ""
+        raise UserError(f"{where}: has no column {name!r}{usual}; it has {', '.join(columns)}{hint}{way}")
+    return index

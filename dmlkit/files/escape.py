@@ -163,9 +163,9 @@ def as_latex(rows: Rows, *, columns: str = "", bold: Collection[tuple[int, int]]
 
 
 def _latex_cell(text: str, is_bold: bool) -> str:
-    found = FIGURE.fullmatch(text)
-    if found is None:
+    match = FIGURE.fullmatch(text)
+    if match is None:
         return latex(text)
-    number, word, other = ((part or "").replace("-", "$-$") for part in found.groups())
+    number, word, other = ((part or "").replace("-", "$-$") for part in match.groups())
     number = rf"\textbf{{{number}}}" if is_bold else number
     return f"{number} {LATEX_WORDS[word]} {other}" if word else number

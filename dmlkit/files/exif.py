@@ -65,10 +65,10 @@ def _text(value: Any) -> str:
 
 def _time(text: str, fraction: str, zone: str) -> str | None:
     """Return a time in ISO 8601; None if it is none."""
-    found = re.fullmatch(r"(\d{4})\D(\d\d)\D(\d\d)\D(\d\d\D\d\d\D\d\d)", text)
-    if found is None:
+    match = re.fullmatch(r"(\d{4})\D(\d\d)\D(\d\d)\D(\d\d\D\d\d\D\d\d)", text)
+    if match is None:
         return None
-    time = f"{found[1]}-{found[2]}-{found[3]}T{re.sub('[^0-9]', ':', found[4])}"
+    time = f"{match[1]}-{match[2]}-{match[3]}T{re.sub('[^0-9]', ':', match[4])}"
     time += f".{fraction}" if fraction.isdecimal() and fraction.isascii() else ""
     time += zone if re.fullmatch(r"[-+]\d\d:\d\d", zone) else ""
     try:

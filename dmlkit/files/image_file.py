@@ -271,13 +271,15 @@ class LeftOut:
     @property
     def message(self) -> str:
         """One line: how many files are left out, and for what reasons; those of images come first."""
-        reasons = sorted(self.counts, key=lambda one: ("(" not in one and one != OUTSIDE, -self.counts[one], one))
+        reasons = sorted(
+            self.counts, key=lambda reason: ("(" not in reason and reason != OUTSIDE, -self.counts[reason], reason)
+        )
         lines = [
-            f"{self.counts[one]:,} {one}, e.g. {os.path.relpath(self.examples[one], self.root)}"
-            for one in reasons[:MOST_NAMED]
+            f"{self.counts[reason]:,} {reason}, e.g. {os.path.relpath(self.examples[reason], self.root)}"
+            for reason in reasons[:MOST_NAMED]
         ]
-        if rest := sum(self.counts[one] for one in reasons[MOST_NAMED:]):
-            lines.append(f"{rest:,} more")
+        if remaining := sum(self.counts[reason] for reason in reasons[MOST_NAMED:]):
+            lines.append(f"{remaining:,} more")
         files = counted(self.counts.total(), "file is", "files are")
         return f"{self.root}: {files} left out: {'; '.join(lines)}" if lines else ""
 
@@ -315,7 +317,7 @@ def image_files(folder: Path, left_out: LeftOut | None = None) -> list[str]:
     Links to folders are followed. Each folder is visited once, so that circular links end.
     """
     left_out = left_out or LeftOut(folder)
-    found: list[str] = []
+    paths: list[str] = []
     seen: set[tuple[int, int]] = set()
     for directory, folders, files in os.walk(folder, onerror=_refuse_folder, followlinks=True):
         status = os.stat(directory)  # noqa: PTH116 - as below
@@ -330,7 +332,7 @@ def image_files(folder: Path, left_out: LeftOut | None = None) -> list[str]:
             for name in files
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122
         )
-        found += [os.path.join(directory, name) for name in images]  # noqa: PTH118 - Path takes 10 s for a million files
+        paths += [os.path.join(directory, name) for name in images]  # noqa: PTH118 - Path takes 10 s for a million files
         if len(shown) < len(folders):
             for name in sorted({*folders}.difference(shown)):
                 left_out.add(os.path.join(directory, name), "hidden folder")  # noqa: PTH118
@@ -338,21 +340,21 @@ def image_files(folder: Path, left_out: LeftOut | None = None) -> list[str]:
             for name in sorted({*files}.difference(images)):
                 left_out.add(f"{directory}{os.sep}{name}", reason_left_out(name))
         folders[:] = shown
-    return found
+    return paths
 
 
 def some_image_files(folder: Path) -> list[str]:
     """Return the image files below a folder, see `image_files`; warn of the files that are left out."""
     left_out = LeftOut(folder)
-    found = image_files(folder, left_out)
-    if not found:
+    paths = image_files(folder, left_out)
+    if not paths:
         others = f"; {left_out.message.removeprefix(f'{folder}: ')}" if left_out.counts else ""
         if not left_out.counts.keys().isdisjoint((".parquet", ".arrow")):
             others += "; dmlkit data convert saves images that are stored in such files"
         raise UserError(f"{folder}: no images found in this folder or below it{others}")
     for note in left_out.notes:
         warn_once(note)
-    return found
+    return paths
 
 
 def _refuse_folder(error: OSError) -> None:

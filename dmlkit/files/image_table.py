@@ -42,7 +42,7 @@ WHOLE = ("bbox", "box", "boundingbox")
 """Names of a column of boxes ``[left, top, width, height]``, as COCO has them."""
 DECIMAL_COMMA = r"^\s*([-+]?[0-9]+),([0-9]+)\s*$"
 NUMBER = r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
-FOUR = r"^\s*[\[(]?\s*" + r"[\s,;]+".join(f"(?P<n{place}>{NUMBER})" for place in range(4)) + r"\s*[\])]?\s*$"
+FOUR = r"^\s*[\[(]?\s*" + r"[\s,;]+".join(f"(?P<n{index}>{NUMBER})" for index in range(4)) + r"\s*[\])]?\s*$"
 LEAST_CONFIDENCE = 0.2  # of a detected box
 EXPECTED = (
     "expected a table (.csv, .tsv, .xlsx, .parquet, .arrow, .jsonl, .json), or annotations of COCO, Pascal VOC, YOLO, "
@@ -75,31 +75,31 @@ def read_images(
     Returns:
         The table, with dmlkit's names for the columns that it knows, boxes in pixels, and all other columns.
     """
-    found = _read(source, columns or {}, images)
+    listed = _read(source, columns or {}, images)
     if images is not None:
         root = images if images.is_dir() else images.parent
-    if LABEL in needs and not len(found) and found.table.column_names == ["path"]:  # of annotations without any row
-        raise_faults(found.faults)
-        raise UserError("; ".join([f"{source}: lists no images", *found.notes]))
-    found = replace(found, root=root or found.root)
-    found.table = known_columns(found.table, str(source), needs, columns, prints_columns=prints_columns)
-    found.is_share = found.is_share or _are_shares(found)
-    found = with_sure_boxes(found, LEAST_CONFIDENCE if confidence is None else confidence)
-    found = with_paths(found)
+    if LABEL in needs and not len(listed) and listed.table.column_names == ["path"]:  # of annotations without any row
+        raise_faults(listed.faults)
+        raise UserError("; ".join([f"{source}: lists no images", *listed.notes]))
+    listed = replace(listed, root=root or listed.root)
+    listed.table = known_columns(listed.table, str(source), needs, columns, prints_columns=prints_columns)
+    listed.is_share = listed.is_share or _are_shares(listed)
+    listed = with_sure_boxes(listed, LEAST_CONFIDENCE if confidence is None else confidence)
+    listed = with_paths(listed)
     if images is not None:
-        found = _given(found, images)
-    return in_pixels(found) if found.is_share and BOX[0] in found.table.column_names else found
+        listed = _given(listed, images)
+    return in_pixels(listed) if listed.is_share and BOX[0] in listed.table.column_names else listed
 
 
-def _are_shares(found: ImageTable) -> bool:
+def _are_shares(listed: ImageTable) -> bool:
     """Return whether boxes are shares of their images, because in pixels none would be larger than one."""
-    if BOX[0] not in found.table.column_names:
+    if BOX[0] not in listed.table.column_names:
         return False
-    boxes = np.stack([found.table[side].to_numpy() for side in BOX])
+    boxes = np.stack([listed.table[side].to_numpy() for side in BOX])
     boxes = boxes[np.isfinite(boxes)]
     are_shares = boxes.size > 0 and boxes.min() >= 0 and 0 < boxes.max() <= 1
     if are_shares:
-        warn_once(f"{found.file}: boxes are read as shares of their images, because none is larger than 1")
+        warn_once(f"{listed.file}: boxes are read as shares of their images, because none is larger than 1")
     return are_shares
 
 
@@ -111,7 +111,7 @@ def lists_images(source: Path, columns: Mapping[str, str] | None = None) -> bool
 def _read(source: Path, columns: Mapping[str, str], images: Path | None) -> ImageTable:
     reader = reader_of(source)
     if reader is None and images is not None and source.is_dir():  # its text files may lie next to the images
-        reader = next(one for one in Reader.known if one.title == "YOLO")
+        reader = next(candidate for candidate in Reader.known if candidate.title == "YOLO")
     if reader is not None:
         return reader.read(source)
     if lists_images(source, columns):
@@ -129,19 +129,21 @@ def write_images(found: ImageTable, output: Path) -> Path:
     It is that of the table if the images are below it.
     """
     columns = found.table.column_names
-    names = [one for one in (*TEXTS[:2], "group", *BOX, *SIGHTING, *TEXTS[2:-1]) if one in columns]
-    names += [one for one in columns if one not in names]
-    own = Path(os.path.abspath(output.parent))  # noqa: PTH100 - links are not followed
+    names = [name for name in (*TEXTS[:2], "group", *BOX, *SIGHTING, *TEXTS[2:-1]) if name in columns]
+    names += [name for name in columns if name not in names]
+    folder = Path(os.path.abspath(output.parent))  # noqa: PTH100 - links are not followed
     root = Path(os.path.abspath(found.root))  # noqa: PTH100
-    below = root.relative_to(own).as_posix() if root.is_relative_to(own) else "."
+    below = root.relative_to(folder).as_posix() if root.is_relative_to(folder) else "."
     cells = dict[str, Sequence[str]]()
     for name in names:
         values = found.table[name].to_pylist()
-        cells[name] = [f"{one:.10g}" if isinstance(one, float) else "" if one is None else str(one) for one in values]
+        cells[name] = [
+            f"{value:.10g}" if isinstance(value, float) else "" if value is None else str(value) for value in values
+        ]
     if below != ".":
         cells["path"] = [path and f"{below}/{path}" for path in cells["path"]]
     write_table(output, names, zip(*cells.values(), strict=True), is_data=True)
-    return own if root.is_relative_to(own) else found.root
+    return folder if root.is_relative_to(folder) else found.root
 
 
 def with_sure_boxes(found: ImageTable, least: float) -> ImageTable:
@@ -162,23 +164,25 @@ def with_sure_boxes(found: ImageTable, least: float) -> ImageTable:
     return found.kept(rows)
 
 
-def _given(found: ImageTable, images: Path) -> ImageTable:
+def _given(listed: ImageTable, images: Path) -> ImageTable:
     """Return the rows of an image, or of a folder's images that are there; others are counted."""
-    names = text_column(found.table, str(found.file), "path").to_pylist()
-    there = {name: name and os.path.isfile(found.root / name) for name in set(names)}  # noqa: PTH113 - Path is slow
-    if images != found.root:
-        rows = [row for row, name in enumerate(names) if name and found.root / name == images]
-        return found.kept(rows)
-    rows = [row for row, name in enumerate(names) if there[name] or (name and inside(found.root, name) is None)]
+    names = text_column(listed.table, str(listed.file), "path").to_pylist()
+    there = {name: name and os.path.isfile(listed.root / name) for name in set(names)}  # noqa: PTH113 - Path is slow
+    if images != listed.root:
+        rows = [row for row, name in enumerate(names) if name and listed.root / name == images]
+        return listed.kept(rows)
+    rows = [row for row, name in enumerate(names) if there[name] or (name and inside(listed.root, name) is None)]
     missing = sorted({name or "" for name in names if not there[name]} - {names[row] for row in rows})
     if missing:
         entries = counted(len(missing), "image that is not", "images that are not")
-        found.notes.append(f"{found.file}: left out: {entries} in {found.root}: {some_of(missing)}")
-    listed = {os.path.normpath(found.root / name) for name in names if name}
-    if without := [os.path.relpath(one, images) for one in image_files(images) if os.path.normpath(one) not in listed]:
+        listed.notes.append(f"{listed.file}: left out: {entries} in {listed.root}: {some_of(missing)}")
+    paths = {os.path.normpath(listed.root / name) for name in names if name}
+    if without := [
+        os.path.relpath(path, images) for path in image_files(images) if os.path.normpath(path) not in paths
+    ]:
         entries = counted(len(without), "image")
-        found.notes.append(f"{found.file}: left out: {entries} of {images} without a box: {some_of(without)}")
-    return found.kept(rows)
+        listed.notes.append(f"{listed.file}: left out: {entries} of {images} without a box: {some_of(without)}")
+    return listed.kept(rows)
 
 
 def in_pixels(found: ImageTable) -> ImageTable:
@@ -196,8 +200,8 @@ def in_pixels(found: ImageTable) -> ImageTable:
                     sizes[name] = upright_size(path)
         boxes[row] *= np.tile(sizes[name] or (np.nan, np.nan), 2)
     table = found.table
-    for place, side in enumerate(BOX):
-        table = table.set_column(table.column_names.index(side), side, pa.array(boxes[:, place], from_pandas=True))
+    for index, side in enumerate(BOX):
+        table = table.set_column(table.column_names.index(side), side, pa.array(boxes[:, index], from_pandas=True))
     return replace(found, table=table, is_share=False)
 
 
@@ -247,7 +251,7 @@ def with_paths(found: ImageTable) -> ImageTable:
 
 def _folders(root: Path) -> list[str]:
     try:
-        names = [one.name for one in os.scandir(root) if one.is_dir() and not one.name.startswith(".")]
+        names = [entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")]
         return sorted(names, key=lambda name: (name.lower() not in ("images", "jpegimages"), name))[:MOST_FOLDERS]
     except OSError:
         return []
@@ -272,7 +276,7 @@ def _way(root: Path, name: str, folders: Sequence[str]) -> tuple[int, str, bool]
     return None
 
 
-def _with_suffixes(found: ImageTable, names: Sequence[str]) -> list[str]:
+def _with_suffixes(listed: ImageTable, names: Sequence[str]) -> list[str]:
     """Return names with the suffix of their image; one without an image stays, and one of two images is a fault."""
     of_folder: dict[str, dict[str, list[str]]] = {}
     whole = list[str]()
@@ -280,13 +284,13 @@ def _with_suffixes(found: ImageTable, names: Sequence[str]) -> list[str]:
         folder, _, stem = name.rpartition("/")
         if folder not in of_folder:
             files: dict[str, list[str]] = {}
-            for file in image_names(found.root / folder):
+            for file in image_names(listed.root / folder):
                 files.setdefault(file.rpartition(".")[0], []).append(file)
             of_folder[folder] = files
         images = of_folder[folder].get(stem, [])
         if len(images) > 1:
-            both = " and ".join(sorted(images))
-            found.faults.append(f"{found.file}: {name!r} is of {both}; expected one image of this name")
+            candidates = " and ".join(sorted(images))
+            listed.faults.append(f"{listed.file}: {name!r} is of {candidates}; expected one image of this name")
         whole.append(f"{folder}/{images[0]}".lstrip("/") if len(images) == 1 else name)
     return whole
 
@@ -294,7 +298,7 @@ def _with_suffixes(found: ImageTable, names: Sequence[str]) -> list[str]:
 def image_names(folder: Path) -> list[str]:
     """Return the names of the image files in a folder; none if it cannot be read."""
     try:
-        names = [one.name for one in os.scandir(folder)]
+        names = [entry.name for entry in os.scandir(folder)]
         return [name for name in names if os.path.splitext(name)[1].lower() in EXTENSIONS]  # noqa: PTH122 - Path is slow
     except (OSError, ValueError):  # ValueError: a null byte in the name
         return []
@@ -326,30 +330,30 @@ def known_columns(
         raise UserError(f"--column {wrong[0]}: expected one of {', '.join((*OWN, UNKNOWN))}")
     parts = _path_parts(table, where, named)
     meant = _meant(table, names, where, [name for name in needs if name not in parts], named | dict.fromkeys(parts, ""))
-    places = {place for column in meant.values() for place in column.places}
-    boxes = _boxes(table, ["" if place in places else name for place, name in enumerate(names)], where, named)
+    indices = {index for column in meant.values() for index in column.places}
+    boxes = _boxes(table, ["" if index in indices else name for index, name in enumerate(names)], where, named)
     columns = {name: column.values for name, column in meant.items()} | parts
     if UNKNOWN in named and LABEL in columns:
         columns[LABEL] = _without(columns[LABEL], named[UNKNOWN].split("|"))
     taken = [
-        f"{name} from {' and '.join(repr(names[place]) for place in column.places)}"
+        f"{name} from {' and '.join(repr(names[index]) for index in column.places)}"
         for name, column in meant.items()
-        if [names[place] for place in column.places] != [name]
+        if [names[index] for index in column.places] != [name]
     ]
     if boxes is not None:
-        (own, sides), source = boxes
+        (box_indices, sides), source = boxes
         columns |= dict(zip(BOX, sides, strict=True))
         taken += [source] if source else []
-        places |= {*own}
-    others = [name for place, name in enumerate(names) if place not in places and name and name not in OWN]
+        indices |= {*box_indices}
+    others = [name for index, name in enumerate(names) if index not in indices and name and name not in OWN]
     if prints_columns:
         _say(table, where, taken, others)
     if ("query" in columns) != ("gallery" in columns):
-        given, other = ("query", "gallery") if "query" in columns else ("gallery", "query")
-        raise UserError(f"{where}: has {given} without {other}; add the column {other}, or remove {given}")
-    for place, name in enumerate(names):
-        if place not in places and name and name not in OWN:
-            columns.setdefault(name, table.column(place))
+        present, absent = ("query", "gallery") if "query" in columns else ("gallery", "query")
+        raise UserError(f"{where}: has {present} without {absent}; add the column {absent}, or remove {present}")
+    for index, name in enumerate(names):
+        if index not in indices and name and name not in OWN:
+            columns.setdefault(name, table.column(index))
     return pa.table(columns)
 
 
@@ -371,11 +375,11 @@ def _path_parts(table: Any, where: str, named: dict[str, str]) -> dict[str, Any]
     without = rows_where(compute.is_null(parts))
     if without.size:
         example = paths[int(without[0])].as_py()
-        some = f"{counted(without.size, 'path')} without the parts of {pattern!r}, e.g. {example!r}"
+        unmatched = f"{counted(without.size, 'path')} without the parts of {pattern!r}, e.g. {example!r}"
         if without.size == len(paths):
-            raise UserError(f"{option}: {where} has {some}; expected a pattern that is in the paths")
-        warn_once(f"{where}: {some}; they have no label")
-    return {key: _without(compute.struct_field(parts, [place]), [""]) for place, key in enumerate(keys)}
+            raise UserError(f"{option}: {where} has {unmatched}; expected a pattern that is in the paths")
+        warn_once(f"{where}: {unmatched}; they have no label")
+    return {key: _without(compute.struct_field(parts, [index]), [""]) for index, key in enumerate(keys)}
 
 
 def _without(column: Any, texts: Sequence[str]) -> Any:
@@ -384,8 +388,8 @@ def _without(column: Any, texts: Sequence[str]) -> Any:
 
     compute = arrow_compute()
     column = column if pa.types.is_string(column.type) else column.cast(pa.string())
-    kept = compute.invert(compute.is_in(compute.utf8_trim_whitespace(column), pa.array(texts, pa.string())))
-    return compute.if_else(kept, column, pa.scalar(None, pa.string()))
+    is_kept = compute.invert(compute.is_in(compute.utf8_trim_whitespace(column), pa.array(texts, pa.string())))
+    return compute.if_else(is_kept, column, pa.scalar(None, pa.string()))
 
 
 def _say(table: Any, where: str, taken: Sequence[str], others: Sequence[str]) -> None:
@@ -416,38 +420,38 @@ def _meant(
     for name in (*TEXTS, *SIGHTING):
         if name in meant or named.get(name) == "":
             continue
-        taken = {place for column in meant.values() for place in column.places}
+        taken = {index for column in meant.values() for index in column.places}
         is_needed = bool(named.get(name)) or name in needs
-        place = _place(table, names, name, where, named.get(name) or name, is_needed=is_needed)
-        if place is not None and (is_needed or place not in taken):
-            meant[name] = _Column([place], table.column(place))
+        index = _place(table, names, name, where, named.get(name) or name, is_needed=is_needed)
+        if index is not None and (is_needed or index not in taken):
+            meant[name] = _Column([index], table.column(index))
     return meant
 
 
 def _place(table: Any, names: Sequence[str], name: str, where: str, wanted: str, *, is_needed: bool) -> int | None:
     """Return the place of a column that has dmlkit's name ``name``, or the one that the user ``wanted``."""
     if is_needed:
-        place = own_column(names, wanted, where, name)
+        index = own_column(names, wanted, where, name)
     else:
-        place = None
+        index = None
         with suppress(UserError) if name in SIGHTING else nullcontext():  # two times: neither is read
-            place = column_called(names, name, where)
-    if place is None or not name == wanted == LABEL or not _are_row_numbers(table, place):
-        return place
+            index = column_called(names, name, where)
+    if index is None or not name == wanted == LABEL or not _are_row_numbers(table, index):
+        return index
     if not is_needed:
         return None
-    others = ", ".join(one for one in names if one and one != names[place])
+    others = ", ".join(column for column in names if column and column != names[index])
     raise UserError(
-        f"{where}: {names[place]!r} has another number in each row, so it is not read as the label; name the right one "
-        f"of {others} with --column {LABEL}=NAME, or take it with --column {LABEL}={names[place]}"
+        f"{where}: {names[index]!r} has another number in each row, so it is not read as the label; name the right one "
+        f"of {others} with --column {LABEL}=NAME, or take it with --column {LABEL}={names[index]}"
     )
 
 
-def _are_row_numbers(table: Any, place: int) -> bool:
+def _are_row_numbers(table: Any, index: int) -> bool:
     """Return whether a column is called id and has another number in each row, as far as the first ones show."""
-    if key_of(table.column_names[place]) != "id":
+    if key_of(table.column_names[index]) != "id":
         return False
-    texts = [str(text) for text in table.column(place).slice(0, 1000).to_pylist()]
+    texts = [str(text) for text in table.column(index).slice(0, 1000).to_pylist()]
     return len(texts) > 1 and len({*texts}) == len(texts) and all(text.isdecimal() for text in texts)
 
 
@@ -460,11 +464,11 @@ FILES = ("file", "filename", "image", "imagefile", "imagename", "photo")
 def _folder_and_file(table: Any, names: Sequence[str]) -> str | None:
     """Return the pattern of a path in two columns, its folder and its file, e.g. of Timelapse; None if it is in one."""
     keys = [key_of(name) for name in names]
-    folders = [place for place, key in enumerate(keys) if key in FOLDERS]
-    files = [place for place, key in enumerate(keys) if key in FILES]
+    folders = [index for index, key in enumerate(keys) if key in FOLDERS]
+    files = [index for index, key in enumerate(keys) if key in FILES]
     if len(folders) != 1 or len(files) != 1 or not len(table):
         return None
-    first = [str(table.column(place)[0].as_py() or "") for place in (folders[0], files[0])]
+    first = [str(table.column(index)[0].as_py() or "") for index in (folders[0], files[0])]
     is_image = [Path(text).suffix.lower() in EXTENSIONS for text in first]
     if is_image != [False, True] or "/" in first[1]:
         return None
@@ -475,17 +479,17 @@ def _joined(table: Any, pattern: str, where: str) -> _Column:
     """Return the paths in a column, or in several of a pattern."""
     names = list(table.column_names)
     if "{" not in pattern:
-        place = own_column(names, pattern, where, "path")
-        return _Column([place], table.column(place))
-    compute, parts, places = arrow_compute(), list[Any](), list[int]()
+        index = own_column(names, pattern, where, "path")
+        return _Column([index], table.column(index))
+    compute, parts, indices = arrow_compute(), list[Any](), list[int]()
     for text, name in re.findall(r"([^{}]*)(?:\{([^{}]*)\})?", pattern):
         parts += [text] if text else []
         if name:
-            places.append(own_column(names, name, where, "path"))
-            parts.append(compute.fill_null(text_column(table, where, names[places[-1]]), ""))
+            indices.append(own_column(names, name, where, "path"))
+            parts.append(compute.fill_null(text_column(table, where, names[indices[-1]]), ""))
     joined = compute.binary_join_element_wise(*parts, "")
     joined = compute.replace_substring_regex(compute.replace_substring(joined, "\\", "/"), "/+", "/")
-    return _Column(places, compute.replace_substring_regex(joined, "^/", ""))
+    return _Column(indices, compute.replace_substring_regex(joined, "^/", ""))
 
 
 def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -> tuple[_Column, str] | None:
@@ -494,31 +498,31 @@ def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -
     They are read in the first of the ways in which columns may have them. An empty name of ``bbox`` or of a side leaves
     all out.
     """
-    own = {name: named[name] for name in (*BOX, "bbox") if name in named}
-    if not all(own.values()):
+    chosen = {name: named[name] for name in (*BOX, "bbox") if name in named}
+    if not all(chosen.values()):
         return None
     keys = [key_of(name) for name in names]
-    places = {key.removeprefix("bbox").removeprefix("box") or key: place for place, key in enumerate(keys) if key}
-    places |= {name: place for place, name in enumerate(names) if name in BOX}
-    places |= {name: own_column(names, column, where, name) for name, column in own.items()}
+    index_of = {key.removeprefix("bbox").removeprefix("box") or key: index for index, key in enumerate(keys) if key}
+    index_of |= {name: index for index, name in enumerate(names) if name in BOX}
+    index_of |= {name: own_column(names, column, where, name) for name, column in chosen.items()}
     for ways, with_sides in ((SIDES, list[Any]), (SIZED, _with_far_sides), (CENTERED, _with_sides_around)):
         for way in ways:
-            if all(side in places for side in way):
-                own_places = [places[side] for side in way]
-                sides = with_sides([numbers(table, place, where) for place in own_places])
-                taken = f"boxes from {', '.join(repr(names[place]) for place in own_places)}"
-                return _Column(own_places, sides), "" if way == BOX else taken
+            if all(side in index_of for side in way):
+                indices = [index_of[side] for side in way]
+                sides = with_sides([numbers(table, index, where) for index in indices])
+                taken = f"boxes from {', '.join(repr(names[index]) for index in indices)}"
+                return _Column(indices, sides), "" if way == BOX else taken
     for name in WHOLE:
-        if name in own or name in keys:
-            place = places[name] if name in own else keys.index(name)
-            sides = _with_far_sides(_whole_boxes(table.column(place), f"{where}: column {names[place]!r}"))
-            return _Column([place], sides), f"boxes from {names[place]!r} as left, top, width, height"
+        if name in chosen or name in keys:
+            index = index_of[name] if name in chosen else keys.index(name)
+            sides = _with_far_sides(_whole_boxes(table.column(index), f"{where}: column {names[index]!r}"))
+            return _Column([index], sides), f"boxes from {names[index]!r} as left, top, width, height"
     for way in SIDES:
-        given = [names[places[side]] for side in way if side in places]
-        if len(given) > (way != BOX):  # a single "left" or "top" may be anything
-            missing = [side for side in way if side not in places]
+        present = [names[index_of[side]] for side in way if side in index_of]
+        if len(present) > (way != BOX):  # a single "left" or "top" may be anything
+            missing = [side for side in way if side not in index_of]
             raise UserError(
-                f"{where}: has {' and '.join(given)} without {' and '.join(missing)}; expected all four sides of a "
+                f"{where}: has {' and '.join(present)} without {' and '.join(missing)}; expected all four sides of a "
                 f"box; name others with --column {BOX[0]}=NAME, or leave these out with --column bbox="
             )
     return None
@@ -544,13 +548,13 @@ def _whole_boxes(column: Any, where: str) -> list[Any]:
     try:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             is_wrong = compute.not_equal(compute.fill_null(compute.list_value_length(column), 4), 4)
-            sides = () if rows_where(is_wrong).size else [compute.list_element(column, place) for place in range(4)]
+            sides = () if rows_where(is_wrong).size else [compute.list_element(column, index) for index in range(4)]
         else:
             texts = column.cast(pa.string())
             texts.validate(full=True)
-            found = compute.extract_regex(texts, FOUR)
-            is_wrong = compute.and_(compute.is_valid(texts), compute.is_null(found))
-            sides = [compute.struct_field(found, [place]) for place in range(4)]
+            parts = compute.extract_regex(texts, FOUR)
+            is_wrong = compute.and_(compute.is_valid(texts), compute.is_null(parts))
+            sides = [compute.struct_field(parts, [index]) for index in range(4)]
         if wrong := rows_where(is_wrong).tolist():
             count = counted(len(wrong), "cell is no box", "cells are no boxes")
             shown = f"{count}, e.g. {excerpt(repr(column[wrong[0]].as_py()))}"
@@ -666,12 +670,12 @@ def sighting_cells(found: ImageTable) -> list[SightingCells]:
     faults = list[str]()
     for name, sighting in rows:
         where = f"{found.file}: {name}"
-        given = {column: cell for column in LIMITS if (cell := getattr(sighting, column)) is not None}
-        for column, cell in given.items():
+        coordinates = {column: cell for column in LIMITS if (cell := getattr(sighting, column)) is not None}
+        for column, cell in coordinates.items():
             limit, value = LIMITS[column], number_of(cell)
             if value is None or not -limit <= value <= limit:
                 faults.append(f"{where}: {column}: got {cell[:50]!r}, expected degrees from {-limit} to {limit}")
-        if len(given) == 1:
+        if len(coordinates) == 1:
             faults.append(f"{where}: got one of latitude and longitude; expected both, or two empty cells")
         try:
             time_of(sighting.time, where)

@@ -80,7 +80,9 @@ def label_notes(counts: Mapping[str, int], where: str, read: Callable[[str], str
             spelled[label] = spelled.get(label, 0) + counts[text]
     alike = [spelled for spelled in totals.values() if len(spelled) > 1]
     if alike:
-        groups = (" and ".join(f"{label!r} ({count:,})" for label, count in sorted(one.items())) for one in alike)
+        groups = (
+            " and ".join(f"{label!r} ({count:,})" for label, count in sorted(spelled.items())) for spelled in alike
+        )
         notes.append(
             f"{where}: labels that differ only in upper and lower case are different labels: {some_of(list(groups))}"
         )

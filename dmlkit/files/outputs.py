@@ -53,13 +53,15 @@ def check_folder(path: Path, what: str, *marks: str, sources: Iterable[Path] = (
     if path.exists() and not path.is_dir():
         raise UserError(f"--output {path}: this is a file; expected the name of a folder")
     check_place(path, filter(is_plain_folder, sources))
-    others = sorted(one.name for one in _visible(path) if not one.is_dir() or _visible(one)) if path.is_dir() else []
+    others = (
+        sorted(entry.name for entry in _visible(path) if not entry.is_dir() or _visible(entry)) if path.is_dir() else []
+    )
     if others and not any(True for mark in marks for _ in path.glob(mark)):
         raise UserError(f"--output {path}: has {others[0]} but not {what}; choose another --output")
 
 
 def _visible(folder: Path) -> list[Path]:
-    return [one for one in folder.iterdir() if not one.name.startswith(".")]
+    return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
 
 
 def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--output", is_run: bool = False) -> None:
@@ -70,7 +72,7 @@ def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--o
         is_run: whether the output is itself a run, which may exist already.
     """
     place = output.resolve()
-    if file := next((one for one in output.parents if one.is_file()), None):
+    if file := next((parent for parent in output.parents if parent.is_file()), None):
         raise UserError(f"{option} {output}: {file} is a file; expected a folder")
     if root := next((root for root in data if root and root.is_dir() and place.is_relative_to(root.resolve())), None):
         raise UserError(
@@ -79,8 +81,8 @@ def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--o
         )
     for folder in (place, *place.parents):
         if (folder / GALLERY_MARK).is_file():
-            what = "this is a gallery already" if folder == place else f"this is inside a gallery ({folder})"
-            raise UserError(f"{option} {output}: {what}; choose a path outside it")
+            reason = "this is a gallery already" if folder == place else f"this is inside a gallery ({folder})"
+            raise UserError(f"{option} {output}: {reason}; choose a path outside it")
         is_own = place == folder and is_run
         inside = place.relative_to(folder).parts[:1]
         if all((folder / name).is_file() for name in RUN_MARKS) and not (is_own or {*inside} & {*PLACES_OF_RUN}):
@@ -146,7 +148,7 @@ def write_table(
     """
     if any(any(of_image) for of_image in boxes):
         sides = ([side for box in row for side in (box[:4] if box else [""] * 4)] for row in zip(*boxes, strict=True))
-        rows = ([*row, *own] for row, own in zip(rows, sides, strict=True))
+        rows = ([*row, *row_sides] for row, row_sides in zip(rows, sides, strict=True))
         columns = (*columns, *(*BOX, *OTHER_BOX)[: 4 * len(boxes)])
     with writing(path), atomic_write(path) as partial:
         with partial.open("w", encoding="utf-8", newline="") as file:

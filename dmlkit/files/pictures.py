@@ -75,7 +75,7 @@ def shortened_apart(names: Sequence[str], most: int) -> list[str]:
     for text in {text for text in short if short.count(text) > 1}:
         same = [index for index, other in enumerate(short) if other == text]
         letters = zip(*(names[index] for index in same), strict=False)
-        shared = next((place for place, here in enumerate(letters) if len(set(here)) > 1), 0)
+        shared = next((position for position, here in enumerate(letters) if len(set(here)) > 1), 0)
         for index in same:
             short[index] = f"…{shortened(names[index][shared:], most)}"
     return short

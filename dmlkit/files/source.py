@@ -177,13 +177,13 @@ def require_path(path: Path, expected: str) -> None:
     if path.exists():
         return
     refuse_address(path)
-    missing = next((one for one in (*reversed(path.parents), path) if not one.exists()), path)
+    missing = next((candidate for candidate in (*reversed(path.parents), path) if not candidate.exists()), path)
     names: dict[str, str] = {}
     with suppress(OSError):  # the parent is a file, or cannot be read
-        others = (one.name for one in islice(missing.parent.iterdir(), MOST_SIBLINGS))
+        others = (entry.name for entry in islice(missing.parent.iterdir(), MOST_SIBLINGS))
         names = {name.lower(): name for name in others if name != missing.name}  # another process may just create it
-    near = get_close_matches(missing.name.lower(), names, n=1, cutoff=0.75)
-    hint = f"did you mean {missing.with_name(names[near[0]])}?" if near else f"expected {expected}"
+    matches = get_close_matches(missing.name.lower(), names, n=1, cutoff=0.75)
+    hint = f"did you mean {missing.with_name(names[matches[0]])}?" if matches else f"expected {expected}"
     raise UserError(f"{path}: no such file or folder; {hint}")
 
 
@@ -269,7 +269,7 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
 
     if reader_of(path) is not None:
         return
-    if path.is_dir() and all(one.name.startswith(".") for one in path.iterdir()):
+    if path.is_dir() and all(entry.name.startswith(".") for entry in path.iterdir()):
         raise OptionError("dataset.root", f"{path}: {NO_CLASSES}")
 
 
@@ -365,6 +365,6 @@ def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> No
         if value and kind not in APPLIES[name]:
             words = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
             text = name if value is True else f"{name} {words}"
-            kinds = " or ".join(NAMES[one] for one in APPLIES[name] if one != "backbone")
+            kinds = " or ".join(NAMES[other_kind] for other_kind in APPLIES[name] if other_kind != "backbone")
             way = f"use {OTHER[name]}" if name in OTHER else "remove this option"
             raise UserError(f"{text}: applies to {kinds}, but {source} is {NAMES[kind]}; {way}")

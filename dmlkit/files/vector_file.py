@@ -95,11 +95,11 @@ class VectorFile:
     def names(self) -> list[str]:
         """Names of the vectors, (N,): the paths in a column, or the numbers of their rows."""
         known = self.columns.column_names
-        place = column_called(known, "path", str(self.path))
-        if place is None:
+        index = column_called(known, "path", str(self.path))
+        if index is None:
             return [f"row {row}" for row in range(len(self))]
-        check_texts(self.columns[known[place]], known[place], str(self.path))
-        paths = text_column(self.columns, str(self.path), known[place]).to_pylist()
+        check_texts(self.columns[known[index]], known[index], str(self.path))
+        paths = text_column(self.columns, str(self.path), known[index]).to_pylist()
         is_near = any((self.path.parent / path).is_file() for path in paths[:1] if path)
         root = self.path.parent if is_near else Path()
         return [str(root / path) if path else f"row {row}" for row, path in enumerate(paths)]
@@ -130,11 +130,11 @@ def holds_vectors(path: Path, *, with_paths: bool = False) -> bool:
             if _is_headless(names):
                 return True
             numbered = _numbered(names).values() if row else ()
-            found = [one for one in numbered if None not in [number_of(row[place]) for place in one]]
+            candidates = [series for series in numbered if None not in [number_of(row[index]) for index in series]]
         else:
             schema = parquet.read_schema(path) if suffix == ".parquet" else _read_table(path).schema
-            names, found = schema.names, _lists_in(schema)
-        return bool(found) and (with_paths or column_called(names, "path", "") is None)
+            names, candidates = schema.names, _lists_in(schema)
+        return bool(candidates) and (with_paths or column_called(names, "path", "") is None)
     return False
 
 
@@ -145,17 +145,17 @@ def label_name(names: Sequence[str], where: str) -> str | None:
         >>> label_name(["id", "y"], "x.npz"), label_name(["id", "e0"], "x.csv")
         ('y', None)
     """
-    found = [name for name in LABELS if name in names]
-    if not found:
+    candidates = [name for name in LABELS if name in names]
+    if not candidates:
         others = [name for name in names if key_of(name) != "id"]
-        place = column_called(others, "label", where)
-        if place is None:
+        index = column_called(others, "label", where)
+        if index is None:
             return None
-        warn_once(f"{where}: reads label from {others[place]!r}")
-        return others[place]
-    if len(found) > 1 and found[0] != "label":
-        raise UserError(f"{where}: {' and '.join(map(repr, found))} may be the labels; call the right one 'label'")
-    return found[0]
+        warn_once(f"{where}: reads label from {others[index]!r}")
+        return others[index]
+    if len(candidates) > 1 and candidates[0] != "label":
+        raise UserError(f"{where}: {' and '.join(map(repr, candidates))} may be the labels; call the right one 'label'")
+    return candidates[0]
 
 
 def read_label_file(path: Path) -> Any:
@@ -221,14 +221,14 @@ def _read_table(path: Path) -> Any:
     return reader.read(path).table
 
 
-def _vectors_among(found: Sequence[str], path: Path, names: Sequence[str], what: str) -> str:
+def _vectors_among(candidates: Sequence[str], path: Path, names: Sequence[str], expected: str) -> str:
     """Return the name of the vectors: the only one that was found, or the one of `PREFERRED`."""
-    if not found:
-        raise UserError(f"{path}: has no vectors ({some_of(names) or 'it is empty'}); expected {what}")
-    chosen = found if len(found) == 1 else [name for name in found if name in PREFERRED]
+    if not candidates:
+        raise UserError(f"{path}: has no vectors ({some_of(names) or 'it is empty'}); expected {expected}")
+    chosen = candidates if len(candidates) == 1 else [name for name in candidates if name in PREFERRED]
     if len(chosen) != 1:
-        both = " and ".join(map(repr, found[:3]))
-        raise UserError(f"{path}: {both} may be the vectors; call the right one 'embedding', or remove the others")
+        shown = " and ".join(map(repr, candidates[:3]))
+        raise UserError(f"{path}: {shown} may be the vectors; call the right one 'embedding', or remove the others")
     return chosen[0]
 
 
@@ -239,11 +239,11 @@ def _lists_in(schema: Any) -> list[str]:
     is_list = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     is_number = (pa.types.is_floating, pa.types.is_integer)
     return [
-        one.name
-        for one in schema
-        if any(check(one.type) for check in is_list)
-        and any(check(one.type.value_type) for check in is_number)
-        and key_of(one.name) not in WHOLE
+        field.name
+        for field in schema
+        if any(check(field.type) for check in is_list)
+        and any(check(field.type.value_type) for check in is_number)
+        and key_of(field.name) not in WHOLE
     ]
 
 
@@ -278,7 +278,10 @@ def _arrays(path: Path) -> dict[str, Values]:
 
         with safe_open(path, "pt") as stored:  # NumPy has no bfloat16
             tensors: dict[str, torch.Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        return {name: (one.float() if one.dtype == torch.bfloat16 else one).numpy() for name, one in tensors.items()}
+        return {
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for name, tensor in tensors.items()
+        }
 
 
 def _unpickled(stored: Any, name: str) -> Values:
@@ -296,10 +299,10 @@ def _array_vectors(path: Path) -> tuple[Values, Any]:
 
     arrays = _arrays(path)
     tables = [name for name, values in arrays.items() if values.ndim == 2]
-    found = [name for name in tables if arrays[name].dtype.kind == "f"]
-    found = found or [name for name in tables if arrays[name].dtype.kind in "iub"]
+    candidates = [name for name in tables if arrays[name].dtype.kind == "f"]
+    candidates = candidates or [name for name in tables if arrays[name].dtype.kind in "iub"]
     shapes = [f"{name} {values.dtype} {values.shape}" for name, values in arrays.items()]
-    name = _vectors_among(found, path, shapes, "a 2-dimensional array of numbers")
+    name = _vectors_among(candidates, path, shapes, "a 2-dimensional array of numbers")
     label = label_name([*arrays], str(path))
     columns = dict[str, Any]()
     for other, values in arrays.items():
@@ -328,13 +331,13 @@ def _numbered(names: Sequence[str]) -> dict[str, list[int]]:
         {'e': [1, 3, 2]}
     """
     series: dict[str, dict[int, int]] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if match := NUMBERED.fullmatch(name):
-            series.setdefault(match[1], {}).setdefault(int(match[2]), place)
+            series.setdefault(match[1], {}).setdefault(int(match[2]), index)
     return {
-        name: [places[number] for number in sorted(places)]
-        for name, places in series.items()
-        if len(places) >= FEWEST and min(places) in (0, 1) and max(places) - min(places) == len(places) - 1
+        name: [indices[number] for number in sorted(indices)]
+        for name, indices in series.items()
+        if len(indices) >= FEWEST and min(indices) in (0, 1) and max(indices) - min(indices) == len(indices) - 1
     }
 
 
@@ -350,28 +353,30 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
     is_headless = _is_headless(table.names)
     if is_headless:
         head = table.delimiter.join(table.names)
-        names = ["label" if number_of(cell) is None else f"e{place}" for place, cell in enumerate(table.names)]
+        names = ["label" if number_of(cell) is None else f"e{index}" for index, cell in enumerate(table.names)]
         table = CsvTable(path, f"{head}\n".encode() + table.body, table.delimiter, names, table.is_padded, 1)
-        places = [place for place, name in enumerate(names) if name != "label"]
+        vector_indices = [index for index, name in enumerate(names) if name != "label"]
     else:
-        found = _numbered(table.names)
+        series = _numbered(table.names)
         first = next(table.rows(), None)
         if first is None:
             raise UserError(f"{path} has no rows; expected at least one vector")
-        cells = {name: [number_of(first[1][table.names[at]]) for at in one] for name, one in found.items()}
-        found = {name: one for name, one in found.items() if None not in cells[name]}
-        name = _vectors_among([*found], path, table.names, f"{FEWEST} or more columns of numbers, e0, e1, e2, ...")
-        places = found[name]
-    cells = table.table(numbers=places)
-    columns = [cells.column(place) for place in places]
-    for place, column in zip(places, columns, strict=True):
+        cells = {
+            name: [number_of(first[1][table.names[index]]) for index in indices] for name, indices in series.items()
+        }
+        series = {name: indices for name, indices in series.items() if None not in cells[name]}
+        name = _vectors_among([*series], path, table.names, f"{FEWEST} or more columns of numbers, e0, e1, e2, ...")
+        vector_indices = series[name]
+    cells = table.table(numbers=vector_indices)
+    columns = [cells.column(index) for index in vector_indices]
+    for index, column in zip(vector_indices, columns, strict=True):
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-            raise UserError(f"{path}:{table.first + row}: column {table.names[place]!r} is empty; expected a number")
+            raise UserError(f"{path}:{table.first + row}: column {table.names[index]!r} is empty; expected a number")
     values = np.stack([column.to_numpy() for column in columns], axis=1)
     if is_headless:
         _refuse_labels(values, path)
-    others = [place for place, name in enumerate(table.names) if place not in {*places} and name]
+    others = [index for index, name in enumerate(table.names) if index not in {*vector_indices} and name]
     return values, cells.select(others)
 
 
@@ -379,8 +384,8 @@ def _refuse_labels(values: Values, path: Path) -> None:
     """Raise a `UserError` if the first or last column alone has whole numbers, as labels have."""
     is_whole = (values % 1 == 0).all(0)
     if is_whole.sum() == 1 and (is_whole[0] or is_whole[-1]):
-        place = "first" if is_whole[0] else "last"
+        position = "first" if is_whole[0] else "last"
         raise UserError(
-            f"{path}: has no header, and its {place} column alone has whole numbers, which may be labels "
+            f"{path}: has no header, and its {position} column alone has whole numbers, which may be labels "
             "or row numbers; put a line with names before it: label or index, and e0, e1, e2, ..."
         )

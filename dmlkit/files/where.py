@@ -68,12 +68,12 @@ class Where(NamedTuple):
         for condition in self.conditions:
             name = [*columns][own_column([*columns], condition.column, error)]
             cells = columns[name]
-            kept = [row for row in rows if condition.holds(cells[row], error)]
-            if not kept and rows:
+            matches = [row for row in rows if condition.holds(cells[row], error)]
+            if not matches and rows:
                 known = sorted({cells[row] or "no value" for row in rows})
                 left = "" if len(rows) == count else f" of the {len(rows):,} rows that fulfill the conditions before"
                 raise UserError(f"{error}: no row{left} is left; its column {name!r} has {some_of(known)}")
-            rows = kept
+            rows = matches
         warn_once(f"{where}: {len(rows):,} of {counted(count, 'row')} by --where {excerpt(repr(self.text))}")
         return rows
 
@@ -81,9 +81,9 @@ class Where(NamedTuple):
 def check_values(names: Sequence[str], column: str) -> None:
     """Raise a `UserError` unless the values of a column, each once, are groups of images: `--by`."""
     if not 2 <= len(names) <= MOST_VALUES:
-        given = f"it has {len(names)} values" if names else "no image has a value"
-        given = f"the only value is {names[0]!r}" if len(names) == 1 else given
-        raise UserError(f"--by {column}: {given}; expected a column with 2 to {MOST_VALUES} values for these images")
+        reason = f"it has {len(names)} values" if names else "no image has a value"
+        reason = f"the only value is {names[0]!r}" if len(names) == 1 else reason
+        raise UserError(f"--by {column}: {reason}; expected a column with 2 to {MOST_VALUES} values for these images")
 
 
 def cells_of(columns: Mapping[str, Any]) -> dict[str, list[str | None]]:
@@ -118,10 +118,10 @@ def _condition(part: str, text: str) -> Condition:
     several = re.fullmatch(r"(.+?)\s+in\s+(.+)", part)
     if several is not None and "=" not in several[1]:
         return Condition(several[1].strip(), frozenset(label_of(value) for value in several[2].split(",")))
-    one = re.fullmatch(r"([^=<>]+?)\s*(=|>=|<=)\s*([^=<>]*)", part)
-    if one is None:
+    comparison = re.fullmatch(r"([^=<>]+?)\s*(=|>=|<=)\s*([^=<>]*)", part)
+    if comparison is None:
         raise UserError(f"--where {excerpt(repr(text))}: got {excerpt(repr(part))}; {FORMS}")
-    column, sign, value = one[1].strip(), one[2], one[3].strip()
+    column, sign, value = comparison[1].strip(), comparison[2], comparison[3].strip()
     if sign != "=":
         return Condition(column, None, *((value, "") if sign == ">=" else ("", value)))
     low, dots, high = value.partition("..")

@@ -48,7 +48,7 @@ class Tree:
         """Return the subtree at an existing key."""
         data: Any = reduce(getitem, key, self.data)
         size = len(key)
-        origins = {place[size:]: origin for place, origin in self.origins.items() if place[:size] == key}
+        origins = {full_key[size:]: origin for full_key, origin in self.origins.items() if full_key[:size] == key}
         return Tree(self.origin(key), data, origins)
 
 

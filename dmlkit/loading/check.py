@@ -180,8 +180,8 @@ def dataset_at(
         by_day = DAY not in read_images(target, needs=("path",), prints_columns=False).table.column_names
     if by_day:
         del columns["group"]
-    found = _dataset_at(target, dataset, overrides, columns, root)
-    return found.model_copy(update={"group": DAY}) if by_day else found
+    config = _dataset_at(target, dataset, overrides, columns, root)
+    return config.model_copy(update={"group": DAY}) if by_day else config
 
 
 def _dataset_at(
@@ -209,8 +209,8 @@ def _dataset_at(
     if stored is not None:
         return stored
     if is_table:
-        own = None if root is None else str(root)
-        return TableConfig(file=str(target), root=own, columns=columns, validation_fraction=0.0)
+        table_root = None if root is None else str(root)
+        return TableConfig(file=str(target), root=table_root, columns=columns, validation_fraction=0.0)
     if not target.is_dir():
         raise UserError(f"{target}: unsupported kind of file; {EXPECTED}, or a recipe (.yaml)")
     return DatasetConfig.variants[sign or "folder"](root=str(target), validation_fraction=0.0)
@@ -309,9 +309,9 @@ def count_rows(listing: Listing, published: Published | None) -> Iterator[Findin
         if expected is None and not mask.any():
             continue
         counts = int(mask.sum()), len(np.unique(listing.labels[mask]))
-        for what, count, wanted in zip((f"{listing.sample}s", "classes"), counts, expected or ("", ""), strict=True):
+        for unit, count, wanted in zip((f"{listing.sample}s", "classes"), counts, expected or ("", ""), strict=True):
             shown = f"{wanted:,}" if expected else ""
-            yield Finding(f"{split} {what}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
+            yield Finding(f"{split} {unit}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
 
 
 def class_size_rows(listing: Listing) -> Iterator[Finding]:

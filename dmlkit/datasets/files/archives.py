@@ -43,13 +43,13 @@ def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path |
 
 def missing(root: Path, published: Published, layouts: str) -> OptionError:
     """Return the error for a root without the benchmark, with download instructions."""
-    what = f"no {published.title} in this folder" if root.exists() else "no such folder"
+    fault = f"no {published.title} in this folder" if root.exists() else "no such folder"
     files = ", ".join(
         f"{archive.file} ({f'md5 {archive.md5}' if archive.md5 else 'no md5 is published'}) from {archive.url}"
         for archive in published.archives
     )
     moved = f"{MOVED}root=PATH; else download {published.title}, under its terms: {files}"
-    return OptionError("dataset.root", f"{root}: {what}; expected {layouts}; {moved}")
+    return OptionError("dataset.root", f"{root}: {fault}; expected {layouts}; {moved}")
 
 
 MAX_DIGITS = 18  # a number with so many digits always fits into 64 bits

@@ -71,8 +71,8 @@ def path_fault(name: str, levels: Sequence[str]) -> str | None:
         return f"the class {name!r} has an empty level, expected {'/'.join(levels)}"
     if len(parts) == len(levels):
         return None
-    found = counted(len(parts), "level", "levels")
-    return f"the class {name!r} has {found}, expected {len(levels)}: {'/'.join(levels)}"
+    depth = counted(len(parts), "level", "levels")
+    return f"the class {name!r} has {depth}, expected {len(levels)}: {'/'.join(levels)}"
 
 
 def path_levels(names: Sequence[str], levels: Sequence[str]) -> Levels:
@@ -85,11 +85,11 @@ def path_levels(names: Sequence[str], levels: Sequence[str]) -> Levels:
     for name in names:
         if fault := path_fault(name, levels):
             raise UserError(f"{fault}; rename it or change the levels")
-    found: dict[str, Tensor] = {}
+    coarser: dict[str, Tensor] = {}
     for depth, level in enumerate(levels[:-1], start=1):
         prefixes = ["/".join(name.split("/")[:depth]) for name in names]
-        found[level] = torch.from_numpy(np.unique(prefixes, return_inverse=True)[1])
-    return found | {levels[-1]: torch.arange(len(names))}
+        coarser[level] = torch.from_numpy(np.unique(prefixes, return_inverse=True)[1])
+    return coarser | {levels[-1]: torch.arange(len(names))}
 
 
 def levels_of(levels: Levels, classes: Sequence[int]) -> Levels:
@@ -136,10 +136,12 @@ def members_of(names: Sequence[str], separator: str) -> tuple[list[str], np.ndar
         [[True, False, True], [False, True, False]]
     """
     sets = [name.split(separator) for name in names]
-    labels = sorted({label for one in sets for label in one})
-    place = {label: index for index, label in enumerate(labels)}
+    labels = sorted({label for parts in sets for label in parts})
+    index_of = {label: index for index, label in enumerate(labels)}
     members = np.zeros((len(sets), len(labels)), dtype=bool)
-    members[[row for row, one in enumerate(sets) for _ in one], [place[label] for one in sets for label in one]] = True
+    members[
+        [row for row, parts in enumerate(sets) for _ in parts], [index_of[label] for parts in sets for label in parts]
+    ] = True
     return labels, members
 
 

@@ -199,17 +199,19 @@ def lone_classes(images: Dataset) -> tuple[list[str], list[str], int]:
 
     def able(groups: Tensor) -> Tensor:
         """Return which classes (C,) have a query with an image to find, which none of its own group is."""
-        own = (labels * (int(groups.max()) + 1) + groups).unique(return_inverse=True)[1]
-        others = labels[gallery].bincount(minlength=classes)[labels] - own[gallery].bincount(minlength=len(labels))[own]
+        pairs = (labels * (int(groups.max()) + 1) + groups).unique(return_inverse=True)[1]
+        others = (
+            labels[gallery].bincount(minlength=classes)[labels] - pairs[gallery].bincount(minlength=len(labels))[pairs]
+        )
         return labels[query & (others > 0)].bincount(minlength=classes) > 0
 
-    asked, alone = labels[query].bincount(minlength=classes) > 0, able(torch.arange(len(labels)))
+    queried, alone = labels[query].bincount(minlength=classes) > 0, able(torch.arange(len(labels)))
     paired = alone if images.groups is None else able(images.groups.unique(return_inverse=True)[1])
     names = [
-        [images.class_names[label] for label in which.nonzero()[:, 0].tolist()]
-        for which in (asked & ~alone, asked & alone & ~paired)
+        [images.class_names[label] for label in mask.nonzero()[:, 0].tolist()]
+        for mask in (queried & ~alone, queried & alone & ~paired)
     ]
-    return names[0], names[1], int((asked & paired).sum())
+    return names[0], names[1], int((queried & paired).sum())
 
 
 def search_faults(images: Dataset, split: str, where: str) -> tuple[str | None, list[str]]:
@@ -223,8 +225,8 @@ def search_faults(images: Dataset, split: str, where: str) -> tuple[str | None, 
     if split == "train":
         notes: list[str] = []
         if alone:
-            some = f"a single {sample}, which has no positive: {some_of(alone)}"
-            notes.append(f"{where}: {len(alone)} {classes} have {some}")
+            detail = f"a single {sample}, which has no positive: {some_of(alone)}"
+            notes.append(f"{where}: {len(alone)} {classes} have {detail}")
         if grouped and not others:
             notes.append(
                 f"{where}: all {sample}s of each training class are of one group (camera, burst, video), so that a "

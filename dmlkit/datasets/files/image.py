@@ -214,7 +214,7 @@ def _frame_times(path: Path) -> list[float]:
     try:
         with _opened(path) as video:
             packets = video.demux(video=0) if video.streams.video else ()
-            times = sorted(float(one.pts * one.time_base) for one in packets if one.pts is not None)
+            times = sorted(float(packet.pts * packet.time_base) for packet in packets if packet.pts is not None)
     except UserError:
         raise
     except Exception as error:

@@ -114,8 +114,8 @@ class Listing:
                 )
             if len(undated):
                 have = counted(len(undated), f"{self.sample} has", f"{self.sample}s have")
-                some = some_of([self.names[row] for row in undated.tolist()])
-                notes.append(f"{where}: {have} no time and are left out of all splits: {some}")
+                examples = some_of([self.names[row] for row in undated.tolist()])
+                notes.append(f"{where}: {have} no time and are left out of all splits: {examples}")
         elif self.shared_classes():
             return self
         rows = np.flatnonzero((self.labels >= 0) & ~np.isnan(order))
@@ -131,8 +131,8 @@ class Listing:
         if len(untested):
             have = counted(len(untested), "class has", "classes have")
             unit = "time" if by_time else self.sample if self.groups is None else "group"
-            some = some_of([self.class_names[label] for label in untested.tolist()])
-            notes.append(f"{where}: {have} a single {unit}, which is trained on and searched, not tested: {some}")
+            examples = some_of([self.class_names[label] for label in untested.tolist()])
+            notes.append(f"{where}: {have} a single {unit}, which is trained on and searched, not tested: {examples}")
         return replace(self, splits=splits, notes=notes)
 
     def with_validation_images(self, fraction: float, *, by_time: bool) -> "Listing":
@@ -168,14 +168,14 @@ class Listing:
         """
         sorted_rows = rows[np.lexsort((order[rows], self.labels[rows]))]
         ends = np.cumsum(np.bincount(self.labels[rows], minlength=len(wanted)))
-        found = [np.zeros(0, dtype=np.int64)]
+        last_rows = [np.zeros(0, dtype=np.int64)]
         for label in np.flatnonzero(wanted).tolist():
-            own = sorted_rows[ends[label - 1] if label else 0 : ends[label]]
-            cuts = 1 + np.flatnonzero(np.diff(order[own]))
+            class_rows = sorted_rows[ends[label - 1] if label else 0 : ends[label]]
+            cuts = 1 + np.flatnonzero(np.diff(order[class_rows]))
             cuts = cuts[cuts >= kept]
             if len(cuts):
-                found.append(own[cuts[np.abs(cuts - (len(own) - wanted[label])).argmin()] :])
-        return np.sort(np.concatenate(found))
+                last_rows.append(class_rows[cuts[np.abs(cuts - (len(class_rows) - wanted[label])).argmin()] :])
+        return np.sort(np.concatenate(last_rows))
 
     def _order(self, by_time: bool) -> np.ndarray:
         """Return what images are sorted by, (N,): their times, or the first rows of their groups."""
@@ -183,8 +183,8 @@ class Listing:
             return self.days()
         if self.groups is None:
             return np.arange(len(self.labels))
-        _, first, places = np.unique(self.groups, return_index=True, return_inverse=True)
-        return first[places]
+        _, first, inverse = np.unique(self.groups, return_index=True, return_inverse=True)
+        return first[inverse]
 
     def days(self) -> np.ndarray:
         """Return when the images were taken, (N,) float64 in days since 1970; nan for unknown times, see `_times`."""
@@ -192,19 +192,19 @@ class Listing:
 
     def _times(self) -> list[datetime | None]:
         """Return when the images were taken, by the table, and where it has no time by EXIF."""
-        found, faults = list[datetime | None](), list[str]()
+        times, faults = list[datetime | None](), list[str]()
         for row in range(len(self.labels)):
             cell = None if self.times is None else self.times[row]
             try:
-                found.append(time_of(cell, f"{self.source or self.root}: {self.names[row]}"))
+                times.append(time_of(cell, f"{self.source or self.root}: {self.names[row]}"))
             except UserError as error:
                 faults.append(str(error))
         raise_faults(faults, DATA_CHECK)
-        without = [row for row, time in enumerate(found) if time is None]
+        without = [row for row, time in enumerate(times) if time is None]
         seen_at = exif_sightings([f"{self.root}/{self.names[row]}" for row in without])
         for row, seen in zip(without, seen_at, strict=True):
-            found[row] = time_of(seen.time, "")
-        return found
+            times[row] = time_of(seen.time, "")
+        return times
 
     def grouped_by_day(self) -> "Listing":
         """Return the listing with the images of each class of one day as a group, and days as times.
@@ -216,8 +216,8 @@ class Listing:
         notes = list(self.notes)
         if undated:
             have = counted(len(undated), f"{self.sample} has", f"{self.sample}s have")
-            some = f"{have} no time, each of which is a group of its own: {some_of(undated)}"
-            notes.append(f"{self.source or self.root}: {some}")
+            remark = f"{have} no time, each of which is a group of its own: {some_of(undated)}"
+            notes.append(f"{self.source or self.root}: {remark}")
         numbers: dict[tuple[int, str], int] = {}
         groups = [
             len(dates) + row if day is None else numbers.setdefault((label, day), len(numbers))

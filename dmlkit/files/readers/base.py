@@ -139,10 +139,12 @@ LISTS = re.compile(rb'"(images|annotations|predictions|shapes)"\s*:')
 def other_lists(folder: Path) -> str:
     """Return that files in a folder of images list images too, as far as their first bytes show; empty without any."""
     files = list[Path]()
-    for home in (folder, folder / "annotations"):
+    for directory in (folder, folder / "annotations"):
         with suppress(OSError):  # there is none; or it is reported where its images are listed
-            names = (one.name for one in os.scandir(home) if one.name.lower().endswith((".csv", ".tsv", ".json")))
-            files += [home / name for name in sorted(names)]
+            names = (
+                entry.name for entry in os.scandir(directory) if entry.name.lower().endswith((".csv", ".tsv", ".json"))
+            )
+            files += [directory / name for name in sorted(names)]
     lists = [
         str(file.relative_to(folder))
         for file in files
@@ -209,20 +211,22 @@ def validated(kind: type[Content], data: dict[str, Any], file: Path, faults: lis
     try:
         content = kind.model_validate(data)
     except ValidationError as error:
-        for one in error.errors(include_url=False, include_context=False):
-            place = ".".join(str(part) for part in one["loc"] if part not in ("int", "str"))
-            fault = f"{file}: {place}: {one['msg'].lower()}, got {excerpt(repr(one['input']))}"
-            match one["loc"]:
+        for detail in error.errors(include_url=False, include_context=False):
+            location = ".".join(str(part) for part in detail["loc"] if part not in ("int", "str"))
+            fault = f"{file}: {location}: {detail['msg'].lower()}, got {excerpt(repr(detail['input']))}"
+            match detail["loc"]:
                 case (str(name), int(number), *_):
                     wrong.setdefault((name, number), fault)
                 case _:
                     raise UserError(fault) from None
         faults += wrong.values()
         lists = {name for name, _ in wrong}
-        kept = {name: [one for place, one in enumerate(data[name]) if (name, place) not in wrong] for name in lists}
-        content = kind.model_validate(data | kept)
+        valid = {
+            name: [entry for number, entry in enumerate(data[name]) if (name, number) not in wrong] for name in lists
+        }
+        content = kind.model_validate(data | valid)
     numbers = {
-        name: [place for place in range(len(entries)) if (name, place) not in wrong]
+        name: [number for number in range(len(entries)) if (name, number) not in wrong]
         for name, entries in data.items()
         if isinstance(entries, list)
     }

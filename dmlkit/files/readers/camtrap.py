@@ -35,34 +35,34 @@ class CamtrapReader(Reader):
     title = "Camtrap DP"
 
     def recognizes(self, path: Path) -> bool:
-        home = path.parent if path.name in (MEDIA, OBSERVATIONS, DEPLOYMENTS, "datapackage.json") else path
-        return (home / MEDIA).is_file() and (home / OBSERVATIONS).is_file()
+        folder = path.parent if path.name in (MEDIA, OBSERVATIONS, DEPLOYMENTS, "datapackage.json") else path
+        return (folder / MEDIA).is_file() and (folder / OBSERVATIONS).is_file()
 
     def read(self, path: Path) -> ImageTable:
-        home, faults = path if path.is_dir() else path.parent, list[str]()
-        media = {one["mediaID"]: one for _, one in _rows(home / MEDIA, ("mediaID", "deploymentID", "filePath"))}
-        sites = {one["deploymentID"]: one for _, one in _rows(home / DEPLOYMENTS, ("deploymentID",))}
-        lines = _rows(home / OBSERVATIONS, ("mediaID", "deploymentID", "observationType", "individualID"))
-        observations = [(f"{home / OBSERVATIONS}:{line}", one) for line, one in lines]
-        of_media = [(where, one) for where, one in observations if one["mediaID"]]
-        missing = [(where, one["mediaID"]) for where, one in of_media if one["mediaID"] not in media]
+        folder, faults = path if path.is_dir() else path.parent, list[str]()
+        media = {row["mediaID"]: row for _, row in _rows(folder / MEDIA, ("mediaID", "deploymentID", "filePath"))}
+        sites = {row["deploymentID"]: row for _, row in _rows(folder / DEPLOYMENTS, ("deploymentID",))}
+        lines = _rows(folder / OBSERVATIONS, ("mediaID", "deploymentID", "observationType", "individualID"))
+        observations = [(f"{folder / OBSERVATIONS}:{line}", row) for line, row in lines]
+        of_media = [(where, row) for where, row in observations if row["mediaID"]]
+        missing = [(where, row["mediaID"]) for where, row in of_media if row["mediaID"] not in media]
         faults += [f"{where}: mediaID {medium!r} is not in {MEDIA}" for where, medium in missing]
-        seen = [_Seen(where, media[one["mediaID"]], one) for where, one in of_media if one["mediaID"] in media]
-        seen += _of_events(home, observations, media, {one.medium["mediaID"] for one in seen})
-        observed = {one.medium["mediaID"] for one in seen}
-        animals = [one for one in seen if one.observation["observationType"] == ANIMAL]
-        photos = [one for one in animals if not _is_video(one.medium)]
-        kept, several = _unambiguous(photos)
+        seen = [_Seen(where, media[row["mediaID"]], row) for where, row in of_media if row["mediaID"] in media]
+        seen += _of_events(folder, observations, media, {record.medium["mediaID"] for record in seen})
+        observed = {record.medium["mediaID"] for record in seen}
+        animals = [record for record in seen if record.observation["observationType"] == ANIMAL]
+        photos = [record for record in animals if not _is_video(record.medium)]
+        unique, several = _unambiguous(photos)
         counts = [
             (len(seen) - len(animals), "observation of no animal", "observations of no animal"),
             (len(animals) - len(photos), "observation in a video", "observations in videos"),
             (len(media) - len(observed), "medium without an observation", "media without an observation"),
             (several, "image of several individuals without boxes", "images of several individuals without boxes"),
         ]
-        has_names = any(one.observation["individualID"] for one in kept)  # else the user chooses another label
-        rows = [_row(one, sites, KEPT if has_names else KEPT[1:]) for one in kept]
-        places, notes = [one.where for one in kept], counted_out(home, counts)
-        return ImageTable(table_of(rows), home, home, places, is_share=True, faults=faults, notes=notes)
+        has_names = any(record.observation["individualID"] for record in unique)  # else the user chooses another label
+        rows = [_row(record, sites, KEPT if has_names else KEPT[1:]) for record in unique]
+        places, notes = [record.where for record in unique], counted_out(folder, counts)
+        return ImageTable(table_of(rows), folder, folder, places, is_share=True, faults=faults, notes=notes)
 
 
 def _rows(file: Path, needs: Sequence[str]) -> list[tuple[int, Cells]]:
@@ -73,25 +73,27 @@ def _rows(file: Path, needs: Sequence[str]) -> list[tuple[int, Cells]]:
 
 
 def _of_events(
-    home: Path, observations: Sequence[tuple[str, Cells]], media: Mapping[str, Cells], observed: set[str]
+    folder: Path, observations: Sequence[tuple[str, Cells]], media: Mapping[str, Cells], observed: set[str]
 ) -> Iterator[_Seen]:
     """Yield the observations of events, for each medium of their deployment and time that has none of its own."""
     of_site: dict[str, list[tuple[datetime, Cells]]] = defaultdict(list)
-    events = [(where, one) for where, one in observations if not one["mediaID"]]
-    for one in media.values() if events else ():
-        if one["mediaID"] not in observed:
-            of_site[one["deploymentID"]].append((_time(one, "timestamp", str(home / MEDIA)), one))
-    for where, one in events:
-        start, end = (_time(one, name, where) for name in ("eventStart", "eventEnd"))
-        yield from (_Seen(where, medium, one) for time, medium in of_site[one["deploymentID"]] if start <= time <= end)
+    events = [(where, row) for where, row in observations if not row["mediaID"]]
+    for medium in media.values() if events else ():
+        if medium["mediaID"] not in observed:
+            of_site[medium["deploymentID"]].append((_time(medium, "timestamp", str(folder / MEDIA)), medium))
+    for where, event in events:
+        start, end = (_time(event, name, where) for name in ("eventStart", "eventEnd"))
+        yield from (
+            _Seen(where, medium, event) for time, medium in of_site[event["deploymentID"]] if start <= time <= end
+        )
 
 
-def _time(one: Cells, name: str, where: str) -> datetime:
+def _time(row: Cells, name: str, where: str) -> datetime:
     try:
-        time = datetime.fromisoformat(one.get(name, ""))
+        time = datetime.fromisoformat(row.get(name, ""))
     except ValueError:
         raise UserError(
-            f"{where}: {name}: got {one.get(name)!r}, expected a time such as 2020-05-30T04:57:37Z"
+            f"{where}: {name}: got {row.get(name)!r}, expected a time such as 2020-05-30T04:57:37Z"
         ) from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
@@ -100,31 +102,31 @@ def _is_video(medium: Cells) -> bool:
     return medium.get("fileMediatype", "").startswith("video") or Path(medium["filePath"]).suffix.lower() in VIDEOS
 
 
-def _box(one: Cells) -> tuple[str, ...]:
-    return tuple(one.get(name, "") for name in BOX_CELLS)
+def _box(row: Cells) -> tuple[str, ...]:
+    return tuple(row.get(name, "") for name in BOX_CELLS)
 
 
 def _unambiguous(seen: Sequence[_Seen]) -> tuple[list[_Seen], int]:
     """Return observations, one per image and box, without images of several individuals, and the number of these."""
     names: dict[tuple[str, ...], set[str]] = defaultdict(set)
     first: dict[tuple[str, ...], _Seen] = {}
-    for one in seen:
-        key = one.medium["mediaID"], *_box(one.observation)
-        names[key].add(one.observation["individualID"])
-        first.setdefault(key, one)
-    kept = [one for key, one in first.items() if len(names[key]) == 1]
-    return kept, len(first) - len(kept)
+    for record in seen:
+        key = record.medium["mediaID"], *_box(record.observation)
+        names[key].add(record.observation["individualID"])
+        first.setdefault(key, record)
+    unique = [record for key, record in first.items() if len(names[key]) == 1]
+    return unique, len(first) - len(unique)
 
 
-def _row(one: _Seen, sites: Mapping[str, Cells], kept: Sequence[str]) -> dict[str, Any]:
-    site, cells = sites.get(one.medium["deploymentID"], {}), one.observation
-    row: dict[str, Any] = {"path": one.medium["filePath"], "timestamp": one.medium.get("timestamp")}
-    row |= {"observationID": cells.get("observationID"), "mediaID": one.medium["mediaID"]}
-    row |= {name: cells.get(name) for name in kept} | {side: site.get(side) for side in ("latitude", "longitude")}
+def _row(record: _Seen, sites: Mapping[str, Cells], columns: Sequence[str]) -> dict[str, Any]:
+    site, cells = sites.get(record.medium["deploymentID"], {}), record.observation
+    row: dict[str, Any] = {"path": record.medium["filePath"], "timestamp": record.medium.get("timestamp")}
+    row |= {"observationID": cells.get("observationID"), "mediaID": record.medium["mediaID"]}
+    row |= {name: cells.get(name) for name in columns} | {side: site.get(side) for side in ("latitude", "longitude")}
     try:
         left, top, width, height = (float(cell) for cell in _box(cells) if cell)
     except ValueError:  # none, or no numbers
         if any(_box(cells)):
-            raise UserError(f"{one.where}: got the box {_box(cells)}, expected four numbers from 0 to 1") from None
+            raise UserError(f"{record.where}: got the box {_box(cells)}, expected four numbers from 0 to 1") from None
         return {name: cell or None for name, cell in row.items()}
     return {name: cell or None for name, cell in row.items()} | box_of(left, top, width, height)

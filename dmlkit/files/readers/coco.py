@@ -67,25 +67,25 @@ class CocoReader(Reader):
         _by_id(f"{path}: images", [(image.id, image.file_name) for image in data.images])
         labels = _by_id(f"{path}: categories", [(category.id, category.name) for category in data.categories])
         images = {image.id: image for image in data.images}
-        boxed = {one.image_id for one in data.annotations if one.box is not None}
+        boxed = {annotation.image_id for annotation in data.annotations if annotation.box is not None}
         rows, places, sure = list[dict[str, Any]](), list[str](), list[float]()
         empty = without = 0
-        for number, one in zip(numbers["annotations"], data.annotations, strict=True):
+        for number, annotation in zip(numbers["annotations"], data.annotations, strict=True):
             where = f"{path}: annotations.{number}"
-            label = None if one.category_id is None else labels.get(one.category_id)
-            if one.image_id not in images:
-                faults.append(f"{where}: image_id {one.image_id!r} is not one of the images")
-            elif one.box is None and label == EMPTY:
+            label = None if annotation.category_id is None else labels.get(annotation.category_id)
+            if annotation.image_id not in images:
+                faults.append(f"{where}: image_id {annotation.image_id!r} is not one of the images")
+            elif annotation.box is None and label == EMPTY:
                 empty += 1
-            elif one.box is None and one.image_id in boxed:
+            elif annotation.box is None and annotation.image_id in boxed:
                 without += 1
             else:
-                image = images[one.image_id]
-                row = {"path": image.file_name, "label": label} | _others(image) | _others(one)
-                rows.append(row | (box_of(*one.box) if one.box is not None else {}))
+                image = images[annotation.image_id]
+                row = {"path": image.file_name, "label": label} | _others(image) | _others(annotation)
+                rows.append(row | (box_of(*annotation.box) if annotation.box is not None else {}))
                 places.append(where)
-                sure.append(one.score)
-        unnamed = len(images) - len({one.image_id for one in data.annotations} & set(images))
+                sure.append(annotation.score)
+        unnamed = len(images) - len({annotation.image_id for annotation in data.annotations} & set(images))
         counts = [
             (empty, "image that is labeled empty", "images that are labeled empty"),
             (without, "annotation without a box", "annotations without a box"),
@@ -117,7 +117,7 @@ def _polygons(segmentation: Any) -> Iterator[list[float]]:
 def _by_id(where: str, named: Sequence[tuple[Name, str]]) -> dict[Name, str]:
     """Return names by their ids."""
     names: dict[Name, str] = {}
-    for one, name in named:
-        if names.setdefault(one, name) != name:
-            raise UserError(f"{where}: id {one!r} is that of {names[one]} and of {name}; expected one id each")
+    for key, name in named:
+        if names.setdefault(key, name) != name:
+            raise UserError(f"{where}: id {key!r} is that of {names[key]} and of {name}; expected one id each")
     return names

@@ -41,8 +41,8 @@ class YoloDatasetReader(Reader):
         absent, empty = set[str](), 0
         for split, images in _folders(file, content):
             folder = _labels_of(images)
-            paths = [one for one in sorted(images.rglob("*")) if one.suffix.lower() in EXTENSIONS]
-            files = {one.relative_to(images).with_suffix("").as_posix(): one for one in paths}
+            paths = [image for image in sorted(images.rglob("*")) if image.suffix.lower() in EXTENSIONS]
+            files = {image.relative_to(images).with_suffix("").as_posix(): image for image in paths}
             lines = [line for text in text_files(folder) for line in box_lines(folder, text, faults)]
             boxes = yolo_rows(folder, [line for line in lines if line.name in files], faults)
             absent |= {f"{folder / line.name}.txt" for line in lines if line.name not in files}
@@ -52,8 +52,8 @@ class YoloDatasetReader(Reader):
                 number = row.pop("class_number")
                 if number not in labels:
                     faults.append(f"{where}: class {number}, but {file} names {len(labels)}")
-                one = files[row["path"]].relative_to(file.parent).as_posix()
-                rows.append(row | {"path": one, "label": labels.get(number), "split": split})
+                name = files[row["path"]].relative_to(file.parent).as_posix()
+                rows.append(row | {"path": name, "label": labels.get(number), "split": split})
         counts = [
             (len(absent), "file of labels without an image", "files of labels without an image"),
             (empty, "image without boxes", "images without boxes"),
@@ -73,21 +73,23 @@ def _folders(file: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Path
     Roboflow's ``../train/images`` is read as ``train/images``.
     """
     for key, split in SPLITS.items():
-        given: Any = content.get(key) or []
-        for name in [given] if isinstance(given, str) else given:
+        names: Any = content.get(key) or []
+        for name in [names] if isinstance(names, str) else names:
             joined = Path(str(content.get("path") or "")) / str(name)
             tried = (str(joined), str(name), str(name).removeprefix("../"))
-            safe = (inside(file.parent, one) for one in tried)
-            found = next((file.parent / one for one in safe if one is not None and (file.parent / one).is_dir()), None)
-            if found is None:
+            safe = (inside(file.parent, candidate) for candidate in tried)
+            folder = next(
+                (file.parent / path for path in safe if path is not None and (file.parent / path).is_dir()), None
+            )
+            if folder is None:
                 raise UserError(
                     f"{file}: {key}: {str(name)!r} is no folder below {file.parent}; move the file next to it"
                 )
-            yield split, found
+            yield split, folder
 
 
 def _labels_of(images: Path) -> Path:
     """Return the folder of labels: that of the images, with ``labels`` for the last part ``images``."""
     parts = list(images.parts)
-    places = [place for place, part in enumerate(parts) if part == "images"]
-    return Path(*parts[: places[-1]], "labels", *parts[places[-1] + 1 :]) if places else images
+    indices = [index for index, part in enumerate(parts) if part == "images"]
+    return Path(*parts[: indices[-1]], "labels", *parts[indices[-1] + 1 :]) if indices else images

@@ -60,17 +60,17 @@ class MegaDetectorReader(Reader):
                 failed += 1
                 continue
             seen = enumerate(image.detections)
-            kept = [(place, one) for place, one in seen if not animals or one.category in animals]
-            without += not kept
-            others += len(image.detections) - len(kept)
-            for place, one in kept:
-                best = max(one.classifications, key=lambda pair: pair[1], default=None)
+            detected = [(index, detection) for index, detection in seen if not animals or detection.category in animals]
+            without += not detected
+            others += len(image.detections) - len(detected)
+            for index, detection in detected:
+                best = max(detection.classifications, key=lambda pair: pair[1], default=None)
                 species = image.prediction and image.prediction.rsplit(";", 1)[-1]
                 known = {"time": image.datetime, "species": names.get(best[0], best[0]) if best else species}
                 cells = {name: text for name, text in known.items() if text}
-                rows.append({"path": image.file, **cells, **box_of(*one.bbox)})
-                places.append(f"{path}: {self.key}.{number}.detections.{place}")
-                sure.append(one.conf)
+                rows.append({"path": image.file, **cells, **box_of(*detection.bbox)})
+                places.append(f"{path}: {self.key}.{number}.detections.{index}")
+                sure.append(detection.conf)
         counts = [
             (videos, "video", "videos"),
             (failed, "image that the detector could not read", "images that the detector could not read"),

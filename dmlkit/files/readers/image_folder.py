@@ -27,21 +27,25 @@ class ImageFolderReader(Reader):
         for file in parts:
             reader = reader_of(file)
             assert reader is not None  # by the name of the file
-            found = reader.read(file)
-            columns = found.table.column_names
-            place = columns.index(NAME) if NAME in columns else own_column(columns, "path", str(file), "path")
+            listed = reader.read(file)
+            columns = listed.table.column_names
+            index = columns.index(NAME) if NAME in columns else own_column(columns, "path", str(file), "path")
             folder = file.parent.relative_to(path).as_posix()
-            names = [name and f"{folder}/{name}".removeprefix("./") for name in found.table[place].to_pylist()]
-            table = found.table.set_column(place, columns[place], pa.array(names, pa.string()))
+            names = [name and f"{folder}/{name}".removeprefix("./") for name in listed.table[index].to_pylist()]
+            table = listed.table.set_column(index, columns[index], pa.array(names, pa.string()))
             if len(parts) > 1:
                 split = pa.array([SPLITS.get(file.parent.name)] * len(table), pa.string())
                 table = table.append_column("split", split)
             tables.append(table)
-            places += [found.place(row) for row in range(len(found))]
+            places += [listed.place(row) for row in range(len(listed))]
         return ImageTable(pa.concat_tables(tables, promote_options="permissive"), path, path, places)
 
 
 def _tables(folder: Path) -> list[Path]:
     """Return the tables of a folder, or of its splits."""
-    homes = [folder, *(folder / part / name for part in ("", "data") for name in SPLITS)]
-    return [file for home in homes if (file := next(filter(Path.is_file, map(home.joinpath, METADATA)), None))]
+    directories = [folder, *(folder / part / name for part in ("", "data") for name in SPLITS)]
+    return [
+        file
+        for directory in directories
+        if (file := next(filter(Path.is_file, map(directory.joinpath, METADATA)), None))
+    ]

@@ -31,12 +31,12 @@ class MarketReader(Reader):
         return path.is_dir() and any(map(_parts, _homes(path)))
 
     def read(self, path: Path) -> ImageTable:
-        home = next(filter(_parts, _homes(path)))
+        root = next(filter(_parts, _homes(path)))
         rows, faults, junk = list[dict[str, Any]](), list[str](), 0
-        for part, pattern, prefix, name in _images(home, faults):
+        for part, pattern, prefix, name in _images(root, faults):
             label, camera = match.groups() if (match := pattern.match(name.rpartition("/")[2])) else ("", "")
             if not label:
-                faults.append(f"{home / name}: expected a name such as 0002_c1s1_000451_03.jpg, with label and camera")
+                faults.append(f"{root / name}: expected a name such as 0002_c1s1_000451_03.jpg, with label and camera")
             elif label == JUNK:
                 junk += 1
             else:
@@ -44,14 +44,16 @@ class MarketReader(Reader):
                 row = {"path": name, "label": label, "group": f"{label}_{camera}"}
                 sides = {"query": str(part == "query").lower(), "gallery": str(part == "gallery").lower()}
                 rows.append(row | {"split": "train" if part in ("train", "val") else "test"} | sides)
-        others = {one.name for one in home.iterdir() if one.is_dir()} - {row["path"].split("/")[0] for row in rows}
+        others = {entry.name for entry in root.iterdir() if entry.is_dir()} - {
+            row["path"].split("/")[0] for row in rows
+        }
         counts = [(junk, "junk image (-1)", "junk images (-1)"), (len(others), "other folder", "other folders")]
-        return ImageTable(table_of(rows), path, home, faults=faults, notes=counted_out(path, counts))
+        return ImageTable(table_of(rows), path, root, faults=faults, notes=counted_out(path, counts))
 
 
 def _homes(path: Path) -> Iterator[Path]:
     yield path
-    folders = [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if len(folders) == 1:
         yield folders[0]
 
@@ -60,23 +62,25 @@ def _parts(path: Path) -> dict[str, Path]:
     """Return the folders of a data set, or the lists of MSMT17, by what they are for; none for another folder."""
     for names in (LISTS, *(dict(zip(("train", "gallery", "query"), names, strict=True)) for names in FOLDERS)):
         parts = {part: path / name for part, name in names.items()}
-        if all(one.is_dir() or one.is_file() for part, one in parts.items() if part != "val"):
+        if all(place.is_dir() or place.is_file() for part, place in parts.items() if part != "val"):
             return parts
     return {}
 
 
-def _images(home: Path, faults: list[str]) -> Iterator[tuple[str, re.Pattern[str], str, str]]:
+def _images(root: Path, faults: list[str]) -> Iterator[tuple[str, re.Pattern[str], str, str]]:
     """Yield what each image is for, the pattern of its name, what precedes its label, and its path below the folder.
 
     MSMT17 numbers the people of the training and of the test from 0.
     """
-    for part, place in _parts(home).items():
+    for part, place in _parts(root).items():
         if place.is_dir():
-            names = sorted(one.name for one in place.iterdir() if one.suffix.lower() in EXTENSIONS)
+            names = sorted(file.name for file in place.iterdir() if file.suffix.lower() in EXTENSIONS)
             yield from ((part, NAME, "", f"{place.name}/{name}") for name in names)
         else:
             side = "train" if part in ("train", "val") else "test"
-            folder = next((one.name for one in sorted(home.iterdir()) if one.is_dir() and side in one.name), side)
+            folder = next(
+                (entry.name for entry in sorted(root.iterdir()) if entry.is_dir() and side in entry.name), side
+            )
             lines = read_lines(place, faults) if place.exists() else []
             names = [line.split()[0] for line in lines if line.strip()]
             yield from ((part, NAME_OF_MSMT, f"{side}_", f"{folder}/{name}") for name in names)

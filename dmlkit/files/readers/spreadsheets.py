@@ -18,8 +18,8 @@ class CsvReader(Reader):
     title, suffixes = "CSV", (".csv", ".tsv")
 
     def read(self, path: Path) -> ImageTable:
-        found = read_csv(path)
-        return ImageTable(found.table(), path, path.parent, first=found.first)
+        table = read_csv(path)
+        return ImageTable(table.table(), path, path.parent, first=table.first)
 
 
 class ExcelReader(Reader):
@@ -36,7 +36,7 @@ class ExcelReader(Reader):
 
         with reading(path, "this workbook", CalamineError):
             book = load_workbook(str(path))
-            visible = [one.name for one in book.sheets_metadata if one.visible == SheetVisibleEnum.Visible]
+            visible = [entry.name for entry in book.sheets_metadata if entry.visible == SheetVisibleEnum.Visible]
             sheets = {name: book.get_sheet_by_name(name).to_python(skip_empty_area=False) for name in visible}
         sheet, *others = [name for name, rows in sheets.items() if any(map(any, rows))] or [""]
         if not sheet:
@@ -112,8 +112,8 @@ class JsonRowsReader(Reader):
         return ImageTable(table, path, path.parent, places)
 
 
-def _parsed(where: str, text: str, what: str) -> Any:
+def _parsed(where: str, text: str, unit: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: cannot read this JSON {what}: {error}; expected objects") from error
+        raise UserError(f"{where}: cannot read this JSON {unit}: {error}; expected objects") from error

@@ -23,13 +23,15 @@ class VocReader(Reader):
     title = "Pascal VOC"
 
     def recognizes(self, path: Path) -> bool:
-        some = [path] if path.suffix.lower() == ".xml" else _some(path)
-        return any(b"<annotation>" in start_of(file) for file in some)
+        files = [path] if path.suffix.lower() == ".xml" else _some(path)
+        return any(b"<annotation>" in start_of(file) for file in files)
 
     def read(self, path: Path) -> ImageTable:
-        home = path.parent if path.is_file() else path
-        is_next_to_images = home.name.lower() == "annotations" or any((home.parent / name).is_dir() for name in IMAGES)
-        root = home.parent if is_next_to_images else home
+        folder = path.parent if path.is_file() else path
+        is_next_to_images = folder.name.lower() == "annotations" or any(
+            (folder.parent / name).is_dir() for name in IMAGES
+        )
+        root = folder.parent if is_next_to_images else folder
         rows, places, faults, without = list[Mapping[str, object]](), list[str](), list[str](), 0
         for file in [path] if path.is_file() else sorted(path.rglob("*.xml")):
             try:
@@ -38,9 +40,9 @@ class VocReader(Reader):
                 faults.append(str(error))
                 continue
             name = _image(file, image, root).relative_to(root).as_posix()
-            found = list(_rows(file, name, objects, faults))
-            rows += found
-            places += [str(file)] * len(found)
+            file_rows = list(_rows(file, name, objects, faults))
+            rows += file_rows
+            places += [str(file)] * len(file_rows)
             without += not objects
         notes = counted_out(path, [(without, "image without objects", "images without objects")])
         return ImageTable(table_of(rows), path, root, places, faults=faults, notes=notes)
@@ -50,11 +52,11 @@ def _some(folder: Path) -> list[Path]:
     """Return some XML files in one of the usual folders; some of them may be damaged."""
     for name in FOLDERS:
         try:
-            names = [one.name for one in islice(os.scandir(folder / name), MOST_NAMES)]
+            names = [entry.name for entry in islice(os.scandir(folder / name), MOST_NAMES)]
         except OSError:
             continue
-        if found := [one for one in sorted(names) if one.lower().endswith(".xml")]:
-            return [folder / name / one for one in found[:MOST_READ]]
+        if files := [file for file in sorted(names) if file.lower().endswith(".xml")]:
+            return [folder / name / file for file in files[:MOST_READ]]
     return []
 
 
@@ -75,18 +77,18 @@ def _parsed(file: Path) -> tuple[str, list[ElementTree.Element]]:
 
 def _image(file: Path, name: str, root: Path) -> Path:
     """Return where the image of a file lies: with it, or in a folder of images next to its own; below a root."""
-    near = [file.parent / name, *(file.parent.parent / folder / name for folder in IMAGES)]
-    return next((path for path in near if path.is_file() and path.is_relative_to(root)), root / name)
+    candidates = [file.parent / name, *(file.parent.parent / folder / name for folder in IMAGES)]
+    return next((path for path in candidates if path.is_file() and path.is_relative_to(root)), root / name)
 
 
 def _rows(
     file: Path, name: str, objects: list[ElementTree.Element], faults: list[str]
 ) -> Iterator[Mapping[str, object]]:
-    for number, one in enumerate(objects, start=1):
-        cells = [one.findtext(f"bndbox/{side}") for side in SIDES]
+    for number, element in enumerate(objects, start=1):
+        cells = [element.findtext(f"bndbox/{side}") for side in SIDES]
         try:
             box = [float(cell or "") for cell in cells]
         except ValueError:
             faults.append(f"{file}: object {number}: got the box {cells}, expected the numbers {', '.join(SIDES)}")
             continue
-        yield {"path": name, "label": one.findtext("name"), **dict(zip(BOX, box, strict=True))}
+        yield {"path": name, "label": element.findtext("name"), **dict(zip(BOX, box, strict=True))}

@@ -37,8 +37,8 @@ class YoloReader(Reader):
         if not path.is_dir():
             return False
         try:
-            folders = [path, *islice((one for one in path.iterdir() if one.is_dir()), MOST)]
-            files = [Path(one.path) for folder in folders for one in islice(os.scandir(folder), MOST_NAMES)]
+            folders = [path, *islice((entry for entry in path.iterdir() if entry.is_dir()), MOST)]
+            files = [Path(entry.path) for folder in folders for entry in islice(os.scandir(folder), MOST_NAMES)]
         except OSError:  # a folder that cannot be read is reported where its images are listed
             return False
         texts = [file for file in files if file.suffix.lower() == ".txt" and file.name != CLASSES]
@@ -68,14 +68,14 @@ def text_files(folder: Path) -> list[Path]:
 def box_lines(folder: Path, file: Path, faults: list[str]) -> list[BoxLine]:
     """Return the boxes of a text file below a folder; lines that are none are faults."""
     name = file.relative_to(folder).with_suffix("").as_posix()
-    found = list[BoxLine]()
+    boxes = list[BoxLine]()
     for number, line in enumerate(read_text(file).splitlines(), start=1):
         words = line.split()
         if len(_numbers(words)) in (5, 6) or (len(_numbers(words)) >= 7 and len(words) % 2):
-            found.append(BoxLine(f"{file}:{number}", name, words))
+            boxes.append(BoxLine(f"{file}:{number}", name, words))
         elif words:
             faults.append(f"{file}:{number}: got {excerpt(repr(line))}, expected class x y width height [confidence]")
-    return found
+    return boxes
 
 
 def yolo_rows(folder: Path, lines: list[BoxLine], faults: list[str]) -> ImageTable:
@@ -92,10 +92,10 @@ def yolo_rows(folder: Path, lines: list[BoxLine], faults: list[str]) -> ImageTab
             across, down = numbers[1::2], numbers[2::2]
             sides = min(across), min(down), max(across), max(down)
         else:
-            _, x, y, width, height, *rest = numbers
+            _, x, y, width, height, *extra = numbers
             sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
-            track = line.words[-1] if len(rest) == 2 or (rest and are_tracks) else None
-            confidence = rest[0] if rest and not (are_tracks and len(rest) == 1) else 1.0
+            track = line.words[-1] if len(extra) == 2 or (extra and are_tracks) else None
+            confidence = extra[0] if extra and not (are_tracks and len(extra) == 1) else 1.0
         if not 0 <= confidence <= 1:
             raise UserError(
                 f"{line.where}: got the confidence {confidence:g}, expected 0 to 1; if it is the number of a track, "
