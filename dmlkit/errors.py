@@ -93,9 +93,9 @@ def killed_reader(error: BaseException) -> str:
         ''
     """
     text = str(error)
-    is_so = "DataLoader worker" in text and ("killed by signal" in text or "exited unexpectedly" in text)
-    what = "a process that reads images was killed, as the system does when memory runs out"
-    return what if is_so and isinstance(error, RuntimeError) else ""
+    was_killed = "DataLoader worker" in text and ("killed by signal" in text or "exited unexpectedly" in text)
+    message = "a process that reads images was killed, as the system does when memory runs out"
+    return message if was_killed and isinstance(error, RuntimeError) else ""
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -158,8 +158,8 @@ class DistanceWeighted(Miner, name="distance_weighted"):
 
     def __post_init__(self) -> None:
         if not isinstance(self.manifold, Sphere):
-            found = type(self.manifold).__name__
-            raise ValueError(f"DistanceWeighted: expected Sphere, because {REASON}; got {found}")
+            name = type(self.manifold).__name__
+            raise ValueError(f"DistanceWeighted: expected Sphere, because {REASON}; got {name}")
         self.dim, self.is_arc = self.manifold.dim, self.manifold.metric == "arc"
 
     @torch.no_grad()

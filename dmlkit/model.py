@@ -99,9 +99,9 @@ class EmbeddingModel(nn.Module):
     def check_takes(self, dataset: Dataset) -> None:
         """Check that the model takes the samples of a dataset."""
         if dataset.kind != self.samples:
-            taken, given = self.samples.describe(), dataset.kind.describe()
+            taken, got = self.samples.describe(), dataset.kind.describe()
             raise UserError(
-                f"{dataset.key(0)}: got {given}, but the model takes {taken}; use samples of the kind it was trained on"
+                f"{dataset.key(0)}: got {got}, but the model takes {taken}; use samples of the kind it was trained on"
             )
 
     def fingerprint(self) -> str:

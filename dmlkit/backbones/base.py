@@ -140,9 +140,9 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
     def tuned_blocks(self) -> list[list[nn.Parameter]]:
         """Return the `tuned_parameters` per block, from the last block to the first, then those before all blocks."""
         blocks = [{id(parameter) for parameter in block.parameters()} for block in reversed(self.blocks())]
-        rest = {id(parameter) for parameter in self.parameters()}.difference(*blocks)
+        outside = {id(parameter) for parameter in self.parameters()}.difference(*blocks)
         tuned = self.tuned_parameters()
-        return [[parameter for parameter in tuned if id(parameter) in block] for block in (*blocks, rest)]
+        return [[parameter for parameter in tuned if id(parameter) in block] for block in (*blocks, outside)]
 
     def merge(self) -> "Backbone":
         """Merge low-rank updates, if any, into the weights, which makes them faster and restores their usual names."""

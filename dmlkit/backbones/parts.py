@@ -45,7 +45,7 @@ class FirstBlocks(Backbone):
             maps, *others = (self._maps(torch.zeros(1, 3, size, size, device=device)) for size in sizes)
         strides = maps.stride()
         self.order = sorted(range(1, maps.ndim), key=lambda dim: -strides[dim])  # often channels last
-        self.shapes = {each[0].numel(): [each.shape[dim] for dim in self.order] for each in (maps, *others)}
+        self.shapes = {of_size[0].numel(): [of_size.shape[dim] for dim in self.order] for of_size in (maps, *others)}
         self.num_features = maps[0].numel()
 
     def forward(self, images: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ class SmallCNN(Backbone, name="small_cnn"):
         self.num_features = 4 * self.width
         layers: list[nn.Module] = []
         channels = 3
-        for wide, pool in ((self.width, True), (2 * self.width, True), (4 * self.width, False)):
+        for width, pool in ((self.width, True), (2 * self.width, True), (4 * self.width, False)):
             for _ in range(2):
-                convolution = nn.Conv2d(channels, wide, kernel_size=3, padding=1, bias=False)
-                layers += [convolution, nn.BatchNorm2d(wide), nn.ReLU(inplace=True)]
-                channels = wide
+                convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
+                layers += [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+                channels = width
             if pool:
                 layers.append(nn.MaxPool2d(2))
         self.layers = nn.Sequential(*layers)

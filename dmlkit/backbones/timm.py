@@ -44,11 +44,11 @@ CONTAINERS = (("blocks",), ("stages",), ("layers",), RESNET, REGNET)
 def refuse_weights(weights: str) -> NoReturn:
     """Raise the error for weights that a model of timm does not have."""
     known = ", ".join(lite.model for lite in LITES)
-    near = get_close_matches(weights, ["pretrained", "imagenet"], n=1)
+    similar = get_close_matches(weights, ["pretrained", "imagenet"], n=1)
     raise OptionError(
         "backbone.weights",
         f"got {weights!r}, expected pretrained or a file (imagenet is available only for {known})"
-        + "".join(f"; did you mean {name!r}?" for name in near),
+        + "".join(f"; did you mean {name!r}?" for name in similar),
     )
 
 

@@ -212,8 +212,8 @@ def check_registered(model: str) -> None:
             "backbone.name", "timm is not installed; install it with: pip install 'dmlkit[timm]'"
         ) from None
     if not timm.is_model(model):
-        near = timm.list_models(f"*{model.split('.')[0]}*")[:3]
-        hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
+        similar = timm.list_models(f"*{model.split('.')[0]}*")[:3]
+        hint = f"did you mean {', '.join(similar)}?" if similar else "see timm.list_models()"
         raise OptionError("backbone.model", f"timm has no {model!r}; {hint}")
     architecture, _, tag = model.partition(".")
     if tag and registered_settings(model) is None:
@@ -231,8 +231,8 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
             return timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as error:
         # timm checks few options: an unknown act_layer is a KeyError
-        given = ", ".join(f"{name} {value}" for name, value in options.items())
-        raise ValueError(f"{model} cannot be built with {given}: {first_line(error)}") from error
+        arguments = ", ".join(f"{name} {value}" for name, value in options.items())
+        raise ValueError(f"{model} cannot be built with {arguments}: {first_line(error)}") from error
     except (SafetensorError, UnpicklingError, EOFError) as error:
         from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -348,9 +348,9 @@ def timm_names(tensors: Mapping[str, Tensor], expected: Iterable[str]) -> dict[s
 
 
 def _timm_name(name: str, blocks: list[str]) -> str:
-    layer, _, rest = name.partition(".")
+    layer, _, tensor_name = name.partition(".")
     if layer in LITE_OUTSIDE:
-        return f"{LITE_OUTSIDE[layer]}.{rest}"
+        return f"{LITE_OUTSIDE[layer]}.{tensor_name}"
     match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
     if not match or int(match[1]) >= len(blocks):
         return name

@@ -52,20 +52,20 @@ class Torchvision(Backbone):
         enum: Any = get_model_weights(self.architecture)
         known = {"imagenet": enum.DEFAULT, **enum.__members__}
         if self.weights not in known:
-            near = get_close_matches(self.weights, known, n=1)
+            similar = get_close_matches(self.weights, known, n=1)
             names = ", ".join(enum.__members__)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected imagenet, one of {names}, or a file"
+            hint = f"did you mean {similar[0]!r}?" if similar else f"expected imagenet, one of {names}, or a file"
             raise OptionError("backbone.weights", f"unknown weights {self.weights!r}; {hint}")
         return known[self.weights]
 
     def published_input(self) -> PublishedInput:
         published = self.published_weights()
         if published is None:
-            given = "null" if self.weights is None else "a file, whose preprocessing is unknown"
+            weights = "null" if self.weights is None else "a file, whose preprocessing is unknown"
             raise OptionError(
                 "transform.name",
                 "pretrained uses the preprocessing published with the weights, but backbone.weights is "
-                f"{given}; use another transform, e.g. imagenet",
+                f"{weights}; use another transform, e.g. imagenet",
             )
         preset: Any = published.transforms()
         (crop,), (resize,) = preset.crop_size, preset.resize_size

@@ -143,14 +143,14 @@ class LastBlocksConfig(TuningConfig, frozen=True):
             yield from stored.requirements()
 
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
-        every = blocks()
-        if self.blocks > len(every):
+        all_blocks = blocks()
+        if self.blocks > len(all_blocks):
             raise OptionError(
                 "backbone.tuning.blocks",
-                f"got {self.blocks}, expected at most {len(every)}, the number of blocks of "
+                f"got {self.blocks}, expected at most {len(all_blocks)}, the number of blocks of "
                 "this backbone; to train all weights use tuning: {name: full}",
             )
-        return [*every[-self.blocks :], *poolings(backbone)]
+        return [*all_blocks[-self.blocks :], *poolings(backbone)]
 
 
 Targets = Literal["attention", "all"]
@@ -176,12 +176,12 @@ class LoRAConfig(TuningConfig, frozen=True):
         tops = [backbone]
         if self.targets == "attention":  # layers of torch or timm, which all have "Attention" in their class name
             tops = [module for module in backbone.modules() if "Attention" in type(module).__name__]
-        places = list(dict.fromkeys(place for top in tops for place in weights(top)))
-        if not places:
+        targeted = list(dict.fromkeys(weight for top in tops for weight in weights(top)))
+        if not targeted:
             raise OptionError(
                 "backbone.tuning.targets", f"got {self.targets}, but this backbone has no attention layers; use all"
             )
-        fitting = [place for place in places if is_smaller(self.rank, getattr(*place))]
+        fitting = [weight for weight in targeted if is_smaller(self.rank, getattr(*weight))]
         if not fitting:
             raise OptionError(
                 "backbone.tuning.rank",

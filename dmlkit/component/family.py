@@ -65,7 +65,9 @@ class OptionsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         bare: Any = object.__new__(_Blank)  # the component may be abstract
         bare.__class__ = self.component
         bare.__dict__.update(self.component.presets)
-        bare.__dict__.update({own.attribute: getattr(self, own.key) for own in self.component.options_by_key.values()})
+        bare.__dict__.update(
+            {entry.attribute: getattr(self, entry.key) for entry in self.component.options_by_key.values()}
+        )
         return bare
 
 

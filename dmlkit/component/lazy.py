@@ -19,13 +19,13 @@ def import_on_demand(module: str) -> None:
         from inspect import getsource
 
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known))}"
+            similar = get_close_matches(name, known, n=1)
+            hint = f"did you mean {similar[0]!r}?" if similar else f"available: {', '.join(sorted(known))}"
             raise AttributeError(f"module {module!r} has no attribute {name!r}; {hint}")
         nodes = ast.walk(ast.parse(getsource(sys.modules[module])))
         imports = (node for node in nodes if isinstance(node, ast.ImportFrom))
-        parts = ((node.module or "", part) for node in imports for part in node.names)
-        place, part = next((place, part) for place, part in parts if name == (part.asname or part.name))
-        return namespace.setdefault(name, getattr(import_module(place), part.name))
+        aliases = ((node.module or "", alias) for node in imports for alias in node.names)
+        source, alias = next((source, alias) for source, alias in aliases if name == (alias.asname or alias.name))
+        return namespace.setdefault(name, getattr(import_module(source), alias.name))
 
     namespace |= {"__getattr__": find, "__dir__": lambda: sorted({*namespace, *known})}

@@ -70,14 +70,14 @@ class Component:
     def __init_subclass__(cls, name: str | None = None, family: type[ComponentConfig] | None = None) -> None:
         super().__init_subclass__()
         inherited = [entry for base in cls.__mro__[:0:-1] for entry in vars(base).get("own_options", [])]
-        own = [*_own_options(cls), *_new_defaults(cls, inherited)]
-        redefined = {entry.attribute for entry in own}
-        every = [*(entry for entry in inherited if entry.attribute not in redefined), *own]
-        cls.options_by_key = {entry.key: entry for entry in every if entry.in_recipe}
-        cls.arguments = {entry.key: entry for entry in every if entry.in_constructor and not entry.in_recipe}
-        unset = [entry for entry in every if not entry.in_constructor and not entry.in_recipe]
+        own_options = [*_own_options(cls), *_new_defaults(cls, inherited)]
+        redefined = {entry.attribute for entry in own_options}
+        all_options = [*(entry for entry in inherited if entry.attribute not in redefined), *own_options]
+        cls.options_by_key = {entry.key: entry for entry in all_options if entry.in_recipe}
+        cls.arguments = {entry.key: entry for entry in all_options if entry.in_constructor and not entry.in_recipe}
+        unset = [entry for entry in all_options if not entry.in_constructor and not entry.in_recipe]
         cls.presets = {entry.attribute: entry.default for entry in unset if entry.default is not REQUIRED}
-        cls.own_options = own
+        cls.own_options = own_options
         cls.__signature__ = _signature_of(cls)
         cls.Config = family or config_of(cls, name)
 
@@ -85,16 +85,16 @@ class Component:
         super().__init__()
         cls = type(self)
         try:
-            given = Signature([entry.parameter for entry in _parameters(cls)]).bind(*args, **options).arguments
+            bound = Signature([entry.parameter for entry in _parameters(cls)]).bind(*args, **options).arguments
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: {error}") from None
         for attribute, value in cls.presets.items():
             setattr(self, attribute, value)
-        arguments = {key: given.get(key, entry.default) for key, entry in cls.arguments.items()}
+        arguments = {key: bound.get(key, entry.default) for key, entry in cls.arguments.items()}
         for key, entry in cls.arguments.items():
             setattr(self, entry.attribute, arguments[key])
         for entry in _constructor_options(cls):
-            value = _checked(cls, entry, given[entry.key]) if entry.key in given else entry.default
+            value = _checked(cls, entry, bound[entry.key]) if entry.key in bound else entry.default
             if isinstance(value, OptionsConfig) and not isinstance(value, tuple(_parts_in(entry.annotation))):
                 value = _build(value, arguments)
             setattr(self, entry.attribute, value)
@@ -125,18 +125,18 @@ def _own_options(cls: type[Component]) -> Iterable[Option]:
             text = f"{attribute}: an attribute is an option and needs a value or option(...), e.g. option(init=False)"
             raise MemberError(f"{cls.__qualname__}: {text}")
         value = vars(cls)[attribute]
-        own: Option = value if isinstance(value, Option) else option(default=value)
+        entry: Option = value if isinstance(value, Option) else option(default=value)
         delattr(cls, attribute)
-        yield replace(own, attribute=attribute, key=own.key or attribute, annotation=annotation)
+        yield replace(entry, attribute=attribute, key=entry.key or attribute, annotation=annotation)
 
 
 def _new_defaults(cls: type[Component], inherited: Iterable[Option]) -> Iterable[Option]:
     """Yield the inherited options to which a class assigns a value without an annotation, and remove the values."""
-    for own in inherited:
-        value = vars(cls).get(own.attribute, REQUIRED)
+    for entry in inherited:
+        value = vars(cls).get(entry.attribute, REQUIRED)
         if value is not REQUIRED and not hasattr(value, "__get__"):  # a property computes it
-            delattr(cls, own.attribute)
-            yield replace(own, default=value)
+            delattr(cls, entry.attribute)
+            yield replace(entry, default=value)
 
 
 def _parameters(cls: type[Component]) -> list[Option]:

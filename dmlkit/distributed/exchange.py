@@ -25,7 +25,7 @@ class GatherRows(torch.autograd.Function):
         torch.distributed.all_gather_into_tensor(gathered, sent)
         if min(counts) == longest:
             return gathered
-        return torch.cat([own[:count] for own, count in zip(gathered.split(longest), counts, strict=True)])
+        return torch.cat([padded[:count] for padded, count in zip(gathered.split(longest), counts, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -52,7 +52,7 @@ def gather_lists(ranks: Ranks, items: list[str]) -> list[str]:
         return items
     of_ranks: list[Any] = [None] * ranks.world_size
     torch.distributed.all_gather_object(of_ranks, items)
-    return [item for own in of_ranks for item in own]
+    return [item for of_rank in of_ranks for item in of_rank]
 
 
 class ClassShard(NamedTuple):
@@ -108,9 +108,9 @@ class ClassShard(NamedTuple):
         of_ranks: list[Tensor] = []
         for rank in range(self.ranks):
             count = len(self.of(rank).classes)
-            own = rows.detach().contiguous() if rank == self.rank else rows.new_empty(count, *rows.shape[1:])
-            distributed.broadcast(own, rank)
-            of_ranks += [own.cpu()] if self.rank == 0 else []
+            of_rank = rows.detach().contiguous() if rank == self.rank else rows.new_empty(count, *rows.shape[1:])
+            distributed.broadcast(of_rank, rank)
+            of_ranks += [of_rank.cpu()] if self.rank == 0 else []
         return torch.cat(of_ranks) if of_ranks else rows.new_empty(0)
 
     def own_rows(self, whole: Tensor) -> Tensor:

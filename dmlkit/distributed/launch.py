@@ -120,14 +120,14 @@ def start_ranks(device: str = "auto", precision: str = "") -> Ranks:
             embeddings, see `dmlkit.vectors.computation`. Default: torch in float32.
         precision: for a training, one of `PRECISIONS`.
     """
-    given, engine = device, ""
+    requested, engine = device, ""
     if not precision:
         device, _, engine = device.partition("+")
-        if engine not in ENGINES and device != given:
+        if engine not in ENGINES and device != requested:
             choices = ", ".join(f"{device}+{name}" for name in ENGINES)
-            raise UserError(f"--device {given}: expected {choices} or {device}")
+            raise UserError(f"--device {requested}: expected {choices} or {device}")
         if engine and count_ranks()[0] > 1:
-            raise UserError(f"--device {given}: +{engine} applies to one process, not to torchrun's; use {device}")
+            raise UserError(f"--device {requested}: +{engine} applies to one process, not to torchrun's; use {device}")
     kind, index = _claim(device, precision)
     may_restart = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
@@ -139,16 +139,16 @@ def start_ranks(device: str = "auto", precision: str = "") -> Ranks:
     if ranks > 1 and kind == "mps":
         raise UserError(f"--device {device}: one process uses Apple's GPU; do without torchrun, or use --device cpu")
     index = int(os.environ["LOCAL_RANK"]) if ranks > 1 else index or 0
-    place = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
+    torch_device = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
     if kind == "cuda":
         if index >= (count := torch.cuda.device_count()):
             raise UserError(f"--device {device}: {local_ranks} ranks, but torch finds {count} GPUs; each needs its own")
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(torch_device)
     if ranks > 1:
-        join(ranks, local_ranks, place)
+        join(ranks, local_ranks, torch_device)
     scaler = torch.amp.GradScaler(kind) if precision == "fp16" else None
     rank = int(os.environ["RANK"]) if ranks > 1 else 0
-    return Ranks(place, engine, ranks, rank, PRECISIONS[precision or "fp32"], scaler)
+    return Ranks(torch_device, engine, ranks, rank, PRECISIONS[precision or "fp32"], scaler)
 
 
 def join(ranks: int, local_ranks: int, device: torch.device) -> None:
@@ -232,11 +232,11 @@ def count_ranks() -> tuple[int, int]:
     return ranks, local_ranks
 
 
-def _number(variable: str, least: int) -> int:
+def _number(variable: str, minimum: int) -> int:
     """Return the whole number in an environment variable; the least allowed value if it is not set."""
-    text = os.environ.get(variable, str(least))
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
-        raise UserError(f"{variable}={excerpt(text)}: expected a whole number of at least {least}; {START_RANKS}")
+    text = os.environ.get(variable, str(minimum))
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < minimum:
+        raise UserError(f"{variable}={excerpt(text)}: expected a whole number of at least {minimum}; {START_RANKS}")
     return int(text)
 
 

@@ -16,9 +16,9 @@ def compares_pairs(loss: LossConfig) -> LossConfig:
     """Return the configuration of a pair loss."""
     if not issubclass(loss.component or object, PairLoss):
         kinds = LossConfig.variants.items()
-        able = [name for name, kind in kinds if issubclass(kind.component or object, PairLoss)]
+        pair_losses = [name for name, kind in kinds if issubclass(kind.component or object, PairLoss)]
         raise ValueError(
-            f"{loss.name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(able)}"
+            f"{loss.name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(pair_losses)}"
         )
     return loss
 

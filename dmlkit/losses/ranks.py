@@ -58,8 +58,8 @@ class PositiveRanks:
 
     def sum_of_queries(self, values: Tensor) -> Tensor:
         """Sum values (P,) of positive pairs for each query: (B,)."""
-        kept = values * self.positive[self.row, self.column]
-        return values.new_zeros(len(self.positive)).index_add(0, self.row, kept)
+        of_positives = values * self.positive[self.row, self.column]
+        return values.new_zeros(len(self.positive)).index_add(0, self.row, of_positives)
 
     def mean(self, values: Tensor) -> Tensor:
         """Average values (B,) over the queries that have a positive and a negative; 0 if there is none."""

@@ -46,9 +46,9 @@ class Sum(SeveralLosses, name="sum"):
     it; null is ``after`` for all."""
 
     def faults(self) -> Iterable[tuple[str, str]]:
-        for key, given in {"weights": self.weights, "on": self.on}.items():
-            if given is not None and len(given) != len(self.losses):
-                yield key, f"expected one for each of {len(self.losses)} losses, got {len(given)}"
+        for key, values in {"weights": self.weights, "on": self.on}.items():
+            if values is not None and len(values) != len(self.losses):
+                yield key, f"expected one for each of {len(self.losses)} losses, got {len(values)}"
 
     def requirements(self) -> Iterable[Requirement]:
         if "before" in (self.on or ()):
@@ -58,7 +58,7 @@ class Sum(SeveralLosses, name="sum"):
         self.weights = self.weights or (1.0,) * len(self.losses)
         self.on = self.on or ("after",) * len(self.losses)
         names = [config.name for config in self.losses]
-        before = [names[:place].count(name) for place, name in enumerate(names)]
+        before = [names[:index].count(name) for index, name in enumerate(names)]
         self.names = [f"{name}_{count + 1}" if count else name for name, count in zip(names, before, strict=True)]
         self.terms = dict.fromkeys(self.names, torch.zeros(()))  # of each loss in the last batch, before its weight
         self.hold(build_with(config, self.manifold, self.num_classes) for config in self.losses)
@@ -99,8 +99,8 @@ class Sum(SeveralLosses, name="sum"):
 
     def sharded_parameters(self) -> list[ShardedParameter]:
         return [
-            part._replace(name=f"each.{place}.{part.name}")
-            for place, loss in enumerate(self.each)
+            part._replace(name=f"each.{index}.{part.name}")
+            for index, loss in enumerate(self.each)
             for part in loss.sharded_parameters()
         ]
 

@@ -333,8 +333,8 @@ def check_points(manifold: Manifold, points: Tensor, name: Callable[[int], str],
     """
     error = find_invalid_point(manifold, points)
     if error is not None:
-        row, what = error
-        raise UserError(f"{name(row)}: {what}; {advice}")
+        row, description = error
+        raise UserError(f"{name(row)}: {description}; {advice}")
 
 
 @torch.no_grad()

@@ -96,8 +96,8 @@ class Poincare(Hyperbolic, name="poincare"):
         """Return 0 inside the ball, and |x| in radii outside, where no distance is defined."""
         root = (-float(self.curvature)) ** 0.5
         length = torch.linalg.vector_norm(points, dim=-1) * root
-        near = length > 0.9999  # where float32 may be wrong; all in float64 would take 10 times as long
-        length[near] = (torch.linalg.vector_norm(points[near].double(), dim=-1) * root).to(length.dtype)
+        near_border = length > 0.9999  # where float32 may be wrong; all in float64 would take 10 times as long
+        length[near_border] = (torch.linalg.vector_norm(points[near_border].double(), dim=-1) * root).to(length.dtype)
         return length * (length >= 1)
 
     def describe_off(self, point: Tensor) -> str:

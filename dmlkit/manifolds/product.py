@@ -17,13 +17,13 @@ from dmlkit.manifolds.sphere import Sphere
 
 
 def _plain_factors(factors: tuple[ManifoldConfig, ...]) -> tuple[ManifoldConfig, ...]:
-    for place, factor in enumerate(factors):
+    for index, factor in enumerate(factors):
         if isinstance(factor, Product.Config):
-            raise ValueError(f"factor {place} is a product; list its factors instead")
+            raise ValueError(f"factor {index} is a product; list its factors instead")
         for key in ("similarity", "proxies"):
             default = type(factor).model_fields[key].default
             if getattr(factor, key) != default:
-                raise ValueError(f"factor {place} ({factor.name}) has a {key} of its own; set manifold.{key} instead")
+                raise ValueError(f"factor {index} ({factor.name}) has a {key} of its own; set manifold.{key} instead")
     return factors
 
 
@@ -108,33 +108,33 @@ class Product(Manifold, name="product"):
         return any(factor.is_hyperbolic for factor in self.factors)
 
     def from_features(self, features: Tensor) -> Tensor:
-        sides = zip(self.every, features.split(self.feature_widths, -1), strict=True)
-        return _joined([part.from_features(side) for part, side in sides])
+        parts = zip(self.every, features.split(self.feature_widths, -1), strict=True)
+        return _joined([part.from_features(coordinates) for part, coordinates in parts])
 
     def to_features(self, points: Tensor) -> Tensor:
-        return torch.cat([part.to_features(side) for part, side in self._parts(points)], -1)
+        return torch.cat([part.to_features(coordinates) for part, coordinates in self._parts(points)], -1)
 
     def distance_off(self, points: Tensor) -> Tensor:
-        return torch.stack([part.distance_off(side) for part, side in self._parts(points)]).amax(0)
+        return torch.stack([part.distance_off(coordinates) for part, coordinates in self._parts(points)]).amax(0)
 
     def describe_off(self, point: Tensor) -> str:
-        off = [float(part.distance_off(side[None])) for part, side in self._parts(point)]
-        place = off.index(max(off))
-        part, side = self._parts(point)[place]
-        return f"factor {place} ({type(part).__name__.lower()}): {part.describe_off(side)}"
+        off = [float(part.distance_off(coordinates[None])) for part, coordinates in self._parts(point)]
+        index = off.index(max(off))
+        part, coordinates = self._parts(point)[index]
+        return f"factor {index} ({type(part).__name__.lower()}): {part.describe_off(coordinates)}"
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return safe_sqrt(self._sum([part.distance(*sides).square() for part, sides in self._pairs(x, y)]))
+        return safe_sqrt(self._sum([part.distance(*pair).square() for part, pair in self._pairs(x, y)]))
 
     def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return safe_sqrt(self._sum([part.paired_distance(*sides).square() for part, sides in self._pairs(x, y)]))
+        return safe_sqrt(self._sum([part.paired_distance(*pair).square() for part, pair in self._pairs(x, y)]))
 
     def similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        chords = [chord(part, part.distance(*sides)) for part, sides in self._pairs(x, y)]
+        chords = [chord(part, part.distance(*pair)) for part, pair in self._pairs(x, y)]
         return self._similarity(self._sum([length.square() for length in chords]))
 
     def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        chords = [chord(part, part.paired_distance(*sides)) for part, sides in self._pairs(x, y)]
+        chords = [chord(part, part.paired_distance(*pair)) for part, pair in self._pairs(x, y)]
         return self._similarity(self._sum([length.square() for length in chords]))
 
     def unrelated_distance(self) -> Tensor:
@@ -148,7 +148,7 @@ class Product(Manifold, name="product"):
 
     def karcher_mean(self, points: Tensor) -> Tensor:
         """Return the means of the factors: no squared distance depends on two factors."""
-        return torch.cat([part.karcher_mean(side) for part, side in self._parts(points)], -1)
+        return torch.cat([part.karcher_mean(coordinates) for part, coordinates in self._parts(points)], -1)
 
     def product_vectors(self, points: Tensor) -> Tensor:
         raise TypeError("product: the similarity is a distance, not an inner product; use index_vectors")
@@ -156,10 +156,10 @@ class Product(Manifold, name="product"):
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
         """Return the vectors of the factors, concatenated: their inner product is -h^2 / 2 plus a number per query."""
         lifted: list[Tensor] = []
-        for (part, own), scale in zip(self._parts(points), self.log_scales.exp(), strict=True):
+        for (part, coordinates), scale in zip(self._parts(points), self.log_scales.exp(), strict=True):
             # the vectors of Euclidean space give |x|^2 - h^2, the others c - h^2 / 2 with a number c
             half = scale if isinstance(part, Sphere | Hyperbolic) else scale * 0.5**0.5
-            lifted.append(half * part.distance_vectors(own, side))
+            lifted.append(half * part.distance_vectors(coordinates, side))
         return torch.cat(lifted, -1)
 
     def index_vectors(self, points: Tensor, side: Side) -> Tensor:
@@ -177,8 +177,8 @@ class Product(Manifold, name="product"):
 
     def proxy_points(self, proxies: Tensor) -> Tensor:
         widths = self.feature_widths if self.proxies == "features" else self.point_widths
-        sides = zip(self.every, proxies.split(widths, -1), strict=True)
-        return _joined([part.proxy_points(side) for part, side in sides])
+        parts = zip(self.every, proxies.split(widths, -1), strict=True)
+        return _joined([part.proxy_points(coordinates) for part, coordinates in parts])
 
     def _parts(self, points: Tensor) -> list[tuple[Manifold, Tensor]]:
         """Return each factor with its coordinates of points (..., D)."""
@@ -186,9 +186,9 @@ class Product(Manifold, name="product"):
 
     def _pairs(self, x: Tensor, y: Tensor) -> list[tuple[Manifold, tuple[Tensor, Tensor]]]:
         """Return each factor with its coordinates of x and y; of equal points they are the same tensor."""
-        ours = self._parts(x)
-        theirs = ours if x is y else self._parts(y)
-        return [(part, (own, other)) for (part, own), (_, other) in zip(ours, theirs, strict=True)]
+        parts_of_x = self._parts(x)
+        parts_of_y = parts_of_x if x is y else self._parts(y)
+        return [(part, (of_x, of_y)) for (part, of_x), (_, of_y) in zip(parts_of_x, parts_of_y, strict=True)]
 
     def _sum(self, squares: list[Tensor]) -> Tensor:
         """Compute the sum of rho_i^2 times the squares of each factor."""

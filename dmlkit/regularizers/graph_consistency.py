@@ -61,10 +61,10 @@ class GraphConsistency(Regularizer, name="graph_consistency"):
         first, second, is_used = aligned_draws(labels)
         points = embeddings[first], embeddings[second]
         draws = points[0] * is_used[:, None], points[1] * is_used[:, None]  # X', X'' (H, D)
-        both = is_used[:, None] & is_used  # (H, H)
+        used_pairs = is_used[:, None] & is_used  # (H, H)
         squared = [self.manifold.distance(draw, draw).square() for draw in points]
-        sigma = self.bandwidth * (median_apart(squared, both) if self.relative_bandwidth else 1)
-        graphs = [torch.exp(-distances / sigma) * both for distances in squared]  # S', S'' (H, H)
+        sigma = self.bandwidth * (median_apart(squared, used_pairs) if self.relative_bandwidth else 1)
+        graphs = [torch.exp(-distances / sigma) * used_pairs for distances in squared]  # S', S'' (H, H)
         if self.form == "graphs":
             return (graphs[0] - graphs[1]).square().sum()
         propagated = frobenius(graphs[0] @ draws[0] - graphs[1] @ draws[1])

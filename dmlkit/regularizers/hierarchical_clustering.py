@@ -77,9 +77,9 @@ class HierarchicalClustering(Regularizer, name="hierarchical_clustering"):
         if isinstance(self.manifold, Product):
             factors = list(zip(self.manifold.every, embeddings.split(self.manifold.point_widths, -1), strict=True))
         costs: list[Tensor] = []
-        for place, (space, points) in enumerate(factors):
+        for index, (space, points) in enumerate(factors):
             if isinstance(space, Hyperbolic):
-                others = [factor for other, factor in enumerate(factors) if other != place] or factors
+                others = [factor for other, factor in enumerate(factors) if other != index] or factors
                 similarity = self._similarity(others, labels)
                 costs.append(triplet_costs(ancestor_depths(space, points), similarity, self.temperature))
         total = sum(costs[1:], start=costs[0])
@@ -143,7 +143,7 @@ def triplet_costs(depth: Tensor, similarity: Tensor, temperature: float) -> Tens
         temperature: tau, in units of the depth.
     """
     pairs = triplet_pairs(len(depth)).to(depth.device)
-    depth, weights = (every.flatten().gather(0, pairs.flatten()).view(3, -1) for every in (depth, similarity))
+    depth, weights = (matrix.flatten().gather(0, pairs.flatten()).view(3, -1) for matrix in (depth, similarity))
     return (weights * (1 - (depth / temperature).softmax(0))).sum(0)
 
 

@@ -107,14 +107,15 @@ def draw_triplets(rank: Tensor, neighbors: int, count: int) -> DrawnTriplets:
     """
     size = len(rank)
     nearest = rank.topk(min(neighbors, size // 2), largest=False, sorted=False).indices
-    near = torch.zeros_like(rank, dtype=torch.bool).scatter_(1, nearest, True)
-    related = (near & near.T).fill_diagonal_(False)
+    is_neighbor = torch.zeros_like(rank, dtype=torch.bool).scatter_(1, nearest, True)
+    related = (is_neighbor & is_neighbor.T).fill_diagonal_(False)
     order = (~related).long().fill_diagonal_(2).argsort(dim=1, stable=True)  # related, unrelated, itself
     counts = related.sum(1, keepdim=True)  # (N, 1)
     others = size - 1 - counts
     draws = torch.rand(2, size, count, device=rank.device)
     first, second = (
-        (draw * of).long().minimum(of - 1).clamp_(min=0) for draw, of in zip(draws, (counts, others), strict=True)
+        (draw * available).long().minimum(available - 1).clamp_(min=0)
+        for draw, available in zip(draws, (counts, others), strict=True)
     )
     return DrawnTriplets(order.gather(1, first), order.gather(1, counts + second), (counts > 0) & (others > 0))
 
@@ -132,6 +133,6 @@ def triplet_values(distance: Tensor, triplets: DrawnTriplets, margin: float, tem
     lower = gumbel_softmax(-farther / temperature, hard=True)  # one-hot, (N, T, P)
     upper = gumbel_softmax(-torch.maximum(farther, of_k) / temperature, hard=True)
     step = lower - upper
-    i, j, k = ((of * step).sum(-1) for of in (of_i, of_j, of_k))
+    i, j, k = ((distances * step).sum(-1) for distances in (of_i, of_j, of_k))
     values = relu(i + margin) + relu(j + margin) + relu(margin - k)
     return torch.where(lower.argmax(-1) == upper.argmax(-1), 0, values)

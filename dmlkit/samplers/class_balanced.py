@@ -85,7 +85,7 @@ class ClassBalanced(Sampler, name="class_balanced"):
 
     def _piles(self, groups: np.ndarray) -> list[list[np.ndarray]]:
         """Return the images of each class, separated by group."""
-        piles = [[images[place] for place in group_by(groups[images])] for images in self.images]
+        piles = [[images[positions] for positions in group_by(groups[images])] for images in self.images]
         few = sum(len(of_class) < self.images_per_class for of_class in piles)
         if few:
             raise OptionError(

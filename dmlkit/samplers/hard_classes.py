@@ -65,10 +65,10 @@ class HardClasses(ClassBalanced, name="hard_classes"):
 
     def set_epoch(self, epoch: int, manifold: Manifold) -> None:
         if epoch != self.epoch and self.sums is not None:
-            own = self.sums / self.counts.clamp(min=1)[:, None]
-            here = self.counts > 0
-            self.means = own if self.means is None else own.where(here[:, None], self.means.to(own.device))
-            self.seen = self.seen.to(here.device) | here
+            means = self.sums / self.counts.clamp(min=1)[:, None]
+            present = self.counts > 0
+            self.means = means if self.means is None else means.where(present[:, None], self.means.to(means.device))
+            self.seen = self.seen.to(present.device) | present
             self.neighbors = nearest_classes(self.means, self.seen, self.classes_per_batch - 1, manifold).cpu()
             self.sums, self.counts = None, torch.zeros_like(self.counts)
         self.epoch = epoch
@@ -76,14 +76,14 @@ class HardClasses(ClassBalanced, name="hard_classes"):
     @torch.no_grad()
     def learn_from(self, embeddings: Tensor, labels: Tensor, manifold: Manifold) -> None:
         features = manifold.to_features(embeddings.detach().float())
-        before = features.new_zeros(len(self.images), features.shape[1]) if self.sums is None else self.sums
-        self.sums = add_rows(before.to(features.device), labels, features)
+        sums = features.new_zeros(len(self.images), features.shape[1]) if self.sums is None else self.sums
+        self.sums = add_rows(sums.to(features.device), labels, features)
         self.counts = add_rows(self.counts.to(labels.device), labels, torch.ones_like(labels))
 
     def state(self) -> dict[str, Tensor]:
         optional = {"neighbors": self.neighbors, "means": self.means, "sums": self.sums}
-        own = {"epoch": torch.tensor(self.epoch), "counts": self.counts, "seen": self.seen}
-        return own | {name: value for name, value in optional.items() if value is not None}
+        required = {"epoch": torch.tensor(self.epoch), "counts": self.counts, "seen": self.seen}
+        return required | {name: value for name, value in optional.items() if value is not None}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         if state["counts"].shape != self.counts.shape:

@@ -80,10 +80,10 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
                 f"size {self.size} cannot be cropped from images resized to {self.resizing.side}; "
                 f"use a resize of at least {self.size}"
             )
-        for place, augmentation in enumerate(self.augment):
+        for index, augmentation in enumerate(self.augment):
             if isinstance(augmentation, GaussianBlurConfig) and augmentation.kernel_size > self.training_side:
                 text = f"got {augmentation.kernel_size}, expected at most the size {self.training_side} of an image"
-                raise ValueError(f"augment.{place}.kernel_size: {text}")
+                raise ValueError(f"augment.{index}.kernel_size: {text}")
         return self
 
     @property

@@ -40,8 +40,8 @@ class RandomResizedCrop:
     def __call__(self, image: Tensor) -> Tensor:
         """Crop an image: (3, H, W) uint8 -> (3, size, size) uint8."""
         top, left, height, width = self._box(*image.shape[-2:])
-        part = image[:, top : top + height, left : left + width]
-        return _perhaps_mirrored(_squeezed(part, self.size, self.interpolation), flip=self.flip)
+        crop = image[:, top : top + height, left : left + width]
+        return _perhaps_mirrored(_squeezed(crop, self.size, self.interpolation), flip=self.flip)
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Draw the top, left, height and width of a crop, with the draws of torchvision's transform of that name."""

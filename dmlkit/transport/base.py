@@ -85,14 +85,14 @@ class TransportSolver(Component, ABC, family=TransportConfig):
             cols = cols * (rows.detach().sum(1, keepdim=True) / torch.where(totals > 0, totals, 1))
         groups, n, m = cost.shape
         if row_count < n:
-            kept = _non_empty(rows, row_count)  # (G, n')
-            across = kept[:, :, None].expand(-1, -1, m)
-            plan = self._solve_reduced(cost.gather(1, across), rows.gather(1, kept), cols, 0, row_count, col_count)
+            filled = _non_empty(rows, row_count)  # (G, n')
+            across = filled[:, :, None].expand(-1, -1, m)
+            plan = self._solve_reduced(cost.gather(1, across), rows.gather(1, filled), cols, 0, row_count, col_count)
             return plan.new_zeros(groups, n, m).scatter(1, across, plan)
         if col_count < m:
-            kept = _non_empty(cols, col_count)  # (G, m')
-            down = kept[:, None].expand(-1, n, -1)
-            plan = self.solve(cost.gather(2, down), rows, cols.gather(1, kept))
+            filled = _non_empty(cols, col_count)  # (G, m')
+            down = filled[:, None].expand(-1, n, -1)
+            plan = self.solve(cost.gather(2, down), rows, cols.gather(1, filled))
             return plan.new_zeros(groups, n, m).scatter(2, down, plan)
         return self.solve(cost, rows, cols)
 
@@ -116,12 +116,12 @@ def _check_shapes(name: str, cost: Tensor, rows: Tensor, cols: Tensor) -> None:
     if not cost.is_floating_point():
         raise ValueError(f"{name}: expected a floating-point cost, got {cost.dtype}")
     groups, n, m = cost.shape
-    for what, marginal, size in (("rows", rows, n), ("cols", cols, m)):
+    for argument, marginal, size in (("rows", rows, n), ("cols", cols, m)):
         if marginal.shape != (groups, size):
-            raise ValueError(f"{name}: expected {what} of shape {(groups, size)}, got {tuple(marginal.shape)}")
+            raise ValueError(f"{name}: expected {argument} of shape {(groups, size)}, got {tuple(marginal.shape)}")
         if marginal.dtype != cost.dtype or marginal.device != cost.device:
             raise ValueError(
-                f"{name}: expected {what} like the cost, {cost.dtype} on {cost.device}, "
+                f"{name}: expected {argument} like the cost, {cost.dtype} on {cost.device}, "
                 f"got {marginal.dtype} on {marginal.device}"
             )
 
@@ -144,14 +144,14 @@ def _measure(name: str, cost: Tensor, rows: Tensor, cols: Tensor, eps: float) ->
 
 
 def _raise_error(name: str, cost: Tensor, rows: Tensor, cols: Tensor, excess: Tensor) -> None:
-    for what, value, good, expected in (
+    for argument, value, valid, expected in (
         ("cost", cost, cost.isfinite(), "a finite cost"),
         ("rows", rows, rows.isfinite() & (rows >= 0), "0 or more"),
         ("cols", cols, cols.isfinite() & (cols >= 0), "0 or more"),
     ):
-        if not good.all():
-            entry = (~good).nonzero()[0].tolist()
-            raise ValueError(f"{name}: expected {expected}, got {what}{entry} = {value[tuple(entry)].item()}")
+        if not valid.all():
+            entry = (~valid).nonzero()[0].tolist()
+            raise ValueError(f"{name}: expected {expected}, got {argument}{entry} = {value[tuple(entry)].item()}")
     if (excess > 0).any():
         group = int((excess > 0).nonzero()[0])
         raise ValueError(

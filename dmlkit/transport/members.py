@@ -129,9 +129,9 @@ def _plan_and_support(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> t
     column = best_assignment(cost, cols)
     plan = assigned(column, cost)
     support = plan > 0
-    rest = ~is_quadratic_optimum(cost, column, eps)
-    if rest.any():
-        plan[rest], support[rest] = interior_point(cost[rest], rows[rest], cols[rest], eps)
+    unsolved = ~is_quadratic_optimum(cost, column, eps)
+    if unsolved.any():
+        plan[unsolved], support[unsolved] = interior_point(cost[unsolved], rows[unsolved], cols[unsolved], eps)
     return plan, support
 
 

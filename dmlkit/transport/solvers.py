@@ -45,9 +45,9 @@ def is_quadratic_optimum(cost: Tensor, column: Tensor, eps: float) -> Tensor:
     They do if there are potentials with u_i + v_j = c_ij + 2 eps on the assignment and u_i + v_j <= c_ij elsewhere.
     These are distances in the residual graph of the raised costs; n sweeps find them if there is no negative cycle.
     """
-    own = column[:, :, None]
-    raised = cost.scatter_add(2, own, torch.full_like(own, 2 * eps, dtype=cost.dtype))
-    own_cost = raised.gather(2, own)[:, :, 0]
+    index = column[:, :, None]
+    raised = cost.scatter_add(2, index, torch.full_like(index, 2 * eps, dtype=cost.dtype))
+    own_cost = raised.gather(2, index)[:, :, 0]
     to_row = torch.zeros_like(own_cost)  # -u
     for _ in range(column.shape[1]):
         back = _nearest(to_row, raised).gather(1, column) - own_cost

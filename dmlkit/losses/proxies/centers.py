@@ -76,8 +76,8 @@ def distances_within(manifold: Manifold, points: Tensor) -> Tensor:
     if manifold.takes_stacks:
         return manifold.distance(points, points)
     per_group, distances = points.shape[1], list[Tensor]()
-    for some in points.split(max(1, BLOCK_POINTS.get(points.device.type, 64) // per_group)):
-        flat = some.flatten(0, 1)
+    for groups in points.split(max(1, BLOCK_POINTS.get(points.device.type, 64) // per_group)):
+        flat = groups.flatten(0, 1)
         square = manifold.distance(flat, flat).unflatten(1, (-1, per_group)).unflatten(0, (-1, per_group))
         distances.append(square.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
     return torch.cat(distances)

@@ -58,12 +58,12 @@ class GradientSums:
             gradients = torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)
             of_similarity, of_proxies, *of_parameters = cast(Sequence[Tensor | None], gradients)
         if of_similarity is None:
-            new = [torch.zeros_like(given) for given in self.like]
+            new = [torch.zeros_like(tensor) for tensor in self.like]
             rows.zero_()
         else:
             new = [*block.pull_back(of_similarity, rows)]
-        for at, more in enumerate(of_parameters, start=1):
-            new[at] = new[at] if more is None else new[at] + more
+        for index, of_parameter in enumerate(of_parameters, start=1):
+            new[index] = new[index] if of_parameter is None else new[index] + of_parameter
         if of_proxies is not None:
             rows += of_proxies
         self.of_shared = (

@@ -63,7 +63,7 @@ def by_autograd(function: Callable[[Tensor, Tensor], Tensor]) -> Measure:
 
     def trace(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
         learns = torch.is_grad_enabled()
-        leaves = *(given.detach().requires_grad_(learns) for given in (embeddings, proxies)), *parameters
+        leaves = *(tensor.detach().requires_grad_(learns) for tensor in (embeddings, proxies)), *parameters
         similarity = function(*leaves[:2])
 
         def pull_back(gradient: Tensor, out: Tensor) -> Sequence[Tensor]:
@@ -118,6 +118,6 @@ def may_wait(measure: Measure, embeddings: Tensor, proxies: Tensor) -> bool:
     True if they are few, or if there is no graph and they take no more memory than the proxies and their gradient:
     up to B = d. On the ball at B=180, C=100 000 a step would take 729 MiB instead of 289 MiB and gain nothing.
     """
-    kept = 2 * len(embeddings) * prod(proxies.shape[:-1])
+    numbers = 2 * len(embeddings) * prod(proxies.shape[:-1])
     has_graph = measure.has_graph or proxies.ndim > 2
-    return kept + proxies.numel() <= KEPT_NUMBERS or (not has_graph and kept <= 2 * proxies.numel())
+    return numbers + proxies.numel() <= KEPT_NUMBERS or (not has_graph and numbers <= 2 * proxies.numel())

@@ -116,12 +116,12 @@ class _MeanLoss(torch.autograd.Function):
         ctx: Any, classes: Classes, row_loss: RowLoss, logits: Logits, scale: float, *tensors: Tensor
     ) -> Tensor:
         ctx.arguments = classes, logits, scale
-        sums, kept = _RowSums(classes), list[_BlockSoftmax]()
+        sums, softmaxes = _RowSums(classes), list[_BlockSoftmax]()
         with torch.enable_grad():
             for softmax in _softmaxes(*ctx.arguments):
                 sums.add(softmax)
-                kept += [softmax] if classes.keep else []
-        ctx.kept = kept
+                softmaxes += [softmax] if classes.keep else []
+        ctx.kept = softmaxes
         others, own = sums.over_ranks()
         ctx.rows = row_loss(others, own)
         ctx.save_for_backward(*tensors, others)
@@ -149,7 +149,7 @@ def _softmaxes(classes: Classes, logits: Logits, scale: float) -> Iterator[_Bloc
         yield _BlockSoftmax.of(block, logits(block), scale)
 
 
-def _popped(kept: list[_BlockSoftmax]) -> Iterator[_BlockSoftmax]:
+def _popped(softmaxes: list[_BlockSoftmax]) -> Iterator[_BlockSoftmax]:
     """Yield what was kept, last first because it is still in the cache; each block is freed after use."""
-    while kept:
-        yield kept.pop()
+    while softmaxes:
+        yield softmaxes.pop()
