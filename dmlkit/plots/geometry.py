@@ -98,11 +98,11 @@ def place_of(manifold: Manifold, points: Tensor, kind: MapKind, bar: Bar = no_ba
 
 def with_room(place: Tensor, room: float) -> list[int]:
     """Choose rows at which images do not cover each other: the first, and each later one that has room."""
-    kept: list[int] = []
+    rows: list[int] = []
     for index in range(len(place)):
-        if not kept or bool(((place[kept] - place[index]).abs().amax(1) > room).all()):
-            kept.append(index)
-    return kept
+        if not rows or bool(((place[rows] - place[index]).abs().amax(1) > room).all()):
+            rows.append(index)
+    return rows
 
 
 def draw_images(axes: Any, place: Tensor, colors: list[Any], image: Callable[[int], Any]) -> None:

@@ -103,9 +103,9 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
     count = len(points)
     perplexity = min(PERPLEXITY, (count - 1) / 3)
     blocks: list[tuple[Tensor, Tensor]] = []
-    for own in torch.arange(count).split(NEIGHBOR_ROWS):
-        apart = manifold.distance(points[own], points)
-        apart[torch.arange(len(own)), own] = torch.inf
+    for rows in torch.arange(count).split(NEIGHBOR_ROWS):
+        apart = manifold.distance(points[rows], points)
+        apart[torch.arange(len(rows)), rows] = torch.inf
         blocks.append(apart.topk(max(1, int(3 * perplexity)), largest=False))
     distances, indices = (torch.cat(columns) for columns in zip(*blocks, strict=True))
     neighbors = PrecomputedNeighbors(indices.numpy(), distances.double().numpy())
@@ -114,7 +114,7 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
     affinities = PerplexityBasedNN(knn_index=neighbors, **options)
     start = principal_plane(manifold, points)
     start = START * start / start[:, 0].std().clamp(min=torch.finfo(start.dtype).tiny)
-    place: Any = TSNEEmbedding(start.numpy(), affinities, negative_gradient_method="bh", n_jobs=1, random_state=0)
+    embedding: Any = TSNEEmbedding(start.numpy(), affinities, negative_gradient_method="bh", n_jobs=1, random_state=0)
     done, reported = 0, 0
 
     def report(*_: Any) -> None:
@@ -125,8 +125,8 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
 
     for steps, exaggeration, momentum in PHASES:
         options = {"exaggeration": exaggeration, "momentum": momentum, "inplace": True}
-        place.optimize(steps, callbacks=[report], callbacks_every_iters=REPORT_EVERY, **options)
-    return torch.from_numpy(place.view(type(start.numpy())).copy())
+        embedding.optimize(steps, callbacks=[report], callbacks_every_iters=REPORT_EVERY, **options)
+    return torch.from_numpy(embedding.view(type(start.numpy())).copy())
 
 
 PRINCIPAL_ROWS = 8192  # in float64 at once: all of 60 000 x 512 with an SVD would take 1.5 GB more

@@ -65,8 +65,8 @@ def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, bar: 
     wrong = wrong.masked_fill(embedded.labels[scored] == embedded.labels[nearest], -torch.inf)
     worst, others = choose_queries(values, embedded.labels[scored], wrong, queries)
     chosen = torch.cat([worst, others])
-    near = [nearest_of(embedded, int(row), stored, neighbors) for row in scored[chosen].tolist()]
-    similarities, indices = (torch.stack(column) for column in zip(*near, strict=True))
+    neighborhoods = [nearest_of(embedded, int(row), stored, neighbors) for row in scored[chosen].tolist()]
+    similarities, indices = (torch.stack(column) for column in zip(*neighborhoods, strict=True))
     return RetrievalPanel(scored[chosen], values[chosen], len(worst), indices, similarities)
 
 
@@ -83,15 +83,15 @@ def nearest_of(embedded: EmbeddedSplit, query: int, stored: Tensor, k: int) -> t
     The query itself and images of its own group are excluded, as in evaluation.
     """
     groups = embedded.dataset.groups
-    own = embedded.rows if groups is None else groups[embedded.rows]
-    kept = stored[(own[stored] != own[query]) & (stored != query)]
+    group_of = embedded.rows if groups is None else groups[embedded.rows]
+    candidates = stored[(group_of[stored] != group_of[query]) & (stored != query)]
     points = embedded.points
-    similarities = embedded.manifold.paired_similarity(points[query].double(), points[kept].double())
+    similarities = embedded.manifold.paired_similarity(points[query].double(), points[candidates].double())
     order = similarities.argsort(descending=True, stable=True)[:k]
     missing = k - len(order)
     return (
         torch.nn.functional.pad(similarities[order], (0, missing), value=-torch.inf),
-        torch.nn.functional.pad(kept[order], (0, missing), value=-1),
+        torch.nn.functional.pad(candidates[order], (0, missing), value=-1),
     )
 
 
@@ -158,6 +158,6 @@ def name_lines(name: str, most: int) -> list[str]:
     """Split a name into one or two lines, the first of at most ``most`` characters, after a word if possible."""
     if len(name) <= most:
         return [name]
-    ends = [place + 1 for place, letter in enumerate(name[:most]) if letter in " -_/" and len(name) - place - 1 <= most]
+    ends = [index + 1 for index, letter in enumerate(name[:most]) if letter in " -_/" and len(name) - index - 1 <= most]
     end = ends[-1] if ends else most
     return [name[:end], name[end:]]

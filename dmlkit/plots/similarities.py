@@ -73,11 +73,11 @@ def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Te
     """Compute the mean similarity of two samples (N, D) by their labels, (c, c) float64; nan for a class of one."""
     present, codes, counts = labels.unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(present), len(present), dtype=torch.float64)
-    for one in range(len(present)):
-        own = (codes == one).nonzero()[:, 0]
-        similarities = manifold.similarity(points[own].double(), points.double())
-        similarities[torch.arange(len(own)), own] = 0  # similarity of a sample to itself
-        sums[one].index_add_(0, codes, similarities.sum(0))
+    for code in range(len(present)):
+        rows = (codes == code).nonzero()[:, 0]
+        similarities = manifold.similarity(points[rows].double(), points.double())
+        similarities[torch.arange(len(rows)), rows] = 0  # similarity of a sample to itself
+        sums[code].index_add_(0, codes, similarities.sum(0))
     return sums / (counts[:, None] * counts - torch.diag(counts))
 
 

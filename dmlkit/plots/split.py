@@ -40,8 +40,8 @@ def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -
     if checkpoint == "pretrained":
         return None
     objective = run.load_checkpoint(checkpoint)["objective"]
-    found = [tensor for name, tensor in objective.items() if name.startswith("loss.") and name.endswith(".proxies")]
-    return class_proxies(found[0], manifold, run.training_classes()) if len(found) == 1 else None
+    proxies = [tensor for name, tensor in objective.items() if name.startswith("loss.") and name.endswith(".proxies")]
+    return class_proxies(proxies[0], manifold, run.training_classes()) if len(proxies) == 1 else None
 
 
 def class_proxies(proxies: Tensor, manifold: Manifold, class_names: tuple[str, ...]) -> ClassProxies | None:
@@ -49,8 +49,8 @@ def class_proxies(proxies: Tensor, manifold: Manifold, class_names: tuple[str, .
 
     Example:
         >>> from dmlkit.manifolds import Sphere
-        >>> found = class_proxies(torch.randn(2, 3, 8), Sphere(8), ("a", "b"))
-        >>> found.points.shape, found.labels.tolist()
+        >>> proxies = class_proxies(torch.randn(2, 3, 8), Sphere(8), ("a", "b"))
+        >>> proxies.points.shape, proxies.labels.tolist()
         (torch.Size([6, 8]), [0, 0, 0, 1, 1, 1])
         >>> class_proxies(torch.randn(2, 9), Sphere(8), ("a", "b")) is None
         True
@@ -84,16 +84,16 @@ class EmbeddedSplit:
 
     def of_classes(self, count: int) -> "EmbeddedSplit":
         """Return the images of some classes, evenly spread over those of the split."""
-        kept = torch.isin(self.labels, evenly_spread(self.labels.unique(), count))
-        return replace(self, points=self.points[kept], labels=self.labels[kept], rows=self.rows[kept])
+        mask = torch.isin(self.labels, evenly_spread(self.labels.unique(), count))
+        return replace(self, points=self.points[mask], labels=self.labels[mask], rows=self.rows[mask])
 
     def proxies(self) -> ClassProxies | None:
         """Return the proxies of the classes shown; only training classes may have some."""
-        found = proxies_of(self.run, self.trained.checkpoint, self.manifold) if self.split == "train" else None
-        if found is None or found.class_names != self.class_names:
+        proxies = proxies_of(self.run, self.trained.checkpoint, self.manifold) if self.split == "train" else None
+        if proxies is None or proxies.class_names != self.class_names:
             return None
-        kept = torch.isin(found.labels, self.labels)
-        return found._replace(points=found.points[kept], labels=found.labels[kept])
+        mask = torch.isin(proxies.labels, self.labels)
+        return proxies._replace(points=proxies.points[mask], labels=proxies.labels[mask])
 
     def image(self, index: int, side: int) -> Any:
         """Return the pixels (H, W, 3) of an image, ``side`` at most; None if it can no longer be read."""
@@ -133,8 +133,10 @@ def embed_split(
     ranks, run = start_ranks(device), RunFolder(path)
     trained = load_model(run, ranks, checkpoint, overrides=overrides)
     trained.recipe.dataset.require_one_label(str(path))
-    found = split_points(run, trained, ranks, split, bar, with_gallery=with_gallery)
-    refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
-    assert found.images is not None
-    _, dataset, rows, _ = found.images
-    return EmbeddedSplit(ranks, run, trained, dataset, split, found.points, dataset.labels[rows], rows, found.manifold)
+    embedded = split_points(run, trained, ranks, split, bar, with_gallery=with_gallery)
+    refuse_faults(embedded.skipped, trained.recipe.dataset.on_bad_image)
+    assert embedded.images is not None
+    _, dataset, rows, _ = embedded.images
+    return EmbeddedSplit(
+        ranks, run, trained, dataset, split, embedded.points, dataset.labels[rows], rows, embedded.manifold
+    )

@@ -29,7 +29,7 @@ def plot_explanation(explanation: Explanation, images: Tensor, output: Path, *, 
             axes.set_title(shortened(Path(path).name, 28))
             axes.set_axis_off()
         for a, b, _ in explanation.strongest(lines):
-            start, end = (_center(one, explanation.grid, size) for one in (a, b))
+            start, end = (_center(patch, explanation.grid, size) for patch in (a, b))
             line = ConnectionPatch(start, end, "data", "data", axesA=sides[0], axesB=sides[1], color=COLORS[6])
             line.set(linewidth=0.7, alpha=0.8, in_layout=False)
             figure.add_artist(line)

@@ -205,10 +205,10 @@ class RunFolder:
 
         if not self.classes_path.exists() and not any(self.checkpoints.glob("*.pt")):
             return None
-        own, basis = RunClasses.read(self.classes_path), self.basis()
-        names = {"train": own.training_classes, "validation": own.validation_classes, "test": own.test_classes}
+        stored, basis = RunClasses.read(self.classes_path), self.basis()
+        names = {"train": stored.training_classes, "validation": stored.validation_classes, "test": stored.test_classes}
         reference = f"; {basis.line()}; use {basis.run} instead" if basis else ""
-        return SplitClasses(str(self.path), names, reference, own.known_images)
+        return SplitClasses(str(self.path), names, reference, stored.known_images)
 
     def training_classes(self) -> tuple[str, ...]:
         """Return the names of the labels 0..C-1 of the loss's proxies."""
@@ -236,11 +236,11 @@ class RunFolder:
             raise UserError(
                 f"{self.path}: {'; '.join(plugins)}; restore that plug-in, or start a new run in another --output"
             )
-        own = self.recipe()
-        before, now = own.training, recipe.training
+        own_recipe = self.recipe()
+        before, now = own_recipe.training, recipe.training
         spans = recipe.schedule.spans_training and now.epochs != before.epochs
         free = FREE if spans or now.trained_epochs < before.trained_epochs else (*FREE, *LENGTH)
-        changes = list(differences("", *(_without_free_keys(plain(recipe_), free) for recipe_ in (own, recipe))))
+        changes = list(differences("", *(_without_free_keys(plain(recipe_), free) for recipe_ in (own_recipe, recipe))))
         if changes:
             way = "undo the change, or start a new run in another --output"
             if spans and now.trained_epochs > before.trained_epochs:

@@ -52,8 +52,8 @@ def backbone_keys(name: str) -> dict[str, Any]:
         if config.published_input is not BackboneConfig.published_input
     ]
     if family not in known:
-        what = "has no published weights" if family in BackboneConfig.variants else "no run and no backbone"
-        raise UserError(f"{name}: {what}; {suggest(family, known)}")
+        reason = "has no published weights" if family in BackboneConfig.variants else "no run and no backbone"
+        raise UserError(f"{name}: {reason}; {suggest(family, known)}")
     fields = BackboneConfig.variants[family].model_fields
     shared = {*BackboneConfig.model_fields, "name", "weights", "pooling"}
     option = next((key for key in fields if key not in shared), None)

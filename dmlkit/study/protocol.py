@@ -116,4 +116,4 @@ def _concatenated(folds: Sequence[Path], ranks: Ranks) -> dict[str, float]:
 
 def concatenate(points: Sequence[Tensor]) -> Tensor:
     """Concatenate embeddings (N, D) of several models to (N, sum of D); normalize each of them, then the result."""
-    return normalize(torch.cat([normalize(one, dim=1) for one in points], dim=1), dim=1)
+    return normalize(torch.cat([normalize(embeddings, dim=1) for embeddings in points], dim=1), dim=1)

@@ -141,8 +141,8 @@ def _changes(base: Any, recipe: Any, key: str = "") -> Iterator[tuple[str, Any]]
         >>> _changed(base, {"loss.margin": 0.1})
         {'seed': 0, 'loss': {'name': 'triplet', 'margin': 0.1}}
     """
-    both = isinstance(base, dict) and isinstance(recipe, dict) and base.keys() == recipe.keys()
-    if both and "." not in "".join(base):
+    have_same_keys = isinstance(base, dict) and isinstance(recipe, dict) and base.keys() == recipe.keys()
+    if have_same_keys and "." not in "".join(base):
         for name, value in recipe.items():
             yield from _changes(base[name], value, f"{key}.{name}" if key else name)
     elif base != recipe:

@@ -48,15 +48,15 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
     studies = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
     if paper is not None:
         studies = of_paper(studies, paper)
-    words = shlex.join([*map(str, folders), *([] if paper is None else ["--paper", paper]), "-o", str(output)])
+    arguments = shlex.join([*map(str, folders), *([] if paper is None else ["--paper", paper]), "-o", str(output)])
     if around is None:
-        write_tables(studies, output, words)
+        write_tables(studies, output, arguments)
     else:
-        shown = {name: f"{output.stem}/{name}.png" for name in studies}
+        plots = {name: f"{output.stem}/{name}.png" for name in studies}
         for name, results in studies.items():
-            plot_study(results, output.parent / shown[name])
-        paragraphs = (overview_paragraphs if paper is None else paper_paragraphs)(studies, shown)
-        write_block(output, around, words, f"Verdicts on the claims of {paper or 'papers'}", paragraphs)
+            plot_study(results, output.parent / plots[name])
+        paragraphs = (overview_paragraphs if paper is None else paper_paragraphs)(studies, plots)
+        write_block(output, around, arguments, f"Verdicts on the claims of {paper or 'papers'}", paragraphs)
     return [folder for name, folder in zip(names, folders, strict=True) if name not in studies]
 
 
@@ -74,8 +74,8 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
             results = results.model_copy(update={"claim": f"{results.claim} ({name})"})
         claim, table = markdown(results.claim), as_markdown(trained_rows(results))
         verdicts = [as_markdown(statement_rows({"": results}))] if results.verdicts else []
-        picture_of = f"![{claim}]({quote(plots[name])})"  # relative to the page
-        paragraphs = [f"## {claim}", *_source_paragraph(results), *verdicts, table, picture_of]
+        image = f"![{claim}]({quote(plots[name])})"  # relative to the page
+        paragraphs = [f"## {claim}", *_source_paragraph(results), *verdicts, table, image]
         sections.append("\n\n".join([*paragraphs, *_repeat_paragraphs(results)]))
     return [*disagreement_paragraphs(studies), counts, EXPLANATION, *sections]
 
@@ -88,8 +88,14 @@ def read_results(folder: Path) -> StudyResults:
         raise UserError(f"{folder}: this study is not finished; continue it with: {stored.command}")
     variants, metrics = results.variants, {*results.metrics, *(judged.metric for judged in results.verdicts)}
     named = {results.reference, *(name for judged in results.verdicts for name in (judged.better, judged.than))}
-    figures = [figures for one in variants.values() for figures in (one.summary, one.difference, *one.runs.values())]
-    is_complete = named <= set(variants) and all(metrics <= set(some) for some in figures if some is not None)
+    figures = [
+        by_metric
+        for variant in variants.values()
+        for by_metric in (variant.summary, variant.difference, *variant.runs.values())
+    ]
+    is_complete = named <= set(variants) and all(
+        metrics <= set(by_metric) for by_metric in figures if by_metric is not None
+    )
     if not is_complete or (results.axis and len(results.axis.values) != len(variants)):
         raise UserError(f"{path}: variants or metrics are missing; write the file again with: {results.command}")
     return results
@@ -191,23 +197,23 @@ def counted_verdicts(studies: Sequence[StudyResults]) -> str:
 
     Statements that are judged by several metrics are counted once for each metric.
     """
-    figures: dict[str, list[JudgedStatement]] = {}
-    for one in (one for results in studies for one in results.verdicts):
-        figures.setdefault(one.metric, []).append(one)
-    if len(figures) < 2:
-        return _counted(next(iter(figures.values()), []))
-    return "\n".join(f"By {metric}: {_counted(judged, 'of')}" for metric, judged in figures.items())
+    by_metric: dict[str, list[JudgedStatement]] = {}
+    for judged in (judged for results in studies for judged in results.verdicts):
+        by_metric.setdefault(judged.metric, []).append(judged)
+    if len(by_metric) < 2:
+        return _counted(next(iter(by_metric.values()), []))
+    return "\n".join(f"By {metric}: {_counted(statements, 'of')}" for metric, statements in by_metric.items())
 
 
-def _counted(judged: Sequence[JudgedStatement], of: str = "Of") -> str:
-    counts = Counter(one.verdict for one in judged)
+def _counted(statements: Sequence[JudgedStatement], of: str = "Of") -> str:
+    counts = Counter(judged.verdict for judged in statements)
     phrases = [
         f"{counts[verdict]} {one if counts[verdict] == 1 else more}"
         for verdict, (one, more) in COUNTED.items()
         if counts[verdict] or verdict in ALWAYS_COUNTED
     ]
-    text = f"{of} {len(judged)} statements, {', '.join(phrases[:-1])}, and {phrases[-1]}."
-    lost = sum(one.corrected_verdict != one.verdict for one in judged)
+    text = f"{of} {len(statements)} statements, {', '.join(phrases[:-1])}, and {phrases[-1]}."
+    lost = sum(judged.corrected_verdict != judged.verdict for judged in statements)
     are = "is" if lost == 1 else "are"
     after = f" After Holm's correction, {lost} of those that hold or do not hold {are} undecided."
     return text + after if lost else text
@@ -215,7 +221,9 @@ def _counted(judged: Sequence[JudgedStatement], of: str = "Of") -> str:
 
 def disagreement_paragraphs(studies: Mapping[str, StudyResults]) -> list[str]:
     """Return a sentence with the statements on which metrics disagree; empty if none is judged by several."""
-    pairs = Counter((name, one.better, one.than) for name, results in studies.items() for one in results.verdicts)
+    pairs = Counter(
+        (name, judged.better, judged.than) for name, results in studies.items() for judged in results.verdicts
+    )
     several = sum(count > 1 for count in pairs.values())
     if not several:
         return []
@@ -274,21 +282,21 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
 
     The p-values remain corrected for all statements of a study.
     """
-    kept: dict[str, StudyResults] = {}
+    reduced: dict[str, StudyResults] = {}
     for name, results in studies.items():
         verdicts = tuple(judged for judged in results.verdicts if judged.paper == paper)
         named = {variant for judged in verdicts for variant in (judged.better, judged.than)}
-        variants = {variant: one for variant, one in results.variants.items() if variant in named}
+        variants = {variant: figures for variant, figures in results.variants.items() if variant in named}
         if verdicts and verdicts == results.verdicts:
-            kept[name] = results
+            reduced[name] = results
         elif verdicts:
-            kept[name] = results.model_copy(update={"verdicts": verdicts, "variants": variants, "axis": None})
-    if not kept:
+            reduced[name] = results.model_copy(update={"verdicts": verdicts, "variants": variants, "axis": None})
+    if not reduced:
         papers = dict.fromkeys(judged.paper for results in studies.values() for judged in results.verdicts)
         known = ", ".join(filter(None, papers))
         expected = f"expected one of {known}" if known else "add e.g. paper: mpa to a statement under expect"
         raise UserError(f"--paper {paper}: these studies have no statement of this paper; {expected}")
-    return kept
+    return reduced
 
 
 def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
@@ -345,18 +353,18 @@ def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
 def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:
     variants = list(named.values())
     means, below, above = _means(variants, metric)
-    places = range(len(variants))
-    for place, variant in zip(places, variants, strict=True):
+    rows = range(len(variants))
+    for row, variant in zip(rows, variants, strict=True):
         runs = [run[metric] for run in variant.runs.values()]
-        axes.plot(runs, [place] * len(runs), "o", color=FAINT, markersize=2.5)
-    axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=2, markersize=3.5)
+        axes.plot(runs, [row] * len(runs), "o", color=FAINT, markersize=2.5)
+    axes.errorbar(means, rows, xerr=[below, above], fmt="o", color=COLOR, capsize=2, markersize=3.5)
     axes.locator_params(axis="x", nbins=5)  # more labels would overlap
-    axes.set_yticks(places, list(named))
-    least, most = axes.get_xlim()  # random weights are far below, and would squeeze the runs together
+    axes.set_yticks(rows, list(named))
+    left, right = axes.get_xlim()  # random weights are far below, and would squeeze the runs together
     before = {
-        place: value
-        for place, variant in zip(places, variants, strict=True)
-        if variant.pretrained is not None and least <= (value := variant.pretrained[metric]) <= most
+        row: value
+        for row, variant in zip(rows, variants, strict=True)
+        if variant.pretrained is not None and left <= (value := variant.pretrained[metric]) <= right
     }
     axes.plot(list(before.values()), list(before), "|", color="black", markersize=8)
     axes.set(
@@ -386,6 +394,6 @@ def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Ax
 def _means(variants: list[VariantResults], metric: str) -> tuple[list[float], list[float], list[float]]:
     """Return means, and the extents of their intervals below and above; 0 for a single run."""
     summaries = [variant.summary[metric] for variant in variants]
-    below = [0.0 if one.low is None else one.mean - one.low for one in summaries]
-    above = [0.0 if one.high is None else one.high - one.mean for one in summaries]
-    return [one.mean for one in summaries], below, above
+    below = [0.0 if summary.low is None else summary.mean - summary.low for summary in summaries]
+    above = [0.0 if summary.high is None else summary.high - summary.mean for summary in summaries]
+    return [summary.mean for summary in summaries], below, above

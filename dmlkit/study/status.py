@@ -123,8 +123,8 @@ class _Reader:
         name = str(folder.relative_to(self.folder))
         folds = [folder / f"fold-{fold}" for fold in range(self.models)]
         models = [RunFolder(path) for path in (folds if self.models > 1 else [folder])]
-        far = [_progress(run, self._training(variant)["select_by"]) for run in models]
-        scores = [score for _, score, _ in far if score is not None]
+        progress = [_progress(run, self._training(variant)["select_by"]) for run in models]
+        scores = [score for _, score, _ in progress if score is not None]
         state: State = "waiting"
         if all(run.summary_path.exists() for run in models):
             state = "done"
@@ -140,9 +140,9 @@ class _Reader:
             seed,
             folder=name,
             state=state,
-            epochs=sum(epochs for epochs, _, _ in far),
+            epochs=sum(epochs for epochs, _, _ in progress),
             score=fmean(scores) if scores else None,
-            seconds=round(sum(seconds for _, _, seconds in far), 1),
+            seconds=round(sum(seconds for _, _, seconds in progress), 1),
             reason=self.failed[name] if state == "failed" else None,
         )
 
@@ -169,9 +169,9 @@ def _progress(run: RunFolder, select_by: str) -> tuple[int, float | None, float]
 def _seconds_left(runs: Sequence[RunStatus]) -> float | None:
     """Estimate the remaining seconds from epochs of the same variant, or of any variant if it has none yet."""
 
-    def pace(some: Sequence[RunStatus]) -> float | None:
-        epochs = sum(run.epochs for run in some)
-        return sum(run.seconds for run in some) / epochs if epochs else None
+    def pace(group: Sequence[RunStatus]) -> float | None:
+        epochs = sum(run.epochs for run in group)
+        return sum(run.seconds for run in group) / epochs if epochs else None
 
     overall = pace(runs)
     if overall is None:

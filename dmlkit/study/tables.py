@@ -19,10 +19,10 @@ def verdict_rows(results: StudyResults, *, has_edges: bool = True) -> Rows:
     rows = [["statement", "metric", "verdict", "difference", "95 % interval", "means", "p (Holm's)"]]
     for judged in results.verdicts:
         metric = judged.metric
-        ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
+        means = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
         p_value = f"{p_text(judged.p_value)} ({p_text(judged.corrected_p_value)})"
         text = verdict_text(judged, results.variants, has_edges=has_edges)
-        rows.append([judged.text, metric, text, f"{judged.difference:+.4f}", _interval(judged), ours, p_value])
+        rows.append([judged.text, metric, text, f"{judged.difference:+.4f}", _interval(judged), means, p_value])
     return rows
 
 
@@ -69,8 +69,8 @@ def trained_rows(results: StudyResults) -> Rows:
 
     Results before training have no column if they are the same for all variants, and tuned values none if none were.
     """
-    before = [pretrained_text(one) for one in results.variants.values()]
-    chosen = [_chosen(one) for one in results.variants.values()]
+    before = [pretrained_text(variant) for variant in results.variants.values()]
+    chosen = [_chosen(variant) for variant in results.variants.values()]
     columns = [["before training", *before]] * (len(set(before)) > 1) + [["chosen", *chosen]] * any(chosen)
     return [[*row, *cells] for row, *cells in zip(mean_rows(results), *columns, strict=True)]
 
@@ -95,11 +95,11 @@ def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]
 
 def edge_text(at_edge: Iterable[str], variants: Mapping[str, VariantResults]) -> str:
     """Return which values of some variants were tuned at the edge of their grids; empty without variants."""
-    names: dict[str, list[str]] = {}
+    names_at: dict[str, list[str]] = {}
     for name in at_edge:
         tuned = variants[name].tuned
-        names.setdefault(end_text(tuned.edge) if tuned else "", []).append(name)
-    ends = ", ".join(f"{' and '.join(both)} ({end})" for end, both in names.items())
+        names_at.setdefault(end_text(tuned.edge) if tuned else "", []).append(name)
+    ends = ", ".join(f"{' and '.join(names)} ({end})" for end, names in names_at.items())
     return f"tuned at the edge: {ends}" if ends else ""
 
 
@@ -142,8 +142,8 @@ def variant_rows(results: StudyResults) -> Rows:
         row = [name]
         for metric in results.metrics:
             change = variant.difference.get(metric) if variant.difference else None
-            less = f"{change.difference:+.4f} ({_interval(change)}, p {p_text(change.p_value)})" if change else ""
-            row += [_mean(variant.summary[metric]), less, *(cell(variant, metric) for cell in extra.values())]
+            difference = f"{change.difference:+.4f} ({_interval(change)}, p {p_text(change.p_value)})" if change else ""
+            row += [_mean(variant.summary[metric]), difference, *(cell(variant, metric) for cell in extra.values())]
         rows.append(row)
     return rows
 

@@ -40,16 +40,18 @@ class PairedClasses:
 
         Return None if a figure is missing, the runs were tested on different images, or seeds or classes are too few.
         """
-        runs = [[one[seed] for seed in seeds if seed in one] for one in (base, method) if one is not None]
-        if len(seeds) < 2 or [len(one) for one in runs] != [len(seeds)] * 2:
+        runs = [
+            [variant[seed] for seed in seeds if seed in variant] for variant in (base, method) if variant is not None
+        ]
+        if len(seeds) < 2 or [len(variant_runs) for variant_runs in runs] != [len(seeds)] * 2:
             return None
-        every, start = runs[0] + runs[1], runs[0][0]
-        if len(start.names) < LEAST_CLASSES or not all(metric in one.metrics for one in every):
+        all_runs, first_run = runs[0] + runs[1], runs[0][0]
+        if len(first_run.names) < LEAST_CLASSES or not all(metric in run.metrics for run in all_runs):
             return None
-        if any((one.names, one.queries) != (start.names, start.queries) for one in every):
+        if any((run.names, run.queries) != (first_run.names, first_run.queries) for run in all_runs):
             return None
-        first, second = (np.array([one.metrics[metric] for one in own]) for own in runs)
-        return cls(second - first, np.array(start.queries, dtype=np.float64))
+        first, second = (np.array([run.metrics[metric] for run in variant_runs]) for variant_runs in runs)
+        return cls(second - first, np.array(first_run.queries, dtype=np.float64))
 
     def variances(self) -> tuple[float, float, float]:
         """Return three variances of the mean difference: between seeds, between classes, and of what remains.
@@ -62,9 +64,9 @@ class PairedClasses:
         mean = (self.changes @ weights).mean()
         shares = classes * weights * (self.changes - mean)
         by_seed, by_class = shares.mean(1), shares.mean(0)
-        rest = shares - by_seed[:, None] - by_class
-        remaining = (rest**2).sum() / ((seeds - 1) * (classes - 1)) / (seeds * classes)
-        return float(by_seed.var(ddof=1) / seeds), float(by_class.var(ddof=1) / classes), float(remaining)
+        residuals = shares - by_seed[:, None] - by_class
+        residual = (residuals**2).sum() / ((seeds - 1) * (classes - 1)) / (seeds * classes)
+        return float(by_seed.var(ddof=1) / seeds), float(by_class.var(ddof=1) / classes), float(residual)
 
     def spread(self) -> tuple[float, float]:
         """Return the variance of the mean difference over seeds and classes, and its degrees of freedom.
@@ -72,10 +74,10 @@ class PairedClasses:
         The variances between seeds and between classes both contain what remains, so it is subtracted once; the result
         is at least the smaller one of the two. The degrees of freedom are Satterthwaite's.
         """
-        by_seed, by_class, rest = self.variances()
+        by_seed, by_class, residual = self.variances()
         free_seeds, free_classes = (count - 1 for count in self.changes.shape)
-        variance = max(by_seed + by_class - rest, min(by_seed, by_class))
-        parts = by_seed**2 / free_seeds + by_class**2 / free_classes + rest**2 / (free_seeds * free_classes)
+        variance = max(by_seed + by_class - residual, min(by_seed, by_class))
+        parts = by_seed**2 / free_seeds + by_class**2 / free_classes + residual**2 / (free_seeds * free_classes)
         freedom = variance**2 / parts if parts > 0 else 0.0
         return variance, max(freedom, min(free_seeds, free_classes))
 
@@ -99,8 +101,8 @@ class PairedClasses:
         from scipy.special import stdtrit
 
         seeds, classes = self.changes.shape
-        by_seed, by_class, rest = self.variances()
-        between_classes = max(by_class - rest, 0.0)
+        by_seed, by_class, residual = self.variances()
+        between_classes = max(by_class - residual, 0.0)
         counts = np.arange(2, MOST_RUNS + 1)
         between_seeds = by_seed * seeds / counts
         variance = between_seeds + between_classes

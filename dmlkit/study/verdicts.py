@@ -134,9 +134,9 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
     edges: dict[str, End] = {}
     steps = beyond_edge(candidates, candidates, chosen)
     for key, value in chosen.values.items():
-        known = grid_of([one.values[key] for one in candidates])
+        known = grid_of([candidate.values[key] for candidate in candidates])
         is_alone = len(grid_of(values_along(candidates, chosen, key))) == 1
-        for step in (one[key] for one in steps if one[key] != value):
+        for step in (values[key] for values in steps if values[key] != value):
             if not is_alone:
                 edges[key] = "lowest" if step < value else "highest"
             elif step not in known:
@@ -197,17 +197,19 @@ def by_both_figures(statements: Sequence[Expectation], metrics: Sequence[str]) -
     A statement by a figure of `FIGURE_PAIRS` is judged by both figures of the pair if the study reports both: the two
     may disagree, and the more favorable one must not be the only one that is shown.
     """
-    judged: dict[tuple[str, str, str], Expectation] = {}
-    for one in statements:
-        for metric in _figures_of(one.metric, metrics):
-            judged.setdefault((one.better, one.than, metric), one.model_copy(update={"metric": metric}))
-    return tuple(judged.values())
+    distinct: dict[tuple[str, str, str], Expectation] = {}
+    for statement in statements:
+        for metric in _figures_of(statement.metric, metrics):
+            distinct.setdefault(
+                (statement.better, statement.than, metric), statement.model_copy(update={"metric": metric})
+            )
+    return tuple(distinct.values())
 
 
 def _figures_of(metric: str, metrics: Sequence[str]) -> tuple[str, ...]:
     kind, space, name = metric.rpartition(" ")  # the Reality Check has separated and concatenated figures
     for pair in FIGURE_PAIRS:
-        figures = tuple(f"{kind}{space}{one}" for one in pair)
+        figures = tuple(f"{kind}{space}{figure}" for figure in pair)
         if name in pair and set(figures) <= set(metrics):
             return figures
     return (metric,)
@@ -231,16 +233,16 @@ def judge(
         more_seeds: number of seeds that may be added, each after a test of the difference; see `compare_at_looks`.
     """
     compared: list[tuple[Expectation, PairedFigures, Comparison, Verdict]] = []
-    for one in statements:
-        if one.better in variants and one.than in variants:
-            pairs = PairedFigures.of(variants[one.than], variants[one.better], one.metric)
+    for statement in statements:
+        if statement.better in variants and statement.than in variants:
+            pairs = PairedFigures.of(variants[statement.than], variants[statement.better], statement.metric)
             if pairs.base:
                 change = compare_at_looks(pairs, seeds, seeds + more_seeds)
-                compared.append((one, pairs, change, _aside(one, variants) or verdict(change, negligible)))
+                compared.append((statement, pairs, change, _aside(statement, variants) or verdict(change, negligible)))
     corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, _, change, word in compared])
     judged: list[JudgedStatement] = []
-    for (one, (base, method, by_class), change, word), p_value in zip(compared, corrected, strict=True):
-        pair = {name: variants[name] for name in (one.better, one.than)}
+    for (statement, (base, method, by_class), change, word), p_value in zip(compared, corrected, strict=True):
+        pair = {name: variants[name] for name in (statement.better, statement.than)}
         decided = word in ("holds", "does not hold")
         needed = runs_to_separate(base, method) if by_class is None else by_class.runs_to_separate()
         details = {
@@ -250,9 +252,11 @@ def judge(
             "corrected_p_value": p_value,
             "corrected_verdict": "not separable at this size" if decided and p_value >= LEVEL else word,
             "at_edge": tuple(name for name, variant in pair.items() if variant.tuned and variant.tuned.edge),
-            "not_trained": tuple(name for name, variant in pair.items() if variant.is_below_pretrained(one.metric)),
+            "not_trained": tuple(
+                name for name, variant in pair.items() if variant.is_below_pretrained(statement.metric)
+            ),
         }
-        judged.append(JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **details}))
+        judged.append(JudgedStatement.model_validate({**statement.model_dump(), **change.as_dict(), **details}))
     return tuple(judged)
 
 
@@ -276,12 +280,12 @@ def are_equal(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> bo
     )
 
 
-def _aside(one: Expectation, variants: Mapping[str, VariantResults]) -> Verdict | None:
+def _aside(statement: Expectation, variants: Mapping[str, VariantResults]) -> Verdict | None:
     """Return the verdict of a statement whose difference says nothing about the claim."""
-    better, than = variants[one.better], variants[one.than]
+    better, than = variants[statement.better], variants[statement.than]
     if are_equal(better.runs, than.runs) and are_equal(better.last, than.last):
         return "equal by construction"
-    figures = _figures_of(one.metric, tuple(better.summary))
+    figures = _figures_of(statement.metric, tuple(better.summary))
     return None if better.is_trained(figures) and than.is_trained(figures) else "not trained"
 
 
@@ -302,12 +306,12 @@ def compare_at_looks(pairs: PairedFigures, first: int, last: int) -> Comparison:
     once, freedom = pairs.compare(), len(pairs.base) - 1
     if last <= first or not freedom:
         return once
-    least = least_p_values(first, last)
-    bound = float(least[int(LEVEL * len(least))])
+    simulated = least_p_values(first, last)
+    bound = float(simulated[int(LEVEL * len(simulated))])
     margin = (once.high - once.difference) * float(stdtrit(freedom, 1 - bound / 2) / stdtrit(freedom, 1 - LEVEL / 2))
     if pairs.by_class is not None:
         margin = pairs.by_class.compare(bound).high - once.difference
-    p_value = (1 + int(np.searchsorted(least, once.p_value, side="right"))) / (1 + len(least))
+    p_value = (1 + int(np.searchsorted(simulated, once.p_value, side="right"))) / (1 + len(simulated))
     return replace(once, low=once.difference - margin, high=once.difference + margin, p_value=p_value)
 
 
@@ -392,20 +396,20 @@ def summarize_study(
     config, axis, reference = study.config, study.axis, variants.get(study.config.reference)
     statements = by_both_figures(config.expect, config.metrics)
     names = [variant.name for variant in study.variants]
-    kept = [index for index, name in enumerate(names) if name in variants]
+    indices = [index for index, name in enumerate(names) if name in variants]
     lacks = {
         name: tuple(seed for seed in config.seeds if name not in variants or seed not in variants[name].runs)
         for name in names
     }
     compared = {
-        name: one.model_copy(update={"difference": differences(one, reference, config.metrics)})
+        name: variant.model_copy(update={"difference": differences(variant, reference, config.metrics)})
         if reference and name != config.reference
-        else one
-        for name, one in variants.items()
+        else variant
+        for name, variant in variants.items()
     }
     return StudyResults(
         **config.model_dump(include={*StudySettings.model_fields}),
-        axis=axis and axis.model_copy(update={"values": tuple(axis.values[index] for index in kept)}),
+        axis=axis and axis.model_copy(update={"values": tuple(axis.values[index] for index in indices)}),
         verdicts=judge(statements, compared, len(config.seeds), config.more_seeds, config.negligible),
         variants=compared,
         cost=cost,

@@ -45,13 +45,17 @@ def feature_jobs(experiment: Experiment, ranks: Ranks, resumed: RunFolder | None
     recipe = experiment.recipe
     if recipe.backbone.tuning.stored() is None or (resumed is not None and _is_finished(recipe, resumed)):
         return {}
-    named: dict[Split, Dataset | None]
-    named = {"train": experiment.train, "validation": experiment.validation, "test": experiment.test}
+    datasets: dict[Split, Dataset | None]
+    datasets = {"train": experiment.train, "validation": experiment.validation, "test": experiment.test}
     whole = views = frozen_part(recipe, experiment.model, ranks.device)
     if recipe.transform is not None and recipe.transform.training_side != recipe.transform.size:
         views = frozen_part(recipe, experiment.model, ranks.device, training=True)
-    parts = {split: views if split == "train" else whole for split in named}
-    return {split: feature_job(one, parts[split], split=split) for split, one in named.items() if one is not None}
+    parts = {split: views if split == "train" else whole for split in datasets}
+    return {
+        split: feature_job(dataset, parts[split], split=split)
+        for split, dataset in datasets.items()
+        if dataset is not None
+    }
 
 
 def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> int:
@@ -100,11 +104,11 @@ def training_data(experiment: Experiment, jobs: Jobs, run: RunFolder, ranks: Ran
         inputs = inputs_of(experiment.train, recipe.transform, training=True)
         return TrainingData(experiment.model, inputs, experiment.validation, experiment.test)
     folder = features_folder(run, stored)
-    found = {split: job.compute(folder, ranks, progress.images) for split, job in jobs.items()}
+    features = {split: job.compute(folder, ranks, progress.images) for split, job in jobs.items()}
     part = trained_part(recipe, experiment.model)
     if recipe.training.gradient_cache:
         recompute_chunks(part, recipe.training.gradient_cache)
-    return TrainingData(part, DrawnViews(found["train"]), found.get("validation"), found.get("test"))
+    return TrainingData(part, DrawnViews(features["train"]), features.get("validation"), features.get("test"))
 
 
 def teach(experiment: Experiment, ranks: Ranks, progress: Progress) -> None:

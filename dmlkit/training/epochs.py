@@ -67,8 +67,8 @@ def epoch_curves(groups: Mapping[str, Sequence[Path]], metric: str | None = None
     curves: list[EpochCurve] = []
     for name, paths in groups.items():
         rows = {path: RunFolder(path).read_metrics() for path in paths}
-        figures = [_figures(path, own, metric) for path, own in rows.items()]
-        losses = [{row.epoch: row.loss for row in own} for own in rows.values()]
+        figures = [_figures(path, run_rows, metric) for path, run_rows in rows.items()]
+        losses = [{row.epoch: row.loss for row in run_rows} for run_rows in rows.values()]
         label = shortened(name, LONGEST_NAME) + (f" ({len(paths)} runs)" if len(paths) > 1 else "")
         curves.append(EpochCurve(label, len(paths), EpochBand.of(losses), EpochBand.of(figures)))
     return metric, curves

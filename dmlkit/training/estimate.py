@@ -103,7 +103,7 @@ def kept_bytes(model: EmbeddingModel, pixels: Tensor) -> float:
         >>> kept_bytes(nn.Sequential(nn.Linear(3, 4), nn.Sigmoid()), torch.ones(5, 3))  # 3 inputs and 4 outputs
         28.0
     """
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    own_addresses = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> None:  # a graph that got its tensors back from here would never be freed
@@ -111,7 +111,7 @@ def kept_bytes(model: EmbeddingModel, pixels: Tensor) -> float:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: torch.empty(0)):
         model(pixels)
-    size = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
+    size = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in own_addresses)
     kept.clear()
     return size / len(pixels)
 
@@ -157,13 +157,13 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
         recipe = parse_recipe(starting_recipe(chosen), "recipe")
         return chosen, estimate_training(recipe, device, at_hand=setting.at_hand)
 
-    larger, disk, least = None, 0.0, least_epochs(setting.images, setting.trained)
+    larger, disk, fewest_epochs = None, 0.0, least_epochs(setting.images, setting.trained)
     free = SHARE * free_memory(torch.device(resolve_device(device)[0]))
     batch = plan_steps(setting.images, setting.trained)[0]
     first, *others, last = TUNINGS
     for tuning in (first, *others):
         try:
-            chosen, estimate = trial(tuning, least)
+            chosen, estimate = trial(tuning, fewest_epochs)
         except UserError:
             if tuning == first:  # the photos cannot be read
                 raise
@@ -176,11 +176,11 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
             chunk = max(LEAST_CHUNK, int((free - OVERHEAD) / (memory - OVERHEAD) * batch))
             chosen, estimate = replace(chosen, chunk=chunk), estimate.of_epochs(RECOMPUTED)
         if estimate.seconds <= budget:
-            epochs = min(max(least, MOST_TUNING_EPOCHS), int(least * estimate.times_within(budget)))
+            epochs = min(max(fewest_epochs, MOST_TUNING_EPOCHS), int(fewest_epochs * estimate.times_within(budget)))
             chosen = replace(chosen, epochs=epochs)
-            return TrainingPlan(chosen, estimate.of_epochs(epochs / least), larger, memory, disk)
+            return TrainingPlan(chosen, estimate.of_epochs(epochs / fewest_epochs), larger, memory, disk)
         larger = larger or (tuning, estimate.seconds)
-    return TrainingPlan(*trial(last, least), larger, disk=disk)
+    return TrainingPlan(*trial(last, fewest_epochs), larger, disk=disk)
 
 
 def _read(dataset: Dataset, recipe: Recipe, *, training: bool) -> tuple[Tensor, float]:

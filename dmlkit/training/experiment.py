@@ -269,7 +269,7 @@ def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: b
 
 
 def _sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:
-    several = {} if dataset.members is None else {"members": dataset.members}  # plug-ins may not take it
+    members = {} if dataset.members is None else {"members": dataset.members}  # plug-ins may not take it
     options: Any = recipe.sampler
     level: str | None = options.level if isinstance(options, Hierarchical.Config) else None
     above = list(dataset.levels)[:-1]
@@ -277,7 +277,7 @@ def _sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:
         known = f"expected one of {', '.join(above)}" if above else "the dataset has no levels; set dataset.levels"
         raise OptionError("sampler.level", f"got {level!r}; {known}")
     super_classes = dataset.super_classes if level is None else dataset.levels[level]
-    return recipe.sampler.build(dataset.labels, recipe.seed, super_classes, dataset.groups, **several)
+    return recipe.sampler.build(dataset.labels, recipe.seed, super_classes, dataset.groups, **members)
 
 
 @torch.no_grad()
@@ -288,14 +288,14 @@ def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, sha
     """
     if not share or share // ceil(share / (recipe.training.gradient_cache or share)) > 1:
         return
-    where, what, advice = ("training", "gradient_cache"), "a chunk of 1 image", "use larger chunks"
+    where, batch, advice = ("training", "gradient_cache"), "a chunk of 1 image", "use larger chunks"
     if share == 1:
-        where, what, advice = ("sampler",), "a batch of 1 image per rank", "use at least 2 images per rank"
+        where, batch, advice = ("sampler",), "a batch of 1 image per rank", "use at least 2 images per rank"
     with recipe.errors_at(*where), torch.random.fork_rng(devices=[]):
         try:
             deepcopy(model).train()(blank)
         except ValueError as error:
-            raise ValueError(f"{what} is too small for batch norms; {advice}: {error}") from error
+            raise ValueError(f"{batch} is too small for batch norms; {advice}: {error}") from error
 
 
 def _warn_of_batchnorms(recipe: Recipe, model: EmbeddingModel) -> None:

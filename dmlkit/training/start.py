@@ -57,10 +57,10 @@ class MeasuredModel(NamedTuple):
 
     def is_better_than(self, other: "MeasuredModel") -> bool:
         """Return whether the interval of the difference on the same images is above 0."""
-        ours, theirs = (one.evaluation for one in (self, other))
+        ours, theirs = (model.evaluation for model in (self, other))
         if ours.fingerprint() != theirs.fingerprint():  # an image was readable only once
             return self.intervals[CHOSEN_BY].mean > other.intervals[CHOSEN_BY].mean
-        before, after = (one.scores.per_query[CHOSEN_BY] for one in (theirs, ours))
+        before, after = (evaluation.scores.per_query[CHOSEN_BY] for evaluation in (theirs, ours))
         return paired_comparison(before, after, ours.labels).low > 0
 
 
@@ -103,10 +103,10 @@ def start(
         license_only: leave out models whose license does not allow every use.
 
     Example:
-        >>> found = start("photos", budget=300)  # doctest: +SKIP
-        >>> found.measured[0].intervals["map@r"].mean  # doctest: +SKIP
+        >>> first_recipe = start("photos", budget=300)  # doctest: +SKIP
+        >>> first_recipe.measured[0].intervals["map@r"].mean  # doctest: +SKIP
         0.374
-        >>> _ = Path("photos.yaml").write_text(found.text)  # doctest: +SKIP
+        >>> _ = Path("photos.yaml").write_text(first_recipe.text)  # doctest: +SKIP
     """
     if find_spec("timm") is None:
         raise UserError(
@@ -116,24 +116,26 @@ def start(
     if not isinstance(photos, DatasetConfig):
         photos = dataset_at(Path(photos), columns=columns or {}, root=None if root is None else Path(root))
     gpu = resolve_device(device)[0] != "cpu"
-    found = survey(photos, bar)
-    images, classes, own = found.images["train"], found.classes["train"], found.names_validation
-    setting = Photos(found.dataset, images, classes, found.trained, own, LITE0, is_at_hand(LITE0), gpu)
+    surveyed = survey(photos, bar)
+    images, classes, names_validation = surveyed.images["train"], surveyed.classes["train"], surveyed.names_validation
+    setting = Photos(
+        surveyed.dataset, images, classes, surveyed.trained, names_validation, LITE0, is_at_hand(LITE0), gpu
+    )
     if budget == 0:
         text = starting_recipe(setting)
-        return Start(found, (), None, setting, None, budget, text, parse_recipe(text, "recipe"), (QUICK,))
+        return Start(surveyed, (), None, setting, None, budget, text, parse_recipe(text, "recipe"), (QUICK,))
     budget = budget or BUDGETS[gpu]
     measured, notes = measure_all(setting, device, download=download, license_only=license_only, bar=bar)
     chosen, setting, plan = fitting(setting, measured, budget, device, notes)
     if chosen is not None and plan is not None:
         larger, plan = with_larger_images(plan, chosen, budget, device, bar)
         setting, measured = plan.setting, (*measured, *larger)
-    better = best([one for one in measured if not one.is_free])
+    better = best([model for model in measured if not model.is_free])
     if chosen is None or better is None or not chosen.is_free or not better.is_better_than(chosen):
         better = None
     text = starting_recipe(setting)
     recipe = parse_recipe(text, "recipe")
-    return Start(found, by_speed(measured), better, setting, plan, budget, text, recipe, tuple(notes))
+    return Start(surveyed, by_speed(measured), better, setting, plan, budget, text, recipe, tuple(notes))
 
 
 def fitting(
@@ -147,8 +149,8 @@ def fitting(
     while True:
         chosen = choose(left)
         if chosen is not None:
-            others = f"the best of {len(measured)} measured here for its time" if len(measured) > 1 else ""
-            setting = replace(setting, backbone=chosen.backbone, at_hand=True, reason=others)
+            reason = f"the best of {len(measured)} measured here for its time" if len(measured) > 1 else ""
+            setting = replace(setting, backbone=chosen.backbone, at_hand=True, reason=reason)
         try:
             plan = plan_training(setting, budget, device)
         except UserError as error:
@@ -167,10 +169,10 @@ def with_larger_images(
 
     As much must be trained in as many epochs.
     """
-    found, ranks, smallest = list[MeasuredModel](), start_ranks(device), smallest_side(plan.setting) or 0
+    measured, ranks, smallest = list[MeasuredModel](), start_ranks(device), smallest_side(plan.setting) or 0
     before = smallest
-    for times in LARGER if smallest else ():
-        training, size = (32 * round(smallest * each / 32) for each in times)
+    for multiples in LARGER if smallest else ():
+        training, size = (32 * round(smallest * multiple / 32) for multiple in multiples)
         setting = replace(plan.setting, sides=(training, size))
         if training == before:
             larger = evaluated_larger(plan, setting, budget)
@@ -180,11 +182,11 @@ def with_larger_images(
             larger = plan_training(replace(setting, chunk=None), budget, device)
             if (larger.setting.tuning, larger.setting.epochs) != (setting.tuning, setting.epochs):
                 break
-        found.append(measure(larger.setting, ranks, bar))
-        if not found[-1].is_better_than(chosen):
+        measured.append(measure(larger.setting, ranks, bar))
+        if not measured[-1].is_better_than(chosen):
             break
-        chosen, plan, before = found[-1], larger, training
-    return found, plan
+        chosen, plan, before = measured[-1], larger, training
+    return measured, plan
 
 
 def evaluated_larger(plan: TrainingPlan, setting: Photos, budget: float) -> TrainingPlan:
@@ -193,28 +195,28 @@ def evaluated_larger(plan: TrainingPlan, setting: Photos, budget: float) -> Trai
     (training, size), before = setting.sides, plan.estimate
     longer = before.evaluating * ((size / training) ** 2 - 1)
     estimate = before._replace(seconds=before.seconds + longer, evaluating=before.evaluating + longer)
-    fitting = int(setting.epochs * estimate.times_within(budget))
-    epochs = min(setting.epochs, max(fitting, least_epochs(setting.images, setting.trained)))
+    fitting_epochs = int(setting.epochs * estimate.times_within(budget))
+    epochs = min(setting.epochs, max(fitting_epochs, least_epochs(setting.images, setting.trained)))
     return plan._replace(setting=replace(setting, epochs=epochs), estimate=estimate.of_epochs(epochs / setting.epochs))
 
 
 def choose(measured: Sequence[MeasuredModel]) -> MeasuredModel | None:
     """Return the best model for its time, of those whose license allows every use where there are some."""
-    return best([one for one in measured if one.is_free] or measured)
+    return best([model for model in measured if model.is_free] or measured)
 
 
 def best(measured: Sequence[MeasuredModel]) -> MeasuredModel | None:
     """Return the best model for its time: a slower one only if the difference is above 0 beyond chance."""
     chosen: MeasuredModel | None = None
-    for one in by_speed(measured):
-        if chosen is None or one.is_better_than(chosen):
-            chosen = one
+    for model in by_speed(measured):
+        if chosen is None or model.is_better_than(chosen):
+            chosen = model
     return chosen
 
 
 def by_speed(measured: Sequence[MeasuredModel]) -> tuple[MeasuredModel, ...]:
     """Return models in the order of their speed, the fastest first."""
-    return tuple(sorted(measured, key=lambda one: -one.images_per_second))
+    return tuple(sorted(measured, key=lambda model: -model.images_per_second))
 
 
 def measure_all(
@@ -225,11 +227,11 @@ def measure_all(
     for backbone in CHOICES:
         if not (download or is_at_hand(backbone)):
             continue
-        one = replace(setting, backbone=backbone, at_hand=True)
+        model_setting = replace(setting, backbone=backbone, at_hand=True)
         try:
-            license_name = parse_recipe(starting_recipe(one), "recipe").backbone.license() or UNKNOWN
+            license_name = parse_recipe(starting_recipe(model_setting), "recipe").backbone.license() or UNKNOWN
             if license_only is None or license_name in FREE:
-                measured.append(measure(one, ranks, bar))
+                measured.append(measure(model_setting, ranks, bar))
             else:
                 left_out.append(f"{backbone.title} ({license_name})")
         except UserError as error:
@@ -265,7 +267,7 @@ def some_photos(dataset: Dataset) -> PickedSamples:
     """Return at most `MOST_IMAGES` evenly spaced photos of at most `MOST_CLASSES` classes, two of each at least."""
     sizes = dataset.labels.bincount(minlength=len(dataset.class_names))
     classes = evenly_spread((sizes > 1).nonzero()[:, 0], MOST_CLASSES)
-    each = max(2, MOST_IMAGES // max(1, len(classes)))
-    rows = [evenly_spread((dataset.labels == label).nonzero()[:, 0], each) for label in classes.tolist()]
+    per_class = max(2, MOST_IMAGES // max(1, len(classes)))
+    rows = [evenly_spread((dataset.labels == label).nonzero()[:, 0], per_class) for label in classes.tolist()]
     picked = torch.cat([torch.zeros(0, dtype=torch.int64), *rows])
     return PickedSamples(dataset, picked, dataset.labels[picked])

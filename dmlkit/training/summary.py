@@ -141,13 +141,13 @@ def _with_techniques(
     """Return the metrics with each pair of techniques; with any, those that rank."""
     recipe = trained.recipe
     copies: Copies | None = next((tta for tta, _ in pairs if tta), None)
-    own = embed_dataset(ranks, trained.model, dataset, recipe.transform, workers=recipe.training.workers)
-    means = embed_with_copies(ranks, trained, dataset, own, copies) if copies else own
+    embeddings = embed_dataset(ranks, trained.model, dataset, recipe.transform, workers=recipe.training.workers)
+    means = embed_with_copies(ranks, trained, dataset, embeddings, copies) if copies else embeddings
     metrics: list[Metrics] = []
     for tta, rerank in pairs:
         points = Points(means.points, means.labels, trained.manifold) if tta else None
         second = SecondScoring(parse_rerank(rerank) if rerank else None, points)
-        evaluation = score_split(ranks, trained, own, dataset, split=split, second=second)
+        evaluation = score_split(ranks, trained, embeddings, dataset, split=split, second=second)
         metrics.append((evaluation.alternative or evaluation.scores).values)
     return metrics
 

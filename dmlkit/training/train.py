@@ -73,8 +73,8 @@ def train(
     ranks = start_ranks(device, recipe.training.precision) if isinstance(device, str) else device
     run = RunFolder(Path(folder))
     check_places(recipe, run.path)
-    held = run.lock_for_training() if ranks.is_global_zero else nullcontext()
-    with held, mirror_to_loggers(progress or Silent(), recipe, run, ranks) as progress:
+    lock = run.lock_for_training() if ranks.is_global_zero else nullcontext()
+    with lock, mirror_to_loggers(progress or Silent(), recipe, run, ranks) as progress:
         try:
             return _train(recipe, run, ranks, progress, resume=resume, overwrite=overwrite, basis=basis)
         except Exception as error:
@@ -331,9 +331,9 @@ def average_gradients(ranks: Ranks, experiment: Experiment) -> None:
     """
     if ranks.world_size == 1:
         return
-    alone = {id(sharded.values) for sharded in experiment.objective.sharded_parameters()}
+    sharded_ids = {id(sharded.values) for sharded in experiment.objective.sharded_parameters()}
     for parameter in experiment.objective.parameters():
-        if parameter.grad is not None and id(parameter) not in alone:
+        if parameter.grad is not None and id(parameter) not in sharded_ids:
             ranks.sum(parameter.grad).div_(ranks.world_size)
 
 
@@ -343,23 +343,23 @@ def clip_gradients(ranks: Ranks, experiment: Experiment) -> None:
     if settings.clip_grad_norm is None and settings.clip_grad_value is None:
         return
     ranks.unscale(experiment.optimizer)
-    everything = [weight for group in experiment.optimizer.param_groups for weight in group["params"]]
+    weights = [weight for group in experiment.optimizer.param_groups for weight in group["params"]]
     if settings.clip_grad_norm is not None:
         every_sharded = experiment.objective.sharded_parameters()
         with_gradient = [sharded for sharded in every_sharded if sharded.values.grad is not None]
         if not with_gradient:
             # the training loop checks for non-finite values itself, and rarely: each check stalls a GPU
-            clip_grad_norm_(everything, settings.clip_grad_norm)
+            clip_grad_norm_(weights, settings.clip_grad_norm)
         else:  # the norm over the rows of all ranks
-            alone = {id(sharded.values) for sharded in with_gradient}
-            rest = [p.grad for p in everything if p.grad is not None and id(p) not in alone]
-            total = get_total_norm(rest).square()
+            sharded_ids = {id(sharded.values) for sharded in with_gradient}
+            gradients = [p.grad for p in weights if p.grad is not None and id(p) not in sharded_ids]
+            total = get_total_norm(gradients).square()
             for sharded in with_gradient:
                 assert sharded.values.grad is not None
                 total = total + sharded.shard.sum(sharded.values.grad.norm().square())
-            clip_grads_with_norm_(everything, settings.clip_grad_norm, total.sqrt())
+            clip_grads_with_norm_(weights, settings.clip_grad_norm, total.sqrt())
     if settings.clip_grad_value is not None:
-        clip_grad_value_(everything, settings.clip_grad_value)
+        clip_grad_value_(weights, settings.clip_grad_value)
 
 
 def compute_loss(experiment: Experiment, batch: tuple[Tensor, Tensor, Tensor], state: State, run: RunFolder) -> Tensor:
@@ -392,12 +392,12 @@ def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
 
 def diverged(step: int, what: str, state: State, run: RunFolder) -> UserError:
     """Return the error of a run that diverged."""
-    last, kept = run.checkpoint_path("last"), "no checkpoint was written yet"
+    last, text = run.checkpoint_path("last"), "no checkpoint was written yet"
     if run.is_being_replaced():
-        kept = f"the previous run in {run.path} is unchanged"
+        text = f"the previous run in {run.path} is unchanged"
     elif state.epoch or last.exists():
-        kept = f"the last good checkpoint is {last}"
+        text = f"the last good checkpoint is {last}"
     return UserError(
-        f"epoch {state.epoch + 1}, step {step}: {what} are not finite; {kept}. "
+        f"epoch {state.epoch + 1}, step {step}: {what} are not finite; {text}. "
         "Lower optimizer.lr, set training.clip_grad_norm, or add schedule.warmup_epochs"
     )

@@ -129,7 +129,7 @@ class Study:
     @property
     def most_added_runs(self) -> int:
         """Largest number of runs that extended grids and added seeds may add."""
-        named = {name for one in self.config.expect for name in (one.better, one.than)}
+        named = {name for expectation in self.config.expect for name in (expectation.better, expectation.than)}
         beyond = self.config.extend * len(self.first_seeds) * len(self.variants) if self.is_tuned else 0
         return beyond + self.config.more_seeds * len(named)
 

@@ -89,7 +89,7 @@ def _variant(
             continue
         if config and not faults:
             recipe = recipe.model_copy(update={"seed": config.seeds[0], "metrics": _measured(config, recipe)})
-        candidates.append(Candidate(label(choice), recipe, {one.key: one.value.data for one in choice}))
+        candidates.append(Candidate(label(choice), recipe, {setting.key: setting.value.data for setting in choice}))
     return Variant(method.name, tuple(candidates))
 
 
@@ -167,7 +167,9 @@ def _tuning_faults(config: StudyConfig, methods: Sequence[Method]) -> Iterator[F
             yield tune, f"{text}; expected the same number for every variant"
         if method.tune and method.trials == 1:
             yield tune, f"got one value to tune for {method.name}; give two, or set the key instead"
-        if config.extend and not any(len(grid_of([one.value.data for one in values])) > 1 for values in method.tune):
+        if config.extend and not any(
+            len(grid_of([setting.value.data for setting in values])) > 1 for values in method.tune
+        ):
             text = f"{method.name} has no tuned key with at least two numbers"
             yield ("extend",), f"{text}, so no grid can be extended"
     for key in ("tune_seeds", "extend"):
@@ -196,8 +198,8 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
         for key, choices in known.items():
             name = getattr(expectation, key)
             if name not in choices:
-                what = "variant" if choices is names else "metric"
-                yield ("expect", index, key), f"unknown {what} {name!r}; {suggest(name, choices)}"
+                kind = "variant" if choices is names else "metric"
+                yield ("expect", index, key), f"unknown {kind} {name!r}; {suggest(name, choices)}"
         if is_error_rate(expectation.metric):
             text = f"smaller {expectation.metric} is better; expected a metric of which larger is better"
             yield ("expect", index, "metric"), text
@@ -267,7 +269,7 @@ def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str
         )
     samplers = {variant.name: variant.candidates[0].recipe.sampler for variant in study.variants}
     others: dict[str, list[str]] = {}  # by variant, those that it is compared with and whose sampler differs
-    for better, than in dict.fromkeys((one.better, one.than) for one in study.config.expect):
+    for better, than in dict.fromkeys((expectation.better, expectation.than) for expectation in study.config.expect):
         if samplers[better] != samplers[than]:
             others.setdefault(better, []).append(than)
     return notes + [

@@ -34,11 +34,11 @@ class Method:
 
 def num_recipes(config: MethodsConfig) -> int:
     """Return the number of recipes that `methods_of` would create."""
-    tuned = prod(map(len, config.tune.values()))
+    trials = prod(map(len, config.tune.values()))
     if config.variants is None:
-        return tuned * prod(map(len, (config.grid or {}).values()))
-    own = (variant.tune for variant in config.variants.values())
-    return sum(tuned if tune is None else prod(map(len, tune.values())) for tune in own)
+        return trials * prod(map(len, (config.grid or {}).values()))
+    tunes = (variant.tune for variant in config.variants.values())
+    return sum(trials if tune is None else prod(map(len, tune.values())) for tune in tunes)
 
 
 def methods_of(config: MethodsConfig, tree: Tree) -> list[Method]:
@@ -106,16 +106,16 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
     """
     steps: list[tuple[float, Mapping[str, Any]]] = []
     for key, value in best.values.items():
-        grid, known = (grid_of([one.values[key] for one in candidates]) for candidates in (own, tried))
+        grid, known = (grid_of([candidate.values[key] for candidate in candidates]) for candidates in (own, tried))
         line = values_along(tried, best, key)
-        for sign, ascending in ((1, grid), (-1, grid[::-1])) if len(grid) > 1 else ():
-            if all(sign * one <= sign * value for one in line):
-                further = [one for one in known if sign * one > sign * value]
-                step = min(further, key=lambda one: abs(one - value)) if further else value_beyond(best, key, ascending)
+        for sign, ordered in ((1, grid), (-1, grid[::-1])) if len(grid) > 1 else ():
+            if all(sign * other <= sign * value for other in line):
+                beyond = [other for other in known if sign * other > sign * value]
+                step = min(beyond, key=lambda other: abs(other - value)) if beyond else value_beyond(best, key, ordered)
                 if step is not None:
-                    added = sum(sign * one > sign * ascending[-1] for one in known)
-                    steps.append((inf if further else added, {**best.values, key: step}))
-    return [values for _, values in sorted(steps, key=lambda one: one[0])]
+                    added = sum(sign * other > sign * ordered[-1] for other in known)
+                    steps.append((inf if beyond else added, {**best.values, key: step}))
+    return [values for _, values in sorted(steps, key=lambda pair: pair[0])]
 
 
 def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float | None:
@@ -126,7 +126,7 @@ def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float
     value = candidate.values[key]
     step = next_value(grid, value)
     if step is None:
-        fraction = next_value([float(one) for one in grid], value)
+        fraction = next_value([float(number) for number in grid], value)
         with suppress(UserError):
             with_values(candidate, {**candidate.values, key: fraction}, "tune")
             return fraction
@@ -135,7 +135,11 @@ def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float
 
 def values_along(candidates: Sequence[Candidate], chosen: Candidate, key: str) -> list[Any]:
     """Return the values of a tuned key that were tried with the chosen values of all other keys."""
-    return [one.values[key] for one in candidates if {**one.values, key: chosen.values[key]} == chosen.values]
+    return [
+        candidate.values[key]
+        for candidate in candidates
+        if {**candidate.values, key: chosen.values[key]} == chosen.values
+    ]
 
 
 def next_value(grid: Sequence[float], value: float) -> float | None:
@@ -154,7 +158,7 @@ def next_value(grid: Sequence[float], value: float) -> float | None:
     is_even = len(steps) > 1 and all(isclose(step, steps[0], rel_tol=1e-6) for step in steps)
     is_ratio = grid[-1] * grid[-2] > 0 and not is_even
     further = value * (grid[-1] / grid[-2]) if is_ratio else value + steps[-1]
-    if all(isinstance(one, int) for one in grid):
+    if all(isinstance(number, int) for number in grid):
         whole = round(further)
         whole += (whole == value) * (1 if steps[-1] > 0 else -1)
         return None if is_ratio and whole == 0 else whole

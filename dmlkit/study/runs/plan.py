@@ -48,12 +48,12 @@ class Plan:
         study = self.study
         if not study.is_tuned:
             self._choose()
-        every = [(variant, one) for variant in study.variants for one in variant.candidates]
-        yield self._round((variant, one, seed) for seed in study.first_seeds for variant, one in every)
+        candidates = [(variant, candidate) for variant in study.variants for candidate in variant.candidates]
+        yield self._round((variant, candidate, seed) for seed in study.first_seeds for variant, candidate in candidates)
         if study.is_tuned:
             for _ in range(study.config.extend):
-                added = [(variant, one) for variant in study.variants for one in self._extended(variant)]
-                wanted = ((variant, one, seed) for seed in study.first_seeds for variant, one in added)
+                added = [(variant, candidate) for variant in study.variants for candidate in self._extended(variant)]
+                wanted = ((variant, candidate, seed) for seed in study.first_seeds for variant, candidate in added)
                 yield self._round(wanted, added=True)
             self._choose()
         yield self._round(self._of_chosen(study.later_seeds, self.chosen))
@@ -82,7 +82,7 @@ class Plan:
                 continue
             tuned = None
             if len(variant.candidates) > 1:
-                scores = {one.label: score for one, score in self._scored(variant)}
+                scores = {scored.label: score for scored, score in self._scored(variant)}
                 edge = edges_of(variant.candidates, candidate)
                 tuned = Tuned(chosen=candidate.label, validation=scores, edge=edge)
             paths = {seed: RunFolder(self.run(variant, candidate, seed).folder).test_classes_path for seed in figures}
@@ -97,7 +97,7 @@ class Plan:
         if not self.study.is_tuned:
             return self.study
         variants = [
-            replace(variant, candidates=tuple(one for one, _ in self._scored(variant)))
+            replace(variant, candidates=tuple(candidate for candidate, _ in self._scored(variant)))
             for variant in self.study.variants
         ]
         return replace(self.study, variants=tuple(variants))
@@ -105,7 +105,7 @@ class Plan:
     def edges(self) -> dict[str, str]:
         """Return by variant which of its chosen values are at an edge, in words; see `edges_of`."""
         variants = self.as_tried().variants if self.study.is_tuned else ()
-        chosen = [(one, self.chosen[one.name]) for one in variants if one.name in self.chosen]
+        chosen = [(variant, self.chosen[variant.name]) for variant in variants if variant.name in self.chosen]
         texts = {variant.name: end_text(edges_of(variant.candidates, candidate)) for variant, candidate in chosen}
         return {name: text for name, text in texts.items() if text}
 
@@ -119,7 +119,7 @@ class Plan:
 
     def _round(self, wanted: Iterable[tuple[Variant, Candidate, int]], *, added: bool = False) -> list[Run]:
         """Return the runs that are not in an earlier round."""
-        runs = [run for run in (self.run(*one) for one in wanted) if run.name not in self._named]
+        runs = [run for run in (self.run(*triple) for triple in wanted) if run.name not in self._named]
         self._named.update(run.name for run in runs)
         if added:
             self.num_runs += len(runs)
@@ -144,7 +144,7 @@ class Plan:
         for variant in self.study.variants:
             scored = self._scored(variant) if self.study.is_tuned else [(variant.candidates[0], 0.0)]
             if scored:
-                self.chosen[variant.name] = max(scored, key=lambda one: one[1])[0]
+                self.chosen[variant.name] = max(scored, key=lambda pair: pair[1])[0]
 
     def _extended(self, variant: Variant) -> list[Candidate]:
         """Return one more candidate, a step from the best one that has an untried step; empty if no recipe takes any.
@@ -153,17 +153,17 @@ class Plan:
         every variant tries as many values as the others.
         """
         tried = self.tried[variant.name]
-        for near, _ in sorted(self._scored(variant), key=lambda scored: -scored[1]):
-            for values in beyond_edge(variant.candidates, tried, near):
-                if (candidate := self._step(variant, near, values)) is not None:
-                    tried.insert(0 if near is tried[0] else len(tried), candidate)  # its place in a grid of one key
+        for origin, _ in sorted(self._scored(variant), key=lambda pair: -pair[1]):
+            for values in beyond_edge(variant.candidates, tried, origin):
+                if (candidate := self._step(variant, origin, values)) is not None:
+                    tried.insert(0 if origin is tried[0] else len(tried), candidate)  # its place in a grid of one key
                     return [candidate]
         return []
 
-    def _step(self, variant: Variant, near: Candidate, values: Mapping[str, Any]) -> Candidate | None:
+    def _step(self, variant: Variant, origin: Candidate, values: Mapping[str, Any]) -> Candidate | None:
         """Return a candidate with other tuned values, or None with a warning if the recipe does not take them."""
         try:
-            candidate = with_values(near, values, f"{variant.name}, beyond the edge of tune")
+            candidate = with_values(origin, values, f"{variant.name}, beyond the edge of tune")
             if not (self.folder / "runs" / variant.name / candidate.label).exists():
                 check_recipe(self.study.config.protocol, candidate.recipe)
         except (UserError, OSError) as error:
@@ -179,11 +179,11 @@ class Plan:
         config, results = self.study.config, self.results()
         looks = len(config.seeds), len(config.seeds) + config.more_seeds
         names: set[str] = set()
-        for one in config.expect:
-            if one.better in results and one.than in results:
-                pairs = PairedFigures.of(results[one.than], results[one.better], one.metric)
+        for expectation in config.expect:
+            if expectation.better in results and expectation.than in results:
+                pairs = PairedFigures.of(results[expectation.than], results[expectation.better], expectation.metric)
                 if not is_decided(pairs, *looks, config.negligible):
-                    names |= {one.better, one.than}
+                    names |= {expectation.better, expectation.than}
         return names
 
 

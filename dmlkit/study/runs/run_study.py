@@ -138,7 +138,7 @@ class _Runs:
 
     def results(self, command: str) -> StudyResults | None:
         """Return the results of the complete runs; None if no variant has one."""
-        variants = {name: self._with_extra_figures(name, one) for name, one in self.plan.results().items()}
+        variants = {name: self._with_extra_figures(name, variant) for name, variant in self.plan.results().items()}
         if not variants:
             return None
         cost = Cost.of([path.parent for path in summaries(self.plan.folder / "runs")])
@@ -153,7 +153,7 @@ class _Runs:
         paths = {
             seed: summaries(self.plan.folder / "runs" / name / chosen.label / f"seed-{seed}") for seed in variant.runs
         }
-        models = {seed: [Summary.read(path) for path in some] for seed, some in paths.items()}
+        models = {seed: [Summary.read(path) for path in seed_paths] for seed, seed_paths in paths.items()}
         seed = next(iter(models))
         before = models[seed][0].pretrained
         pretrained = before.test if before else None
@@ -163,7 +163,7 @@ class _Runs:
                 pretrained = evaluate_scope(run, self.ranks, checkpoint="pretrained", keep=True).report.metrics
             except (UserError, OSError) as error:  # for example, the images are only on the machines of a cluster
                 warn(f"{name}: no figures before training: {reason_of(error)}")
-        last = {seed: _last(config.protocol, some) for seed, some in models.items()}
+        last = {seed: _last(config.protocol, seed_models) for seed, seed_models in models.items()}
         if pretrained and config.protocol == "reality_check":  # all models start from the same weights
             pretrained = RealityCheckFigures(separated=pretrained, concatenated=pretrained).flat()
 
