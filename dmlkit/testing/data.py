@@ -154,7 +154,7 @@ def images_become_squares(config: TransformConfig) -> None:
             expect(result.shape == (3, config.size, config.size) and result.dtype == torch.uint8, message)
 
 
-def a_flat_image_keeps_its_colour(config: TransformConfig) -> None:
+def a_flat_image_keeps_its_color(config: TransformConfig) -> None:
     """Check that in evaluation the center of a single-color image keeps its color."""
     image = torch.tensor([10, 100, 200], dtype=torch.uint8).view(3, 1, 1).expand(3, 60, 80)
     color = config.evaluation()(image)[:, config.size // 2, config.size // 2].tolist()
@@ -231,9 +231,10 @@ def _pixels(images: TransformedImages, draw: tuple[int, int]) -> Tensor:
 
 TRANSFORM: tuple[Promise, ...] = (
     images_become_squares,
-    a_flat_image_keeps_its_colour,
+    a_flat_image_keeps_its_color,
     augmentation_follows_the_draw_alone,
     other_processes_can_have_the_transform,
+    a_line_of_help_says_what_it_is,
 )
 
 AUGMENTATION: tuple[Promise, ...] = (

@@ -138,6 +138,7 @@ BACKBONE: tuple[Promise, ...] = (
     batch_norms_freeze_as_asked,
     frozen_epochs_have_no_gradients,
     every_pooling_fits,
+    a_line_of_help_says_what_it_is,
 )
 
 
@@ -189,7 +190,11 @@ def what_is_not_tuned_stays_to_the_bit(config: TuningConfig, backbone: BackboneC
     expect(bool(moved) == bool(tuned), f"{tuned} weights are tuned, {len(moved)} tensors changed")
 
 
-TUNING: tuple[Promise, ...] = (what_is_tuned_alone_has_gradients, what_is_not_tuned_stays_to_the_bit)
+TUNING: tuple[Promise, ...] = (
+    what_is_tuned_alone_has_gradients,
+    what_is_not_tuned_stays_to_the_bit,
+    a_line_of_help_says_what_it_is,
+)
 
 
 DIM = 6
@@ -254,6 +259,7 @@ HEAD: tuple[Promise, ...] = (
     outputs_are_points,
     gradients_are_finite_also_at_zero_features,
     half_precision_ends_before_the_manifold,
+    a_line_of_help_says_what_it_is,
 )
 """Each takes a head configuration and a manifold configuration."""
 
