@@ -227,7 +227,7 @@ def million_classes() -> list[str]:
 
 
 def million_on_cpu() -> list[str]:
-    """Normalised softmax, C=1 000 000 and B=512; the floor takes as many classes at a time as ours."""
+    """Normalized softmax, C=1 000 000 and B=512; the floor takes as many classes at a time as ours."""
     loss = ours("norm_softmax", 10**6, "cpu")
     assert isinstance(loss, ProxyLoss)
     points, labels = draw(10**6, "cpu", 512)

@@ -63,14 +63,7 @@ class Normalization(nn.Module):
 
 
 class EmbeddingModel(nn.Module):
-    """Model of normalization, backbone and head.
-
-    Args:
-        normalization: the recipe's pixel normalization; `torch.nn.Identity` if the model takes no images.
-        backbone: maps images or vectors to features (B, F).
-        head: maps features to points (B, D); it holds the manifold.
-        samples: kind of the samples that the model takes.
-    """
+    """Model of normalization, `torch.nn.Identity` for vectors, backbone, and head, which has the manifold."""
 
     def __init__(
         self, normalization: Normalization | nn.Identity, backbone: Backbone, head: Head, samples: Samples

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -212,7 +213,7 @@ def check_registered(model: str) -> None:
             "backbone.name", "timm is not installed; install it with: pip install 'dmlkit[timm]'"
         ) from None
     if not timm.is_model(model):
-        similar = timm.list_models(f"*{model.split('.')[0]}*")[:3]
+        similar = get_close_matches(model.partition(".")[0], timm.list_models())
         hint = f"did you mean {', '.join(similar)}?" if similar else "see timm.list_models()"
         raise OptionError("backbone.model", f"timm has no {model!r}; {hint}")
     architecture, _, tag = model.partition(".")

@@ -282,7 +282,7 @@ def prepare_environment() -> None:
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     gc.set_threshold(20_000)  # imports make 270 000 objects that stay: their collections take 0.15 s instead of 0.4 s
-    if not os.environ.get("COLUMNS", "1").isdigit() or int(os.environ.get("COLUMNS", "1")) == 0:
+    if not os.environ.get("COLUMNS", "1").isdecimal() or int(os.environ.get("COLUMNS", "1")) == 0:
         del os.environ["COLUMNS"]  # rich prints nothing in 0 columns
     warnings.showwarning = show_warning
     warn_once.cache_clear()  # a command before it in this process may have had the same warnings

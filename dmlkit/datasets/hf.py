@@ -187,8 +187,9 @@ def _stored_features(path: Path) -> dict[str, bool]:
             }
     if any((path / name).is_file() for name in SAVED):
         for file in sorted([*path.glob("dataset_info.json"), *path.glob("*/dataset_info.json")])[:1]:
-            features: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")).get("features") or {}
-            holds_images = {name: kind.get("_type") == "Image" for name, kind in features.items()}
+            with suppress(OSError, ValueError, AttributeError):  # reported where the dataset is read
+                features: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")).get("features") or {}
+                holds_images = {name: kind.get("_type") == "Image" for name, kind in features.items()}
     return holds_images if any(holds_images.values()) else {}
 
 

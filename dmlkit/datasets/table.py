@@ -85,7 +85,7 @@ class TableConfig(DatasetConfig, frozen=True):
         if self.separator is not None and self.levels:
             raise ValueError("separator and levels cannot be used together; remove one")
         if self.separator is not None and (self.tests_known or self.split in ("halves", "reality_check")):
-            raise ValueError(f"split {self.split} does not support a separator; use official or all")
+            raise ValueError(f"split {self.split_text} does not support a separator; use official or all")
         return self
 
 

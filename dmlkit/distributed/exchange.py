@@ -1,11 +1,13 @@
 """Exchange between ranks: gathered rows and lists, and the share of the classes that one rank holds."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
 
 from dmlkit.distributed.launch import Ranks
+
+T = TypeVar("T")
 
 
 class GatherRows(torch.autograd.Function):
@@ -46,7 +48,7 @@ def gather_counts(ranks: Ranks, count: int, *, differ: bool) -> list[int]:
     return gather_rows(ranks, torch.tensor([count], device=ranks.device)).tolist()
 
 
-def gather_lists(ranks: Ranks, items: list[str]) -> list[str]:
+def gather_lists(ranks: Ranks, items: list[T]) -> list[T]:
     """Gather the items of all ranks, in rank order."""
     if ranks.world_size == 1:
         return items

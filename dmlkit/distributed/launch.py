@@ -266,5 +266,7 @@ def keep_freed_memory() -> None:
     on one core; the gradient of 1 000 000 proxies, 2 GB, takes 6 s longer. Other C libraries do not change.
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            library.mallopt(option, 2**31 - 1)
+        trim_threshold, mmap_threshold = -1, -3
+        library.mallopt(trim_threshold, 2**31 - 1)
+        if not library.mallopt(mmap_threshold, 2**31 - 1):
+            library.mallopt(mmap_threshold, 2**25)  # the most before glibc 2.35

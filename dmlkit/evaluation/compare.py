@@ -64,7 +64,7 @@ def compare_runs(
     evaluated = [
         evaluate_scope(path, ranks, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths
     ]
-    results = [result_of(path, run, by) for path, run in zip(paths, evaluated, strict=True)]
+    results = [result_of(path, run, by, overrides) for path, run in zip(paths, evaluated, strict=True)]
     first, *others = results
     return [
         first,
@@ -77,11 +77,12 @@ def compare_runs(
     ]
 
 
-def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
+def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes", overrides: Sequence[str] = ()) -> Result:
     """Return the evaluation of a run with that of its pretrained checkpoint, if there is one for the same question."""
     folder, notes, pretrained, missing = RunFolder(path), [run.note] if run.note else [], None, None
     question, file = run.report.question, folder.evaluations / f"{run.report.split}-pretrained.json"
     again = f"dmlkit eval {command_word(path)} --checkpoint pretrained"
+    again += "".join(f" --set {command_word(override)}" for override in overrides)
     try:
         stored = Report.read(file).question if run.checkpoint != "pretrained" and file.exists() else None
         if stored and question:

@@ -65,10 +65,7 @@ class Question(BaseModel, frozen=True, extra="forbid"):
 
 
 class Alternative(BaseModel, frozen=True, extra="forbid"):
-    """Metrics of the same queries, re-ranked, with the means of images and mirror images, or by two runs.
-
-    Re-ranking looks at the gallery as a whole, and with k_reciprocal at the other queries.
-    """
+    """Metrics of the same queries, re-ranked, with the means of images and mirror images, or by two runs."""
 
     tta: Copies | None
     """Copies of which the mean with each image was taken."""

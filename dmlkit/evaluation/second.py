@@ -247,7 +247,6 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
     from scipy.sparse import csr_array, vstack
 
     points, labels, size = found.points, found.labels, len(found.points)
-    assert rescorer.most is not None
     blocks, parts = list[tuple[Tensor, Tensor]](), list[Any]()
     for rows in torch.arange(size).split(ROWS):
         nearest = nearest_rows(manifold.similarity(points[rows], points).double(), rescorer.most)

@@ -41,7 +41,7 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairProbability, Threshold, threshold_of
 from dmlkit.vectors.fusion import fuse, with_local
 from dmlkit.vectors.images import ImageList
-from dmlkit.vectors.in_memory import Embeddings, features_of
+from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.store import hash_images, stored_model
@@ -250,13 +250,18 @@ def verify(
         validation = points_of_split(run, trained, "validation", ranks, bar)
         threshold = threshold_on(validation, run, trained, threshold.far)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
-    embeddings, space = embed_files(trained, ranks, ImageList(images), "pairs", bar), trained.manifold.cpu()
+    embeddings, space = embed_files(trained, ranks, ImageList(images), "pairs", bar), deepcopy(trained.manifold).cpu()
+
+    rescorer = None
+    if local is not None:
+        assert embeddings.local is not None  # computed with the points
+        rescorer = by_features(embeddings.local, local)
 
     def similarities(first: Tensor, second: Tensor) -> Tensor:
-        return space.paired_similarity(embeddings.points[first].double(), embeddings.points[second].double())
+        similarity = space.paired_similarity(embeddings.points[first].double(), embeddings.points[second].double())
+        return similarity if rescorer is None else rescorer.mixed(similarity[:, None], first, second[:, None])[:, 0]
 
-    scores = similarities if local is None else matched_pairs(images, embeddings, trained, local, ranks, bar)
-    judged = judge(pairs, images, embeddings, scores, threshold, prior)
+    judged = judge(pairs, images, embeddings, similarities, threshold, prior)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {embeddings.faults[0]}")
     return Verification(
@@ -376,19 +381,3 @@ def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel
     return threshold_of_pairs(
         Pairing.of_table(table, labels), f"{space.similarity_name}_and_matches", fit, run, trained, far
     )
-
-
-def matched_pairs(
-    images: Sequence[str], found: Embeddings, trained: TrainedModel, local: LocalFusion, ranks: Ranks, bar: Bar
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of rows (P,) of image files, which returns the similarities with matches of these pairs."""
-    features, space = found.local, deepcopy(trained.manifold).cpu()
-    if features is None:
-        features = features_of(local, trained, ranks, ImageList(list(images)), found.indices, bar)
-    rescorer = by_features(features, local)
-
-    def scores(first: Tensor, second: Tensor) -> Tensor:
-        similarity = space.paired_similarity(found.points[first].double(), found.points[second].double())
-        return rescorer.mixed(similarity[:, None], first, second[:, None])[:, 0]
-
-    return scores

@@ -4,6 +4,7 @@ Each writer sends the rows of the Parquet table of items, with the vectors that 
 """
 
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Generator, Iterator
@@ -327,7 +328,9 @@ def _replace_collection(client: Any, folder: EmbeddingFolder, manifest: StoreMan
     left = [
         collection
         for collection in names
-        if collection.startswith(f"{to.table}-") and collection not in targets.values() and manifest_of(collection)
+        if re.fullmatch(f"{re.escape(to.table)}-[0-9a-f]{{12}}", collection)
+        and collection not in targets.values()
+        and manifest_of(collection)
     ]
     index, name = manifest.index, f"{to.table}-{uuid4().hex[:12]}"
     distances = {"cosine": models.Distance.COSINE, "l2": models.Distance.EUCLID, "dot": models.Distance.DOT}

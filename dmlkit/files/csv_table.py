@@ -143,7 +143,8 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
 
 def csv_start(file: Path) -> tuple[list[str], list[str]]:
     """Return the names of the columns and the cells of the first row, if any, without reading the file whole."""
-    sample = read_start(file, SAMPLE).removeprefix(b"\xef\xbb\xbf").decode(errors="ignore")
+    start = read_start(file, SAMPLE)
+    sample = start.decode("utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="ignore")
     if not sample.strip():
         return [], []
     rows = max((_first_rows(sample, delimiter) for delimiter in DELIMITERS), key=_fit)

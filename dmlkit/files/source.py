@@ -152,7 +152,7 @@ def _config(folder: Path) -> dict[str, Any]:
 def require_source(path: Path) -> Kind:
     """Return what a path is: a run, embeddings, a gallery or an array."""
     kind = kind_of(path)
-    if kind == "images" and path.is_file() and path.suffix.lower() in TABLES and path.suffix != ".json":
+    if kind == "images" and path.is_file() and path.suffix.lower() in TABLES and path.suffix.lower() != ".json":
         return "array"  # with paths too, or without vectors, which is reported when it is read
     if kind == "images":
         refuse_other_models(path)

@@ -153,10 +153,12 @@ def calibrate_by_value(
             calibrations[value] = calibrate_gallery(path, where=where, **options)
         except UserError as error:
             calibrations[value] = error
-            calibration_file(path, where).unlink(missing_ok=True)
+            with writing(path):
+                calibration_file(path, where).unlink(missing_ok=True)
     if any(isinstance(outcome, Identification) for outcome in calibrations.values()):
         whole = whole.model_copy(update={"column": name})  # last, so that an interrupted command changes no threshold
-        whole.write(calibration_file(path, None))
+        with writing(path):
+            whole.write(calibration_file(path, None))
     return whole, calibrations
 
 

@@ -54,7 +54,7 @@ def collate(items: list[Item]) -> Batch:
         stack(inputs) if inputs else torch.empty(0),
         torch.tensor([item.label for item in good], dtype=torch.int64),
         torch.tensor([item.row for item in good], dtype=torch.int64),
-        [item.fault for item in items if item.input is None],
+        {item.row: item.fault for item in items if item.input is None},
     )
 
 

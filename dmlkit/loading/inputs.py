@@ -33,7 +33,11 @@ class Batch(NamedTuple):
     inputs: Tensor  # (B, 3, S, S) uint8; (B, F) float32 for vectors
     labels: Tensor  # (B,) int64
     indices: Tensor  # (B,) int64, into the dataset
-    faults: list[str]  # one message per sample that could not be read
+    lost: dict[int, str]  # a message per sample that could not be read, by its index
+
+    @property
+    def faults(self) -> list[str]:
+        return list(self.lost.values())
 
 
 class Inputs(torch.utils.data.Dataset[Item], ABC):

@@ -167,7 +167,7 @@ def read_regions(
         Function of the position of an image in ``rows`` and of its height and width: its mask (H, W) bool.
     """
     option = f"--evidence {table}"
-    if any(dataset.box(int(row)) is not None for row in rows[:1]):
+    if any(dataset.box(row) is not None for row in rows.tolist()):
         raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
     other = other_table(table, config if isinstance(config, TableConfig) else None)
     root = None if other.root is None else Path(other.root)

@@ -71,10 +71,6 @@ class Ranking:
             single_shot=self.single_shot,
         )
 
-    def cut(self, k: int) -> Tensor:
-        """Return min(k, gallery), (Q,) int64."""
-        return self.gallery.clamp(max=k)
-
     def hits_within(self, limit: Tensor) -> Tensor:
         """Compute the expected number of hits among the first ``limit`` (Q,) items, (Q,) float64."""
         return ((limit[:, None] - self.above).double() / self.tied).clamp(0, 1).sum(1)

@@ -71,12 +71,10 @@ class SpectrumConfig(MetricConfig, frozen=True):
 
 def singular_shares(embeddings: Tensor) -> Tensor:
     """Compute the min(N, D) singular values of (N, D), largest first, divided by their sum, in float64."""
-    rows = embeddings.split(2**14)
-    if len(embeddings) < embeddings.shape[1]:
-        gram = embeddings.double() @ embeddings.double().T
-    else:
-        gram = torch.stack([block.double().T @ block.double() for block in rows]).sum(0)
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(0)
+    triangle = embeddings.new_empty(0, embeddings.shape[1], dtype=torch.float64)
+    for block in embeddings.split(2**14):  # those of the products would be wrong below 1e-8 of the largest
+        triangle = torch.linalg.qr(torch.cat([triangle, block.double()]), mode="r").R
+    values = torch.linalg.svdvals(triangle)
     return values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
 
 

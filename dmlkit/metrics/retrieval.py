@@ -23,7 +23,8 @@ class CutoffConfig(MetricConfig, frozen=True, abstract=True):
         return self.k
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {name: self.at(ranking, ranking.cut(k)) for name, k in zip(self.names(), self.k, strict=True)}
+        cutoffs = zip(self.names(), self.k, strict=True)
+        return {name: self.at(ranking, ranking.gallery.clamp(max=k)) for name, k in cutoffs}
 
     @abstractmethod
     def at(self, ranking: Ranking, k: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor
+from torch.linalg import matrix_norm
 
 from dmlkit.component import Requirement, recipe_key
-from dmlkit.manifolds.products import safe_sqrt
 from dmlkit.regularizers.base import Regularizer
 
 GraphForm = Literal["propagated", "graphs", "bound"]
@@ -67,16 +67,11 @@ class GraphConsistency(Regularizer, name="graph_consistency"):
         graphs = [torch.exp(-distances / sigma) * used_pairs for distances in squared]  # S', S'' (H, H)
         if self.form == "graphs":
             return (graphs[0] - graphs[1]).square().sum()
-        propagated = frobenius(graphs[0] @ draws[0] - graphs[1] @ draws[1])
+        propagated = matrix_norm(graphs[0] @ draws[0] - graphs[1] @ draws[1])
         if self.form == "propagated":
             return propagated
-        inverse = frobenius(torch.linalg.pinv(draws[0]))
-        return (propagated + frobenius(graphs[1]) * frobenius(draws[1] - draws[0])) * inverse
-
-
-def frobenius(matrix: Tensor) -> Tensor:
-    """Compute the Frobenius norm, with gradient 0 at 0."""
-    return safe_sqrt(matrix.square().sum())
+        inverse = matrix_norm(torch.linalg.pinv(draws[0]))
+        return (propagated + matrix_norm(graphs[1]) * matrix_norm(draws[1] - draws[0])) * inverse
 
 
 @torch.no_grad()

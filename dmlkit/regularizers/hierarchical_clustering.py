@@ -140,7 +140,6 @@ def triplet_costs(depth: Tensor, similarity: Tensor, temperature: float) -> Tens
     Args:
         depth: d_o of each two points, (N, N).
         similarity: w, (N, N).
-        temperature: tau, in units of the depth.
     """
     pairs = triplet_pairs(len(depth)).to(depth.device)
     depth, weights = (matrix.flatten().gather(0, pairs.flatten()).view(3, -1) for matrix in (depth, similarity))

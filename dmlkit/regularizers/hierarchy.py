@@ -125,8 +125,6 @@ def triplet_values(distance: Tensor, triplets: DrawnTriplets, margin: float, tem
 
     Args:
         distance: (N, P), from each of N points to each of P proxies.
-        margin: delta, in units of the distance.
-        temperature: tau, in units of the distance.
     """
     of_i, of_j, of_k = distance[:, None], distance[triplets.related], distance[triplets.unrelated]  # (N, T or 1, P)
     farther = torch.maximum(of_i, of_j)

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
@@ -81,9 +82,9 @@ class Client:
             with urlopen(Request(self.url + path, data, headers), timeout=self.timeout) as response:
                 return json.load(response)
         except HTTPError as error:
-            text = error.read().decode(errors="replace")
-            known = text.startswith("{") and json.loads(text).get("error")
-            reason = known or f"status {error.code}; is this a server of dmlkit serve?"
+            reason = f"status {error.code}; is this a server of dmlkit serve?"
+            with suppress(OSError, HTTPException, ValueError, LookupError, TypeError):  # a page of another server
+                reason = str(json.load(error)["error"])
         except URLError as error:
             reason = f"no server answers: {error.reason}"
             if isinstance(error.reason, BrokenPipeError | ConnectionResetError):

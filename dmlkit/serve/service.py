@@ -257,12 +257,16 @@ class Service:
                     with atomic_write(place) as partial:
                         partial.write_bytes(content)
                     new.append(place)
-        change = add_images(self.source, listed, trained=self.embedder.trained, model=self.chosen)
-        if change.added < len(new):  # but another process may have added the same image meanwhile
-            stored = set(map(os.path.basename, GalleryFolder(self.source).paths))
-            for place in new:
-                if place.name not in stored:
-                    place.unlink(missing_ok=True)
+        added = 0
+        try:
+            change = add_images(self.source, listed, trained=self.embedder.trained, model=self.chosen)
+            added = change.added
+        finally:
+            if added < len(new):  # but another process may have added the same image meanwhile
+                stored = set(map(os.path.basename, GalleryFolder(self.source).paths))
+                for place in new:
+                    if place.name not in stored:
+                        place.unlink(missing_ok=True)
         messages = [*change.repeated, *change.skipped]
         for path, name in names.items():
             messages = [message.replace(path, name) for message in messages]

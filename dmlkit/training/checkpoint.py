@@ -81,7 +81,7 @@ class State:
 
     epoch: int = 0  # finished epochs
     step: int = 0  # finished steps of the current epoch
-    loss_sums: list[float] = field(default_factory=list[float])  # over those steps: of the loss, then of its terms
+    loss_sums: list[float] = field(default_factory=list[float])  # over those: number with images, loss and its terms
     seconds: float = 0.0  # of training and validation, over all sessions
     best: dict[str, Any] | None = None  # epoch and validation metrics of the best checkpoint so far
     skipped: list[str] = field(default_factory=list[str])  # images that could not be read, without duplicates

@@ -228,7 +228,7 @@ def fit(
                         state.seconds += time.perf_counter() - started
                         save(experiment, writer, ranks, state)
                         raise TrainingStoppedError(f"stopped in epoch {state.epoch + 1} after step {state.step}")
-            refuse_nothing_read(batches.start + images_seen, state.skipped, "the training split")
+            refuse_nothing_read(len(state.loss_sums), state.skipped, "the training split")
             check_weights(experiment, state, run)
             pace = Pace(images_seen, time.perf_counter() - started, loader.seconds, is_whole=batches.start == 0)
             row = finish_epoch(experiment, data, writer, ranks, state, pace)
@@ -277,7 +277,7 @@ def finish_epoch(
     """Validate, write the row of the epoch, and save the checkpoint if it is the best so far."""
     writer.wait()  # every epoch in metrics.jsonl has a checkpoint, except the last one
     settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, experiment.steps
-    loss, *terms = (total / steps for total in state.loss_sums)
+    loss, *terms = (total / state.loss_sums[0] for total in state.loss_sums[1:])
     state.epoch, state.step, state.loss_sums = state.epoch + 1, 0, []
     metrics: dict[str, float] | None = None
     is_last = state.epoch == settings.trained_epochs
@@ -378,7 +378,8 @@ def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
     for offset, row in enumerate(rows):
         if not isfinite(row[0]):
             raise diverged(state.step - len(rows) + offset + 1, f"losses ({row[0]})", state, run)
-        state.loss_sums = [total + value for total, value in zip(state.loss_sums or [0.0] * len(row), row, strict=True)]
+        sums = state.loss_sums or [0.0] * (1 + len(row))
+        state.loss_sums = [total + value for total, value in zip(sums, (1.0, *row), strict=True)]
     pending.clear()
     return rows[-1][0] if rows else float("nan")
 

@@ -147,12 +147,12 @@ class PartEmbedder:
                 report: Advance = (lambda _: None) if parts else advance
                 keep = features_by(local)
                 parts.append(embed_batches(model, job.dataset, watched, len(rows), self.ranks, report, keep))
-            part = parts[0] if len(parts) == 1 else fused(self.trained, parts)
+            part = parts[0] if len(parts) == 1 else fused(self.trained, parts, rows.tolist())
             points, lost = part.points.to(job.dtype), np.setdiff1d(rows, part.indices.numpy())
             if not points.isfinite().all():
                 name = job.dataset.paths[int(part.indices[(~points.isfinite()).any(1)][0])]
                 raise UserError(f"{name}: its features exceed {torch.finfo(job.dtype).max:,.0f}; {LIVE}")
-            faults = dict(zip(names_of(job.keys[lost]), part.faults, strict=False))
+            faults = dict(zip(names_of(job.keys[lost]), part.faults, strict=True))
             no_features = torch.empty(0, *local.shape, dtype=torch.float16) if local else None
             features = no_features if part.local is None else part.local
             write_part(job.path, job.keys[part.indices.numpy()], points, features, faults)

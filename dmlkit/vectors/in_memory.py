@@ -34,7 +34,7 @@ class Embeddings(NamedTuple):
     points: Tensor  # (N, D) float32 on the CPU
     labels: Tensor  # (N,) int64
     indices: Tensor  # (N,) int64, into the dataset
-    faults: list[str]  # one message per image that could not be read
+    faults: list[str]  # one message per image that could not be read, in their order
     local: Tensor | None = None  # (N, P, C) float16, local features, if they were computed with the points
 
 
@@ -93,24 +93,26 @@ def embed_batches(
     if keep and ranks.world_size > 1:
         raise UserError(f"--with {LOCAL}: runs in one process, got {ranks.world_size}; start it without ranks")
     points, rows = torch.zeros(most, model.manifold.point_dim), torch.full((most,), -1)
-    faults, local, filled = list[str](), list[Tensor](), 0
+    lost, local, filled = dict[int, str](), list[Tensor](), 0
     with kept_maps(model) if keep else nullcontext(list[Tensor]()) as maps:
         for batch in batches:
-            faults += batch.faults
+            lost |= batch.lost
             if len(batch.labels):
                 into = slice(filled, filled + len(batch.labels))
                 points[into] = model(batch.inputs.to(ranks.device)).float().cpu()
                 rows[into] = batch.indices
                 filled = into.stop
                 local += [keep(maps.pop())] if keep else []
-            advance((len(batch.labels) + len(batch.faults)) * ranks.world_size)
+            advance((len(batch.labels) + len(batch.lost)) * ranks.world_size)
     if ranks.world_size > 1:
         points, rows = (gather_rows(ranks, tensor.to(ranks.device)).cpu() for tensor in (points, rows))
-        faults = gather_lists(ranks, faults)
+        lost = dict(gather_lists(ranks, list(lost.items())))
     is_filled = rows >= 0
     points, rows = points[is_filled], rows[is_filled]
     check_points(model.manifold, points, lambda row: str(dataset.paths[int(rows[row])]), UNSOUND)
-    return Embeddings(points, dataset.labels[rows], rows, faults, torch.cat(local) if local else None)
+    return Embeddings(
+        points, dataset.labels[rows], rows, [lost[row] for row in sorted(lost)], torch.cat(local) if local else None
+    )
 
 
 def embed_images(
@@ -123,7 +125,8 @@ def embed_images(
 ) -> Embeddings:
     """Embed the images of a dataset that are not known; those that cannot be read are reported in the result."""
     if trained.fusion is not None and known is None:
-        return fused(trained, [embed_images(member, ranks, dataset, source, bar) for member in trained.members])
+        parts = [embed_images(member, ranks, dataset, source, bar) for member in trained.members]
+        return fused(trained, parts, range(len(dataset)))
     dataset.limit(trained.recipe.dataset.max_pixels)
     missing: Sequence[int] = range(len(dataset))
     if known is not None:
@@ -150,15 +153,17 @@ def embed_images(
     return embeddings
 
 
-def fused(trained: TrainedModel, parts: Sequence[Embeddings]) -> Embeddings:
-    """Join the embeddings of the two models of a fusion; images that only one of them could read are left out."""
+def fused(trained: TrainedModel, parts: Sequence[Embeddings], images: Sequence[int]) -> Embeddings:
+    """Join the embeddings of images by the two models of a fusion; what only one of them could read is left out."""
     assert trained.fusion is not None
     first, second = parts
     rows = [torch.isin(one.indices, other.indices) for one, other in ((first, second), (second, first))]
     points = [part.points[mask].to(trained.device) for part, mask in zip(parts, rows, strict=True)]
     joined = join([member.manifold for member in trained.members], points, trained.fusion.share).cpu()
-    faults = list(dict.fromkeys(first.faults + second.faults))
-    return Embeddings(joined, first.labels[rows[0]], first.indices[rows[0]], faults)
+    lost: dict[int, str] = {}
+    for part in (second, first):
+        lost |= zip(sorted(set(images).difference(part.indices.tolist())), part.faults, strict=True)
+    return Embeddings(joined, first.labels[rows[0]], first.indices[rows[0]], [lost[row] for row in sorted(lost)])
 
 
 def features_of(

@@ -30,10 +30,8 @@ def split_embeddings(
     """
     if trained.fusion is not None:
         runs = [(member.run or run, member) for member in trained.members]
-        return fused(
-            trained,
-            [split_embeddings(member_run, member, ranks, dataset, split, bar=bar) for member_run, member in runs],
-        )
+        parts = [split_embeddings(member_run, member, ranks, dataset, split, bar=bar) for member_run, member in runs]
+        return fused(trained, parts, range(len(dataset)))
     source = f"the {split} split of {run.path}"
 
     def compute(job: FillJob, numbers: list[int], advance: Advance) -> None:
@@ -73,7 +71,8 @@ def embed_files(trained: TrainedModel, ranks: Ranks, dataset: Dataset, source: s
     model that computes them are computed with the points, so that no image passes the network twice.
     """
     if trained.fusion is not None:
-        return fused(trained, [embed_files(member, ranks, dataset, source, bar) for member in trained.members])
+        parts = [embed_files(member, ranks, dataset, source, bar) for member in trained.members]
+        return fused(trained, parts, range(len(dataset)))
     known = known_points(trained, dataset) if ranks.is_global_zero and trained.local is None else None
     return embed_images(trained, ranks, dataset, source, bar, ranks.broadcast(known))
 

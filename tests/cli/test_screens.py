@@ -165,7 +165,7 @@ def test_a_message_has_a_most_of_lines_and_of_characters_u7():
     assert lines_of(str(raised.value))[-1] == "and 880 more"
 
 
-@pytest.mark.parametrize("columns", ["40", "1", "0", "-5", "many"])
+@pytest.mark.parametrize("columns", ["40", "1", "0", "-5", "\u00b2", "many"])
 def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatch, columns: str):
     monkeypatch.setenv("COLUMNS", columns)
     prepare_environment()

@@ -117,6 +117,13 @@ def test_what_is_wrong_with_a_folder_is_one_line(rows, photos, tmp_path, monkeyp
         HfConfig(root=str(tmp_path / "rows")).build("train")
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"features": {"image": 3}}'])
+def test_a_damaged_description_is_one_line(content: str, rows: Any, tmp_path: Path):
+    rows.save_to_disk(str(tmp_path / "rows"))
+    (tmp_path / "rows/dataset_info.json").write_text(content)
+    refuses(r"rows", lambda: dataset_at(tmp_path / "rows").build("test"))
+
+
 @pytest.mark.parametrize("kind", ["saved", "parquet", "file"])
 def test_stored_images_are_recognized_with_their_columns(kind: str, rows: Any, photos: Path, tmp_path: Path):
     renamed = rows.rename_columns({"image": "photo", "label": "species"})

@@ -70,6 +70,12 @@ def test_boxes_of_several_objects_are_not_passed_over(home: Path, caplog: pytest
     assert "'objects' has boxes, which are not read; write a row per box, with x1, y1, x2, y2" in caplog.text
 
 
+def test_a_line_of_json_may_have_the_line_ends_of_unicode(home: Path):
+    file = home / "t.jsonl"
+    file.write_text('{"path": "cam1/a.jpg", "label": "red\u2028fox"}\r\n{"path": "cam2/c.jpg", "label": "a\x85b"}\n')
+    assert rows(file, "path", "label") == [["cam1/a.jpg", "red\u2028fox"], ["cam2/c.jpg", "a\x85b"]]
+
+
 @pytest.mark.parametrize("line", ["[1]", '{"path":', "7"])
 def test_a_line_that_is_no_object_is_named(home: Path, line: str):
     with one_line(r"t.jsonl:2: .*expected (a JSON object|objects)"):
@@ -110,6 +116,14 @@ def test_images_of_coco_lie_next_to_the_folder_of_annotations(home: Path):
     assert list(images_at(file).paths) == [f"{home}/images/a.jpg"]
 
 
+def test_an_unknown_category_of_coco_is_a_fault(home: Path):
+    annotations = [{"image_id": 1, "category_id": 7, "bbox": [1, 2, 3, 4]}]
+    data = {"images": [{"id": 1, "file_name": "cam1/a.jpg"}], "annotations": annotations}
+    file = write(home / "c.json", data | {"categories": [{"id": 0, "name": "fox"}]})
+    refuses(r"c.json: annotations.0: category_id 7 is not one of the categories", read_images, file)
+    assert rows(write(file, data), "label") == [[None]]  # boxes of a detector, without any names
+
+
 def test_an_annotation_without_a_category_has_no_label(home: Path):
     """Although a category has the id 0."""
     annotations = [{"image_id": 1, "bbox": [1, 2, 3, 4]}, {"image_id": 1, "category_id": 0, "bbox": [4, 3, 2, 1]}]
@@ -147,6 +161,7 @@ def test_detectors(home: Path, caplog: pytest.LogCaptureFixture):
     del animal["classifications"]
     file = write(home / "sn.json", {"predictions": [one]})
     assert rows(file, "path", "species", *SIDES) == [["cam1/a.jpg", "red fox", 6, 9, 18, 13.5]]
+    assert rows(write(file, {"images": images, "predictions": [one]} | names), "path", images=home) == [["cam1/a.jpg"]]
 
 
 @pytest.mark.parametrize(
@@ -344,6 +359,8 @@ def test_pascal_voc(home: Path):
     write(home / "y/train/a.xml", voc("a.jpg", ("fox", 1, 2, 3, 4)))  # as Roboflow writes them, next to the images
     write(home / "y/valid/b.xml", voc("b.jpg", ("owl", 1, 2, 3, 4)))
     assert rows(home / "y", "path", "label") == [["train/a.jpg", "fox"], ["valid/b.jpg", "owl"]]
+    (home / "y/train/a.xml").rename(home / "y/train/a.XML")
+    assert rows(home / "y", "path", "label") == [["train/a.jpg", "fox"], ["valid/b.jpg", "owl"]]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +385,7 @@ def test_a_data_set_of_yolo(tmp_path: Path):
     trees.photos(tmp_path, ("train/images/a.jpg", "train/images/sub/b.png", "valid/images/c.jpg"))
     trees.photo(tmp_path / "train/images/lone.jpg", 9)
     write(tmp_path / "train/labels/a.txt", "1 0.5 0.5 0.5 0.5\n0 0.25 0.25 0.5 0.5\n")
-    write(tmp_path / "train/labels/sub/b.txt", "0 0.5 0.5 0.5 0.5\n")
+    write(tmp_path / "train/labels/sub/b.TXT", "0 0.5 0.5 0.5 0.5\n")
     write(tmp_path / "train/labels/absent.txt", "0 0.5 0.5 0.5 0.5\n")
     write(tmp_path / "valid/labels/c.txt", "1 0.25 0.25 0.75 0.25 0.5 0.75\n")
     file = write(tmp_path / "data.yaml", "train: ../train/images\nval: valid/images\nnc: 2\nnames: {0: Amy, 1: Bob}\n")
@@ -660,6 +677,7 @@ def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Cli, tmp
         ),
         ("data.yaml", "names:\ntrain: .\n", "data.yaml: names: got None, expected the names of the classes"),
         ("data.yaml", "names: 3\ntrain: .\n", "data.yaml: names: got 3, expected the names of the classes"),
+        ("data.yaml", "names: [fox]\ntrain: 5\n", "data.yaml: train: '5' is no folder below"),
         ("Annotations/a.xml", voc("a.jpg"), "lists no images; .*left out: 1 image without objects"),
         ("metadata.jsonl", '{"label": "fox"}', "metadata.jsonl: has no column 'path'.*; it has label"),
     ],

@@ -195,6 +195,12 @@ def test_tables_without_regions_are_refused(rows: str, message: str, folder: Pat
     refuses(message, evidence_of, trained, dataset, embeddings, "map@r", str(table))
 
 
+def test_images_of_which_one_is_a_box_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
+    monkeypatch.setattr(dataset, "box", lambda row: Box(0, 0, 5, 5) if row == 3 else None)
+    refuses("are cropped to boxes", evidence_of, trained, dataset, embeddings, "map@r", str(folder / "boxes.csv"))
+
+
 def test_regions_are_read_by_the_names_of_columns_of_the_recipe(folder: Path, caplog: pytest.LogCaptureFixture):
     """Without a word on columns, although the table has no label."""
     trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))

@@ -3,6 +3,8 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
 from dmlkit.vectors.fusion import ModelChoice, join
+from dmlkit.vectors.in_memory import Embeddings, fused
 from tests.conftest import Cli
 from tests.vectors.stored import split_of
 
@@ -40,6 +43,19 @@ def test_the_cosine_of_joined_points_is_the_weighted_mean(share: float):
         expected = expected + weight * rows @ rows.T
     found = join(spaces, points, share)
     assert (found @ found.T).numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_each_image_that_a_fusion_cannot_read_has_its_message():
+    """Also two boxes of one file, whose messages are equal, and an image that only one of the models cannot take."""
+    members = [SimpleNamespace(manifold=space) for space in SPACES]
+    trained: Any = SimpleNamespace(fusion=SimpleNamespace(share=0.5), members=members, device="cpu")
+    parts = [
+        Embeddings(drawn(1, len(rows), 1.0, 1), torch.zeros(len(rows)), torch.tensor(rows), faults)
+        for rows, faults in (([2, 6, 8, 9], ["a: damaged"] * 2), ([2, 6, 8], ["a: damaged"] * 2 + ["b: too large"]))
+    ]
+    joined = fused(trained, parts, [2, 3, 5, 6, 8, 9])
+    assert joined.indices.tolist() == [2, 6, 8]
+    assert joined.faults == ["a: damaged", "a: damaged", "b: too large"]
 
 
 @pytest.mark.parametrize(("together", "says"), [(0.5, True), (0.7, False)])

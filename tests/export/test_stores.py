@@ -322,6 +322,21 @@ def test_a_kill_leaves_the_table_that_was_there(kind: Any, tmp_path: Path, targe
         assert len(stored_in(kind, store).rows) == 5 and len(tables_in(kind, store)) == 1
 
 
+def test_collections_of_other_tables_are_no_remains(tmp_path: Path):
+    folder, store = EmbeddingFolder(embeddings_at(tmp_path / "out")), str(tmp_path / "qdrant")
+    export_to_store(folder, "qdrant", store, "birds-2020", overwrite=False)
+    client = QdrantClient(path=store)
+    client.update_collection_aliases(
+        [models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name="birds-2020"))]
+    )
+    client.close()
+    export_to_store(folder, "qdrant", store, "birds", overwrite=False)
+    client = QdrantClient(path=store)
+    names = sorted(collection.name.rpartition("-")[0] for collection in client.get_collections().collections)
+    client.close()
+    assert names == ["birds", "birds-2020"]
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     out = embeddings_at(tmp_path / "out")
     dmlkit("export", out, "--format", "npz", "--table", "x").refused("--table applies only to stores")

@@ -35,6 +35,7 @@ def csv_of(header: str | None, rows: list[list[Any]], delimiter: str = ",") -> C
 
 
 ROWS = [[float(number) for number in row] for row in X]
+LINES = "".join(f"{name},{','.join(map(str, row))}\n" for name, row in zip(NAMES, ROWS, strict=True))
 TABLE = pa.table({"class": NAMES, "vector": ROWS})
 FORMATS: dict[str, Callable[[Path], Any]] = {
     "keys.npz": lambda path: np.savez(path, embeddings=X, labels=NAMES),
@@ -60,6 +61,7 @@ FORMATS: dict[str, Callable[[Path], Any]] = {
         [[name, *(str(x).replace(".", ",") for x in row)] for name, row in zip(NAMES, ROWS, strict=True)],
         ";",
     ),
+    "utf16.csv": lambda path: path.write_text("label,e0,e1,e2,e3,e4\n" + LINES, encoding="utf-16"),
     "tabs.tsv": csv_of("label\te0\te1\te2\te3\te4", [[n, *r] for n, r in zip(NAMES, ROWS, strict=True)], "\t"),
 }
 

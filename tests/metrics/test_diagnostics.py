@@ -84,14 +84,16 @@ def test_the_density_of_classes_around_one_centre_is_finite_t13():
     assert figures["inter_distance"] == 0 and 1e9 < figures["density"] < float("inf")
 
 
+@pytest.mark.parametrize("repeats", [False, True])  # a coordinate, whose singular value is 0
 @pytest.mark.parametrize("dim", [4, 30])  # fewer directions than points, and more
-def test_spectrum_against_numpy(dim):
+def test_spectrum_against_numpy(dim, repeats):
     points = torch.randn(10, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * torch.arange(
         1, dim + 1
     )
+    points[:, 0] = points[:, 1] if repeats else points[:, 0]
     figures = retrieval_metrics(points, LABELS, manifold=Euclidean(dim), metrics=["spectrum"])
     shares = np.linalg.svd(points.numpy(), compute_uv=False)
-    shares /= shares.sum()
+    shares = (shares / shares.sum()).clip(1e-12)
     uniform = np.full(len(shares), 1 / len(shares))
     assert figures["spectral_decay"] == pytest.approx(entropy(uniform, shares), rel=1e-6)
     assert figures["effective_rank"] == pytest.approx(np.exp(entropy(shares)), rel=1e-6)

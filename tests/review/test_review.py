@@ -233,6 +233,16 @@ def test_answers_are_compared_after_case_and_a_final_dot(tmp_path: Path, said: s
     assert state.statement().corrected == (label != "a")
 
 
+def test_embeddings_and_arrays_can_be_reviewed(dmlkit, inbox: tuple[Path, Path], place: Path, tmp_path: Path):  # noqa: F811
+    gallery, images = inbox
+    stored = tmp_path / "stored"
+    assert dmlkit("embed", place / "run", images, "-o", stored, "--device", "cpu").code == 0
+    assert dmlkit("review", gallery, stored, "-o", tmp_path / "a").code == 0
+    assert {Path(row["path"]) for row in csv_rows(tmp_path / "a/labels.csv")} == set(images.iterdir())
+    dmlkit("review", gallery, stored / "embeddings.npy", "-o", tmp_path / "b").ok()
+    assert [row["path"] for row in csv_rows(tmp_path / "b/labels.csv")] == [f"row {number}" for number in range(6)]
+
+
 def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
     gallery, images = inbox
     words, table = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu"), tmp_path / "r/questions.csv"

@@ -331,6 +331,19 @@ def test_the_file_of_an_image_that_another_process_adds_meanwhile_is_kept(client
     assert Path(image["path"]).read_bytes() == new.read_bytes()
 
 
+def test_an_addition_that_fails_leaves_no_files(client, gallery, place, monkeypatch):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise UserError("the gallery is being changed")
+
+    new, kept = asked(place)[:2]
+    assert client.post("/v1/gallery/add?label=heron", files=sent(kept)).json()["added"] == 1
+    before = sorted((gallery / "uploads").iterdir())
+    monkeypatch.setattr(serving, "add_images", fail)
+    assert "is being changed" in client.post("/v1/gallery/add?label=heron", files=sent(new)).json()["error"]
+    assert client.post("/v1/gallery/add?label=heron", files=sent(kept)).status_code == 409
+    assert sorted((gallery / "uploads").iterdir()) == before and len(before) == 1
+
+
 def test_changes_of_other_processes_are_seen(client: TestClient, gallery: Path, place: Path):
     assert client.get("/v1/info").json()["images"] == 16
     remove_images(gallery, labels=["crow"])
@@ -490,6 +503,9 @@ def test_the_client_reports_a_server_that_does_not_answer_in_time():
     ("answer", "message"),
     [
         (b"HTTP/1.1 404 Not Found\r\ncontent-length: 6\r\n\r\n<html>", "status 404; is this a server of dmlkit serve"),
+        (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 5\r\n\r\n{oops", "status 502; is this a server of dmlkit serve"),
+        (b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\n[1]", "status 400; is this a server of dmlkit serve"),
+        (b"HTTP/1.1 400 Bad Request\r\ncontent-length: 9\r\n\r\n{", "status 400; is this a server of dmlkit serve"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>", "is not JSON"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", "connection ended before the answer"),
         (b"", "connection ended before the answer"),

@@ -622,6 +622,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
             "dataset.validation_fraction: 0",
             "validation classes are needed to select the checkpoint",
         ),
+        ("loss.margin: 0.3", "dataset.split: all", "large has dataset.split all, which leaves no test classes; use"),
         ("recipe: tiny.yaml", "recipe: ../../secret.txt", "study.yaml:4: recipe: ../../secret.txt is outside"),
         ("recipe: tiny.yaml", "recipe: /etc/passwd", "study.yaml:4: recipe: /etc/passwd is absolute"),
         ("recipe: tiny.yaml", 'recipe: "a\\0b"', "study.yaml:4: recipe: got 'a\\x00b', expected the path of a file"),

@@ -395,7 +395,11 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     assert dmlkit("compare", first, fresh, "-o", tmp_path / "t.md", "--device", "cpu").code == 0
     assert "| pretrained (first) |" in (tmp_path / "t.md").read_text()
     other = dmlkit("compare", first, second, "--device", "cpu", "--set", "transform.size=20")
-    assert "was not evaluated like this; for that: dmlkit eval" in " ".join(other.out.split())
+    again = f"dmlkit eval {first} --checkpoint pretrained --set transform.size=20"
+    assert f"was not evaluated like this; for that: {again}" in " ".join(other.out.split())
+    assert dmlkit(*again.split()[1:]).code == 0
+    other = dmlkit("compare", first, second, "--device", "cpu", "--set", "transform.size=20")
+    assert f"for that: {again}" not in " ".join(other.out.split())
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ class CocoReader(Reader):
             label = None if annotation.category_id is None else labels.get(annotation.category_id)
             if annotation.image_id not in images:
                 faults.append(f"{where}: image_id {annotation.image_id!r} is not one of the images")
+            elif labels and annotation.category_id is not None and label is None:
+                faults.append(f"{where}: category_id {annotation.category_id!r} is not one of the categories")
             elif annotation.box is None and label == EMPTY:
                 empty += 1
             elif annotation.box is None and annotation.image_id in boxed:

@@ -74,7 +74,7 @@ def _folders(file: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Path
     """
     for key, split in SPLITS.items():
         names: Any = content.get(key) or []
-        for name in [names] if isinstance(names, str) else names:
+        for name in names if isinstance(names, list) else [names]:
             joined = Path(str(content.get("path") or "")) / str(name)
             tried = (str(joined), str(name), str(name).removeprefix("../"))
             safe = (inside(file.parent, candidate) for candidate in tried)

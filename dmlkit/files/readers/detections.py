@@ -52,7 +52,7 @@ class MegaDetectorReader(Reader):
         animals = {number for number, name in data.detection_categories.items() if name == ANIMAL}
         animals, names = animals if self.key == "images" else {"1"}, data.classification_categories
         videos = failed = without = others = 0
-        for number, image in zip(numbers[self.key], [*data.images, *data.predictions], strict=True):
+        for number, image in zip(numbers[self.key], getattr(data, self.key), strict=True):
             if Path(image.file).suffix.lower() in VIDEOS:
                 videos += 1
                 continue

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ class MarketReader(Reader):
 
 def _homes(path: Path) -> Iterator[Path]:
     yield path
-    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    if len(folders) == 1:
-        yield folders[0]
+    with suppress(OSError):  # a folder that cannot be read is reported where its images are listed
+        folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        yield from folders if len(folders) == 1 else []
 
 
 def _parts(path: Path) -> dict[str, Path]:

@@ -92,11 +92,12 @@ class JsonRowsReader(Reader):
 
         rows, places = dict[str, list[str | None]](), list[str]()
         text = read_text(path)
-        entries = enumerate(text.splitlines(), start=1)
-        lines = [(f"{path}:{number}", line) for number, line in entries if line.strip()]
         if path.suffix.lower() == ".json":
             entries = enumerate(_parsed(str(path), text, "file"), start=1)
             lines = [(f"{path}: row {number}", row) for number, row in entries]
+        else:
+            entries = enumerate(text.split("\n"), start=1)  # splitlines also cuts at U+2028, which a string may have
+            lines = [(f"{path}:{number}", line) for number, line in entries if line.strip()]
         if not lines:
             raise UserError(f"{path}: this file has no rows; expected a JSON object per line, or a list of them")
         for count, (where, line) in enumerate(lines):

@@ -33,7 +33,7 @@ class VocReader(Reader):
         )
         root = folder.parent if is_next_to_images else folder
         rows, places, faults, without = list[Mapping[str, object]](), list[str](), list[str](), 0
-        for file in [path] if path.is_file() else sorted(path.rglob("*.xml")):
+        for file in [path] if path.is_file() else sorted(path.rglob("*.[xX][mM][lL]")):
             try:
                 image, objects = _parsed(file)
             except UserError as error:

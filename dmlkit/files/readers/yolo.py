@@ -62,7 +62,7 @@ def _is_box(words: list[str]) -> bool:
 
 def text_files(folder: Path) -> list[Path]:
     """Return the text files of labels below a folder, sorted."""
-    return [file for file in sorted(folder.rglob("*.txt")) if file.name != CLASSES]
+    return [file for file in sorted(folder.rglob("*.[tT][xX][tT]")) if file.name != CLASSES]
 
 
 def box_lines(folder: Path, file: Path, faults: list[str]) -> list[BoxLine]:

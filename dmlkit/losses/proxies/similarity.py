@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -47,7 +46,13 @@ def similarity_to(manifold: Manifold, pool: Pool | None) -> Measure:
     """Return the relative similarity to proxies (w, d) as (B, w); to (w, K, d) as (B, K, w), or pooled to (B, w)."""
     # A subclass may define another similarity.
     is_cosine = type(manifold) is Sphere and manifold.similarity_name == "cosine" and manifold.proxies == "features"
-    to_each = Measure(_cosines) if is_cosine else by_autograd(partial(_relative_similarity, manifold))
+    to_each = (
+        Measure(_cosines)
+        if is_cosine
+        else by_autograd(
+            lambda embeddings, proxies: manifold.relative_similarity(embeddings, manifold.proxy_points(proxies))
+        )
+    )
 
     def trace(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:
         if proxies.ndim == 2:
@@ -76,10 +81,6 @@ def by_autograd(function: Callable[[Tensor, Tensor], Tensor]) -> Measure:
         return Traced(similarity.detach(), pull_back)
 
     return Measure(trace, has_graph=True)
-
-
-def _relative_similarity(manifold: Manifold, embeddings: Tensor, proxies: Tensor) -> Tensor:
-    return manifold.relative_similarity(embeddings, manifold.proxy_points(proxies))
 
 
 def _cosines(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) -> Traced:

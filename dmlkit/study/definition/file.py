@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from dmlkit.datasets.base import FOLDS
+from dmlkit.datasets.base import FOLDS, DatasetConfig
 from dmlkit.errors import UserError, counted
 from dmlkit.files.source import require_study_file
 from dmlkit.files.yaml_tree import Key, Tree
@@ -94,11 +94,13 @@ def _variant(
 
 
 def _measured(config: StudyConfig, recipe: Recipe) -> tuple[MetricConfig, ...]:
-    """Return the study's metrics, and the metric that selects the checkpoint."""
+    """Return the study's metrics, and the metric that selects the checkpoint, which may have several names."""
     if config.protocol == "reality_check":
         return recipe.metrics  # the protocol sets its metrics
-    selecting = [metric for metric in recipe.metrics if recipe.training.select_by in metric.names()]
-    return (*metric_configs(config.metrics), *(selecting if recipe.training.select_by not in config.metrics else ()))
+    if (select_by := recipe.training.select_by) in config.metrics:
+        return tuple(metric_configs(config.metrics))
+    selecting = next(metric for metric in recipe.metrics if select_by in metric.names())
+    return tuple(metric_configs([*(name for name in config.metrics if name not in selecting.names()), selecting]))
 
 
 def _axis(config: StudyConfig) -> Axis | None:
@@ -242,14 +244,20 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
             other = first.setdefault(recipe.model_dump_json(), name)
             if other != name:
                 yield method.place, f"{name} trains the same recipe as {other}; each must differ in a key"
-            if study.config.protocol == "official" and recipe.dataset.validation_fraction == 0:
-                text = "has dataset.validation_fraction 0; validation classes are needed to select the checkpoint"
-                yield method.place, f"{name} {text}"
-            if study.config.rotate_folds and recipe.dataset.split != "reality_check":
-                yield method.place, f"{name} has dataset.split {recipe.dataset.split}; only reality_check has folds"
+            yield from ((method.place, f"{name} has {text}") for text in _unsuitable(study.config, recipe.dataset))
             if recipe.training.precision != precision:
                 text = f"{name} has a different training.precision; expected the same in all recipes of a study"
                 yield method.place, text
+
+
+def _unsuitable(config: StudyConfig, dataset: DatasetConfig) -> Iterator[str]:
+    """Yield what of a dataset does not suit a study."""
+    if config.protocol == "official" and "test" not in dataset.own_splits:
+        yield f"dataset.split {dataset.split_text}, which leaves no test classes; use another split"
+    elif config.protocol == "official" and dataset.validation_fraction == 0:
+        yield "dataset.validation_fraction 0; validation classes are needed to select the checkpoint"
+    if config.rotate_folds and dataset.split != "reality_check":
+        yield f"dataset.split {dataset.split_text}; only reality_check has folds"
 
 
 def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str]:
