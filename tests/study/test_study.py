@@ -23,7 +23,7 @@ from dmlkit.cli.app import app
 from dmlkit.distributed import stopping
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.distributed.stopping import stop_signals
-from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Axis, StudyConfig
 from dmlkit.study.definition.file import read_study
@@ -673,6 +673,14 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
 )
 def test_a_fault_alone(dmlkit, tmp_path: Path, old: str, new: str, message: str):
     assert any(message in line for line in faults(dmlkit, tmp_path, STUDY.replace(old, new)))
+
+
+def test_a_metric_that_selects_and_one_that_is_reported_are_measured_once(tmp_path: Path):
+    """Although one of the recipe's metrics has both names."""
+    text = STUDY.replace("{training.epochs: 2}", "{training.epochs: 2, training.select_by: recall@2}")
+    recipe = read_study(write_study(tmp_path, text)).variants[0].candidates[0].recipe
+    assert sorted(name for metric in recipe.metrics for name in metric.names()) == ["ndcg@3", "recall@1", "recall@2"]
+    assert parse_recipe(dump_recipe(recipe), "recipe.yaml") == recipe
 
 
 def test_a_grid_that_is_too_large_is_counted_before_it_is_built_t16(dmlkit, tmp_path: Path):
