@@ -13,6 +13,7 @@ INSTALL = $(PYTHON) -m venv .venv && $(BIN)/$(PIP_INSTALL) uv && \
 
 .PHONY: setup demo test test-heavy test-oldest lock test-gpu test-postgres test-browser test-trackers lint audit bench clean docs papers fuzz wheel gpu-hour
 .DEFAULT_GOAL := setup
+unexport PYTHONDONTWRITEBYTECODE # some environments turn compiled files off: each command of the demo would take 6 s longer
 
 setup: $(INSTALLED)  ## Install dmlkit and its development tools into .venv
 
@@ -40,8 +41,7 @@ demo: $(FOR_DEMO)  ## Install what the demo needs, then train, evaluate, embed a
 	@echo '  .venv/bin/dmlkit train recipes/glyphs/proxy_anchor.yaml -o runs/mine --set "dataset={name: folder, root: PATH}"'
 
 # Stealing tests leaves no long file for the end; the heaviest files are kept whole, since their tests share wheels and runs.
-# Some environments turn compiled files off; each of their many processes would compile dmlkit, those that collect tests 9 s.
-RUN_TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --durations 20
+RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --durations 20
 
 test: setup  ## Run all tests except the heaviest: 7 minutes on 2 cores
 	$(RUN_TESTS) --dist worksteal -m 'not heavy'
