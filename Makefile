@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(call INSTALL,onnx)
 	@touch $@
 
-demo: $(FOR_DEMO)  ## Install what the demo needs, then train, evaluate, embed and export: 2 minutes of work on 2 cores
+demo: $(FOR_DEMO)  ## Install what the demo needs, then train, evaluate, embed and export: 2 minutes on 2 cores
 	$(BIN)/dmlkit train recipes/glyphs/proxy_anchor.yaml --output runs/demo --overwrite
 	$(BIN)/dmlkit eval runs/demo
 	$(BIN)/dmlkit embed runs/demo --split test

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import WORKER_START, Turns, take_turns
 from dmlkit.distributed.device_name import count_cores
+from dmlkit.distributed.launch import count_ranks
 from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
@@ -78,8 +79,8 @@ def limit_workers(cores: int) -> None:
 
 
 def default_workers() -> int:
-    """Return the number of processes that read images by default: one per core, see `limit_workers`."""
-    return min(_most_workers[0], count_cores())
+    """Return the number of processes that read images by default: one per core of a rank, see `limit_workers`."""
+    return min(_most_workers[0], max(1, count_cores() // count_ranks()[1]))
 
 
 def make_loader(

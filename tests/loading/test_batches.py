@@ -51,6 +51,13 @@ def test_a_loader_starts_no_more_processes_than_it_may_or_has_batches(monkeypatc
     assert evaluation_loader(data, None, batch_size=len(data) // 2 + 1).num_workers == 2
     assert evaluation_loader(data, None, batch_size=1, workers=3).num_workers == 3
     assert default_workers() == 8
+    monkeypatch.setenv("WORLD_SIZE", "32")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "32")
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "host"), ("MASTER_PORT", "9")):
+        monkeypatch.setenv(name, value)
+    assert default_workers() == 2  # the ranks of a machine share its cores
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name)
     limit_workers(64 // 16)  # one of 16 trainings
     try:
         assert evaluation_loader(data, None, batch_size=1).num_workers == 4
