@@ -116,12 +116,14 @@ def test_images_of_coco_lie_next_to_the_folder_of_annotations(home: Path):
     assert list(images_at(file).paths) == [f"{home}/images/a.jpg"]
 
 
-def test_an_unknown_category_of_coco_is_a_fault(home: Path):
+def test_an_unknown_category_of_coco_is_counted(home: Path):
     annotations = [{"image_id": 1, "category_id": 7, "bbox": [1, 2, 3, 4]}]
     data = {"images": [{"id": 1, "file_name": "cam1/a.jpg"}], "annotations": annotations}
     file = write(home / "c.json", data | {"categories": [{"id": 0, "name": "fox"}]})
-    refuses(r"c.json: annotations.0: category_id 7 is not one of the categories", read_images, file)
-    assert rows(write(file, data), "label") == [[None]]  # boxes of a detector, without any names
+    table = read_images(file)
+    assert table.notes == [f"{file}: without a label: 1 annotation of a category that it does not list"]
+    assert table.table["label"].to_pylist() == [None]
+    assert read_images(write(file, data)).notes == []  # boxes of a detector, without any names
 
 
 def test_an_annotation_without_a_category_has_no_label(home: Path):

@@ -179,4 +179,4 @@ def test_a_study_needs_test_classes(dmlkit, tiny_recipe, tmp_path):
     study = tmp_path / "study.yaml"
     study.write_text(f"claim: Over seeds\nrecipe: {tiny_recipe.name}\nseeds: [0]\nvariants: {{tiny: {{}}}}\n")
     result = dmlkit("study", study, "-o", tmp_path / "out", "--set", "dataset.split=all")
-    assert result.code == 2 and "dataset.split: got all, which leaves no test classes" in result.err
+    assert result.code == 2 and "tiny has dataset.split all, which leaves no test classes" in result.err

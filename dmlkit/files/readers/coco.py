@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.readers.base import ImageTable, Reader, box_of, counted_out, json_at, table_of, validated
 
 Name = int | str
@@ -69,20 +69,19 @@ class CocoReader(Reader):
         images = {image.id: image for image in data.images}
         boxed = {annotation.image_id for annotation in data.annotations if annotation.box is not None}
         rows, places, sure = list[dict[str, Any]](), list[str](), list[float]()
-        empty = without = 0
+        empty = without = unknown = 0
         for number, annotation in zip(numbers["annotations"], data.annotations, strict=True):
             where = f"{path}: annotations.{number}"
             label = None if annotation.category_id is None else labels.get(annotation.category_id)
             if annotation.image_id not in images:
                 faults.append(f"{where}: image_id {annotation.image_id!r} is not one of the images")
-            elif labels and annotation.category_id is not None and label is None:
-                faults.append(f"{where}: category_id {annotation.category_id!r} is not one of the categories")
             elif annotation.box is None and label == EMPTY:
                 empty += 1
             elif annotation.box is None and annotation.image_id in boxed:
                 without += 1
             else:
                 image = images[annotation.image_id]
+                unknown += bool(labels) and annotation.category_id is not None and label is None
                 row = {"path": image.file_name, "label": label} | _others(image) | _others(annotation)
                 rows.append(row | (box_of(*annotation.box) if annotation.box is not None else {}))
                 places.append(where)
@@ -94,6 +93,10 @@ class CocoReader(Reader):
             (unnamed, "image without annotations", "images without annotations"),
         ]
         notes = counted_out(path, counts)
+        if unknown:
+            notes.append(
+                f"{path}: without a label: {counted(unknown, 'annotation')} of a category that it does not list"
+            )
         root = path.parent.parent if path.parent.name == "annotations" else path.parent  # images lie next to it
         return ImageTable(table_of(rows), path, root, places, confidences=sure, faults=faults, notes=notes)
 
