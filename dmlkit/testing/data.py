@@ -11,7 +11,7 @@ from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import Glyphs
 from dmlkit.loading.inputs import TransformedImages
-from dmlkit.testing.promise import Promise, a_line_of_help_says_what_it_is, expect, hold
+from dmlkit.testing.promise import Promise, expect, hold
 from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform
 from dmlkit.transforms.base import TransformConfig
 
@@ -120,7 +120,6 @@ DATASET: tuple[Promise, ...] = (
     samples_are_of_one_kind_and_stay_the_same,
     building_again_gives_the_same,
     other_processes_can_have_it,
-    a_line_of_help_says_what_it_is,
 )
 
 
@@ -234,13 +233,11 @@ TRANSFORM: tuple[Promise, ...] = (
     a_flat_image_keeps_its_color,
     augmentation_follows_the_draw_alone,
     other_processes_can_have_the_transform,
-    a_line_of_help_says_what_it_is,
 )
 
 AUGMENTATION: tuple[Promise, ...] = (
     images_keep_shape_and_type,
     random_numbers_come_from_torch,
     other_processes_can_have_the_augmentation,
-    a_line_of_help_says_what_it_is,
 )
 """Each takes an augmentation configuration."""

@@ -13,7 +13,6 @@ from dmlkit.regularizers import Regularizer, RegularizerConfig
 from dmlkit.testing.promise import (
     DIM,
     Promise,
-    a_line_of_help_says_what_it_is,
     all_manifolds,
     changed,
     expect,
@@ -265,7 +264,6 @@ TRAINING: tuple[Promise, ...] = (
     bad_batches_are_refused,
     labels_out_of_range_are_refused,
     no_classes_are_refused,
-    a_line_of_help_says_what_it_is,
 )
 """Each takes a loss configuration and a suitable manifold configuration."""
 
@@ -313,7 +311,6 @@ REGULARIZER: tuple[Promise, ...] = (
     inputs_are_left_alone,
     a_step_never_waits_for_the_device,
     the_state_dict_is_complete,
-    a_line_of_help_says_what_it_is,
 )
 """Each takes a regularizer configuration and a manifold configuration."""
 

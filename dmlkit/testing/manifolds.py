@@ -5,16 +5,7 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
 from dmlkit.nearest.search import Gallery
-from dmlkit.testing.promise import (
-    Promise,
-    a_line_of_help_says_what_it_is,
-    changed,
-    expect,
-    expect_close,
-    expect_refused,
-    hold,
-    title,
-)
+from dmlkit.testing.promise import Promise, changed, expect, expect_close, expect_refused, hold, title
 from dmlkit.vectors.index_vectors import index_vectors
 from dmlkit.vectors.manifest import index_of
 
@@ -253,5 +244,4 @@ MANIFOLD: tuple[Promise, ...] = (
     proxies_are_points_either_way,
     half_precision_features_become_exact_points,
     bad_arguments_are_refused,
-    a_line_of_help_says_what_it_is,
 )

@@ -9,16 +9,7 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.heads import Head, HeadConfig
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.pooling import PoolingConfig
-from dmlkit.testing.promise import (
-    Promise,
-    a_line_of_help_says_what_it_is,
-    changed,
-    expect,
-    expect_close,
-    fitting_manifolds,
-    hold,
-    title,
-)
+from dmlkit.testing.promise import Promise, changed, expect, expect_close, fitting_manifolds, hold, title
 
 SIZE = 64  # side length of the images
 NUM_FEATURES = 8  # length of the vectors
@@ -138,7 +129,6 @@ BACKBONE: tuple[Promise, ...] = (
     batch_norms_freeze_as_asked,
     frozen_epochs_have_no_gradients,
     every_pooling_fits,
-    a_line_of_help_says_what_it_is,
 )
 
 
@@ -190,11 +180,7 @@ def what_is_not_tuned_stays_to_the_bit(config: TuningConfig, backbone: BackboneC
     expect(bool(moved) == bool(tuned), f"{tuned} weights are tuned, {len(moved)} tensors changed")
 
 
-TUNING: tuple[Promise, ...] = (
-    what_is_tuned_alone_has_gradients,
-    what_is_not_tuned_stays_to_the_bit,
-    a_line_of_help_says_what_it_is,
-)
+TUNING: tuple[Promise, ...] = (what_is_tuned_alone_has_gradients, what_is_not_tuned_stays_to_the_bit)
 
 
 DIM = 6
@@ -259,7 +245,6 @@ HEAD: tuple[Promise, ...] = (
     outputs_are_points,
     gradients_are_finite_also_at_zero_features,
     half_precision_ends_before_the_manifold,
-    a_line_of_help_says_what_it_is,
 )
 """Each takes a head configuration and a manifold configuration."""
 
@@ -328,5 +313,4 @@ POOLING: tuple[Promise, ...] = (
     gradients_are_finite,
     half_precision_does_not_overflow,
     the_state_dict_is_complete,
-    a_line_of_help_says_what_it_is,
 )

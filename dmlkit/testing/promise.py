@@ -18,6 +18,8 @@ DIM = 8  # features of the manifolds on which components are checked
 def hold(promises: Sequence[Promise], subject: str, *arguments: Any) -> None:
     """Check a component against promises, each called with the arguments, without changing the random state.
 
+    The first argument, its configuration, needs a docstring, see `a_line_of_help_says_what_it_is`.
+
     Example:
         >>> def is_small(number):
         ...     "Check that the number is below 5."
@@ -27,7 +29,7 @@ def hold(promises: Sequence[Promise], subject: str, *arguments: Any) -> None:
         ...
         AssertionError: seven: is_small: check that the number is below 5: got 7
     """
-    for promise in promises:
+    for promise in (a_line_of_help_says_what_it_is, *promises):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             try:
@@ -61,7 +63,7 @@ def expect_refused(call: Callable[[], object], error: type[Exception], pattern: 
         raise AssertionError(f"{what}: expected {error.__name__}, but nothing was raised")
 
 
-def a_line_of_help_says_what_it_is(config: ComponentConfig, *_: object) -> None:
+def a_line_of_help_says_what_it_is(config: object, *_: object) -> None:
     """Check that the configuration's docstring starts with a line of text, which ``dmlkit list`` prints."""
     expect(bool((type(config).__doc__ or "").split("\n")[0].strip()), f"{type(config).__name__} has no docstring")
 

@@ -12,16 +12,7 @@ from dmlkit.miners import Miner, MinerConfig, Triplets
 from dmlkit.optimizers import LearningRateMultipliers, OptimizerConfig
 from dmlkit.samplers.base import SamplerConfig
 from dmlkit.schedules import ScheduleConfig
-from dmlkit.testing.promise import (
-    Promise,
-    a_line_of_help_says_what_it_is,
-    changed,
-    expect,
-    expect_close,
-    expect_refused,
-    fitting_manifolds,
-    hold,
-)
+from dmlkit.testing.promise import Promise, changed, expect, expect_close, expect_refused, fitting_manifolds, hold
 
 SUPER_CLASSES = torch.arange(30) % 3
 LABELS = torch.arange(30).repeat_interleave(20)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
@@ -66,7 +57,6 @@ SAMPLER: tuple[Promise, ...] = (
     batches_depend_on_seed_and_epoch_alone,
     length_and_batch_size_are_honest,
     too_few_images_or_classes_are_refused,
-    a_line_of_help_says_what_it_is,
 )
 
 
@@ -155,7 +145,6 @@ MINER: tuple[Promise, ...] = (
     it_has_no_gradient,
     rows_without_positives_or_negatives_are_no_error,
     equal_distances_are_no_error,
-    a_line_of_help_says_what_it_is,
 )
 
 
@@ -210,7 +199,6 @@ OPTIMIZER: tuple[Promise, ...] = (
     groups_carry_their_rates,
     a_quadratic_is_minimized,
     riemannian_ones_keep_points_on_the_sphere,
-    a_line_of_help_says_what_it_is,
 )
 
 
@@ -246,4 +234,4 @@ def warmup_is_linear_and_ends_at_one(config: ScheduleConfig) -> None:
     expect(isclose(schedule.factor(4, 100), 1, rel_tol=1e-6), f"got {schedule.factor(4, 100)} after the warm-up")
 
 
-SCHEDULE: tuple[Promise, ...] = (factors_are_shares, warmup_is_linear_and_ends_at_one, a_line_of_help_says_what_it_is)
+SCHEDULE: tuple[Promise, ...] = (factors_are_shares, warmup_is_linear_and_ends_at_one)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dmlkit.testing.promise import Promise, a_line_of_help_says_what_it_is, expect, expect_close, expect_refused, hold
+from dmlkit.testing.promise import Promise, expect, expect_close, expect_refused, hold
 from dmlkit.transport.base import TransportConfig
 
 
@@ -148,7 +148,6 @@ TRANSPORT: tuple[Promise, ...] = (
     constants_per_row_and_column_change_nothing,
     inputs_are_left_alone,
     bad_problems_name_the_entry,
-    a_line_of_help_says_what_it_is,
 )
 UNMOVED: tuple[Promise, ...] = tuple(
     promise for promise in TRANSPORT if promise not in (marginals_hold, empty_rows_and_columns_are_dropped_exactly)

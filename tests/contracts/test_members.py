@@ -112,3 +112,11 @@ def test_ranks_split_the_batches_of_one_process():
     assert joined == list(whole)
     whole.start = 5
     assert list(whole) == joined[5:] and len(whole) == len(joined) - 5
+
+
+def test_a_member_without_a_docstring_is_refused():
+    class Silent:
+        pass
+
+    with pytest.raises(AssertionError, match=r"mine: a_line_of_help_says_what_it_is: .*: Silent has no docstring"):
+        hold([], "mine", Silent())
