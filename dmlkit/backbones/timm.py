@@ -27,6 +27,7 @@ from dmlkit.backbones.weights import (
     LICENSE,
     UNKNOWN,
     PublishedInput,
+    file_requirements,
     input_requirements,
     is_file,
     load_weights,
@@ -131,7 +132,10 @@ class Timm(Backbone, name="timm"):
         elif in_timm is not None and in_timm.fixed_input_size:
             reason = f"{self.model} has a fixed input size; for another size set backbone.image_size too"
             yield from one_size(in_timm.input_size[-1], reason)
-        if in_timm is None or self.weights is None or is_file(self.weights):
+        if self.weights is None:
+            return
+        if in_timm is None or is_file(self.weights):
+            yield from file_requirements()
             return
         statistics = {"mean": tuple(in_timm.mean), "std": tuple(in_timm.std), "channels": "rgb", "pixel_max": 1}
         yield from input_requirements(statistics, "these weights were trained with these statistics")

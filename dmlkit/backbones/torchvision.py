@@ -10,7 +10,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, blocks_in
-from dmlkit.backbones.weights import IMAGENET, PublishedInput, input_requirements, is_file, load_weights, one_size
+from dmlkit.backbones.weights import (
+    IMAGENET,
+    PublishedInput,
+    file_requirements,
+    input_requirements,
+    is_file,
+    load_weights,
+    one_size,
+)
 from dmlkit.component import Requirement
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Avg, Cls, Pooling
@@ -35,8 +43,7 @@ class Torchvision(Backbone):
         if self.weights is None:
             return []
         if is_file(self.weights):
-            reason = "weights of this network were trained on RGB pixels in 0..1"
-            return input_requirements(IMAGENET, reason, keys=("channels", "pixel_max"))
+            return file_requirements()
         reason = "these weights were trained with ImageNet's statistics (transform: imagenet)"
         return input_requirements(IMAGENET, reason)
 

@@ -25,13 +25,15 @@ def is_file(weights: str) -> bool:
     return "/" in weights or weights.endswith(SUFFIXES)
 
 
-def input_requirements(statistics: Mapping[str, Any], reason: str, *, keys: tuple[str, ...] = ()) -> list[Requirement]:
-    """Return the requirements of weights on the transform: all ``statistics`` of their training, or only ``keys``."""
-    return [
-        Requirement(f"transform.{key}", (value,), reason)
-        for key, value in statistics.items()
-        if not keys or key in keys
-    ]
+def input_requirements(statistics: Mapping[str, Any], reason: str) -> list[Requirement]:
+    """Return the requirements of weights on the transform, the ``statistics`` of their training."""
+    return [Requirement(f"transform.{key}", (value,), reason) for key, value in statistics.items()]
+
+
+def file_requirements() -> list[Requirement]:
+    """Return the requirements of a file of weights, whose mean and standard deviation are not known."""
+    statistics = {"channels": "rgb", "pixel_max": 1}
+    return input_requirements(statistics, "weights of this network were trained on RGB pixels in 0..1")
 
 
 def one_size(size: int, reason: str) -> list[Requirement]:

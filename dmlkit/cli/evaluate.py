@@ -79,8 +79,8 @@ def evaluate(
     other: Annotated[
         Path | None,
         "OTHER",
-        "For a run or recipe: a folder of images to test on, with one subfolder per class. For vectors: those of the "
-        "same model to search in. Default: SOURCE itself.",
+        "For a run or recipe: images to test on, a folder with one subfolder per class or a table. For vectors: those "
+        "of the same model to search in. Default: SOURCE itself.",
     ] = None,
     /,
     labels: Annotated[
@@ -147,7 +147,7 @@ def evaluate(
     check_options(source, kind, {**of_model, **of_vectors, **of_runs, "--where": where, "--device": device})
     images, column = other if kind in ("run", "backbone") else None, column_of(by)
     if images is not None:
-        require_dataset(images, "a folder with one subfolder per class")
+        require_dataset(images)
     if second is not None:
         check_second(second, kind, rerank, overrides)
     if evidence is not None:

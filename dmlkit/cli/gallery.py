@@ -207,7 +207,7 @@ def info(
     is_calibrated = stored.exists() and CalibrationSummary.read(stored).gallery_model == summary.current
     probabilities = "calibrated" if is_calibrated else "not calibrated"
     say(f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
-    say(f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
+    say(f"similarity threshold: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate
     if index is None:
         say("index: none; all searches are exact")

@@ -94,8 +94,8 @@ def plain_device(device: str) -> None:
     name, plus, engine = device.partition("+")
     if plus:
         raise UserError(
-            f"--device {device}: +{engine} applies to embed, search, identify, verify, gallery, serve, review and "
-            f"calibrate; use --device {name}"
+            f"--device {device}: +{engine} applies to embed, search, identify, verify, gallery, serve, review, "
+            f"select and calibrate; use --device {name}"
         )
     parse_device(device)
 

@@ -32,7 +32,7 @@ def select(
     ] = None,
     /,
     number: Annotated[int, "COUNT", "Number of images to choose; with --measure per round."] = 200,
-    output: Annotated[Path | None, "FILE", "Write them to this CSV table.", Writes(check_file)] = None,
+    output: Annotated[Path | None, "FILE", "Write them to this table (.csv).", Writes(check_file, (".csv",))] = None,
     method: Annotated[
         Literal["coverage", "k_center"],
         "METHOD",

@@ -157,8 +157,9 @@ def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool)
     if is_compared:
         compared = compare_on_answers(review, RunFolder(run), ranks, bar=bars())
         say_prose(compared.line(str(run)))
-    table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
-    say(f"next: dmlkit gallery create {command_word(run)} {table} -o GALLERY")
+    table = RunFolder(run).recipe().dataset.model_dump()
+    images = f"{command_word(table['file'])} --root {command_word(table['root'])}"
+    say(f"next: dmlkit gallery create {command_word(run)} {images} -o GALLERY")
 
 
 def train_and_print(

@@ -8,16 +8,18 @@ from typing import Any
 from torch import Tensor
 
 from dmlkit.backbones.identity import IdentityConfig
-from dmlkit.datasets.base import Split
+from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
+from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError, counted, warn
 from dmlkit.evaluation.augmented import check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
+from dmlkit.files.readers.base import reader_of
 from dmlkit.files.source import LOCAL
 from dmlkit.files.where import Where
 from dmlkit.metrics.base import Points
@@ -46,7 +48,7 @@ class Scope:
     split: Split | None = None
     """Split of the dataset. Default: test, or all of ``images``."""
     images: Path | None = None
-    """Another folder of images, with one subfolder per class, instead of the dataset."""
+    """Other images instead of the dataset: a folder with one subfolder per class, or a table."""
     overrides: Sequence[str] = ()
     """``key=value`` each: for a run of the keys in `READ`."""
     metrics: Sequence[str] = ()
@@ -250,17 +252,25 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
             raise UserError(f"--metric: {error}") from None
     if scope.images is not None and not samples_named(recipe.dataset.sample).has_pixels:
         raise UserError(
-            f"{scope.images}: this is a folder of images, but the run takes "
-            f"{recipe.dataset.sample}s; use --set dataset.embeddings=FILE to evaluate other vectors"
+            f"{scope.images}: these are images, but the run takes {recipe.dataset.sample}s; "
+            "use --set dataset.embeddings=FILE to evaluate other vectors"
         )
     if scope.images is not None:
-        dataset, split = recipe.dataset, "images" if recipe.dataset.tests_known else "official"
-        folder = FolderConfig(
-            root=str(scope.images), split=split, on_bad_image=dataset.on_bad_image, levels=dataset.levels
-        )
-        recipe = recipe.model_copy(update={"dataset": folder.of_run(dataset.classes_of_run)})
+        recipe = recipe.model_copy(update={"dataset": _other_images(scope.images, recipe.dataset)})
     if scope.where is not None:
         recipe = recipe.model_copy(update={"dataset": recipe.dataset.limited(scope.where)})
     if scope.column is not None:
         column_table(*scope.column, plain(recipe)["dataset"])
     return recipe
+
+
+def _other_images(images: Path, dataset: DatasetConfig) -> DatasetConfig:
+    """Return the configuration of a folder or table of images that takes the place of a run's dataset."""
+    split, own = "images" if dataset.tests_known else "official", dataset if isinstance(dataset, TableConfig) else None
+    bad, levels = dataset.on_bad_image, dataset.levels
+    if images.is_dir() and reader_of(images) is None:
+        config = FolderConfig(root=str(images), split=split, on_bad_image=bad, levels=levels)
+    else:
+        kept = {"split": split, "on_bad_image": bad, "levels": levels, "separator": own.separator if own else None}
+        config = other_table(images, own).model_copy(update=kept)
+    return config.of_run(dataset.classes_of_run)

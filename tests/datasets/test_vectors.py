@@ -212,7 +212,7 @@ def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: 
     refused = {
         ("embed", run, tmp_path / "wide.npy"): "got vectors of 9 numbers, but the model takes vectors of 5 numbers",
         ("embed", run, tmp_path / "photos"): "is a folder, but the model takes vectors",
-        ("eval", run, tmp_path): "this is a folder of images, but the run takes vectors",
+        ("eval", run, tmp_path): "these are images, but the run takes vectors",
     }
     for command, message in refused.items():
         dmlkit(*command).refused(message)

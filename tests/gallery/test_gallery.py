@@ -167,7 +167,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
     shown = dmlkit("gallery", "info", gallery).out
     assert "3 images with 1 label, 0 without a label" in shown
-    assert "similarity threshold of the run: -0.5; probabilities of identify: not calibrated" in shown
+    assert "similarity threshold: -0.5; probabilities of identify: not calibrated" in shown
 
 
 def test_two_labels_become_one_and_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
