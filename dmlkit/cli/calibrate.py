@@ -235,17 +235,20 @@ def _calibrate_run(
     from dmlkit.evaluation.by_value import column_table
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run, plot_reliability
     from dmlkit.evaluation.rates_by_value import pair_rates_by_value
+    from dmlkit.recipe.file import plain
     from dmlkit.run_folder.folder import RunFolder
 
     ranks = ranks_of(device)
     if column is not None:
-        column_table(*column, run)
+        column_table(*column, plain(RunFolder(run).recipe(overrides))["dataset"])
     threshold = calibrate_run(
         run, far=far, checkpoint=checkpoint, overrides=overrides, where=where, ranks=ranks, bar=bars()
     )
     if not ranks.is_global_zero:
         return
-    by_value = None if column is None else pair_rates_by_value(run, threshold, *column, ranks=ranks, bar=bars())
+    by_value = None
+    if column is not None:
+        by_value = pair_rates_by_value(run, threshold, *column, overrides=overrides, ranks=ranks, bar=bars())
     reliability, written = threshold.probability.reliability, str(RunFolder(run).threshold_path)
     if reliability is not None:
         place = RunFolder(run).plots / "reliability.png"

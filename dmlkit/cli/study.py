@@ -159,7 +159,7 @@ def report(
 
     for folder in write_report(folders, output, paper=paper):
         say(f"note: {folder} has no statement of {paper} and is left out")
-    plots = f" and the plots in {output.parent / output.stem}" if output.suffix == ".md" else ""
+    plots = f" and the plots in {output.parent / output.stem}" if output.suffix.lower() == ".md" else ""
     say(f"wrote {output}{plots}")
 
 

@@ -69,8 +69,9 @@ def scaled_transform(recipe: Recipe, scale: float) -> TransformConfig | None:
     """Return the transform of a recipe whose images have other sides, with the same part of each image."""
     sizes = {key: getattr(recipe.transform, key) for key in ("size", "resize") if hasattr(recipe.transform, key)}
     overrides = [f"transform.{key}={round(scale * side)}" for key, side in sizes.items()]
+    alone = recipe.model_copy(update={"regularizers": ()})  # those of training may need runs that are gone
     try:
-        return parse_recipe(dump_recipe(recipe), "recipe", overrides).transform
+        return parse_recipe(dump_recipe(alone), "recipe", overrides).transform
     except UserError as error:
         reason = first_line(error).removeprefix(f"--set {overrides[0]}: ")
         side = round(scale * sizes["size"])

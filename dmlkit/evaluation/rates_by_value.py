@@ -1,5 +1,6 @@
 """Error rates of a calibration per value of a column, and the columns of galleries and embeddings."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from dmlkit.identify.calibration import most_tried
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.probability import Trials, are_repeated, drawn_rows
 from dmlkit.identify.search import LocalMatches
+from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import Threshold
 from dmlkit.vectors.folder import EmbeddingFolder
@@ -62,7 +64,14 @@ def points_table(column: str, table: Path | None, points: PointSet) -> Path | No
 
 @torch.no_grad()  # the curvature of a manifold may be learned
 def pair_rates_by_value(
-    path: Path, threshold: Threshold, column: str, table: Path | None, *, ranks: Ranks, bar: Bar = no_bar
+    path: Path,
+    threshold: Threshold,
+    column: str,
+    table: Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    ranks: Ranks,
+    bar: Bar = no_bar,
 ) -> ByColumn:
     """Measure FAR and FRR of a run's threshold per value of a column, over the pairs of test images.
 
@@ -70,8 +79,9 @@ def pair_rates_by_value(
     of both of its images. Images that are alone in their class are left out.
     """
     run = RunFolder(path)
-    own_table = column_table(column, table, path)
-    points = split_points(run, load_model(run, ranks, threshold.checkpoint), ranks, "test", bar)
+    trained = load_model(run, ranks, threshold.checkpoint, overrides=overrides)
+    own_table = column_table(column, table, plain(trained.recipe)["dataset"])
+    points = split_points(run, trained, ranks, "test", bar)
     codes = points.class_codes()[1]
     rates = rates_of_images(points, codes, threshold.threshold)
     rows = (codes.bincount()[codes] > 1).nonzero()[:, 0]

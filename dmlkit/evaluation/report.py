@@ -276,7 +276,7 @@ def stored_answer(path: Path, question: Question) -> Figures | None:
 
 def store(report: Report, evaluation: Evaluation, path: Path) -> None:
     """Write the values of the queries and then the report, so that a report exists only if its values are complete."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)  # a pretrained model has no folder yet
     columns = {**evaluation.scores.per_query, CLASS: evaluation.labels}
     arrays: dict[str, Any] = {name: value.numpy() for name, value in columns.items()}
     with atomic_write(path.with_suffix(".npz")) as partial, partial.open("wb") as file:

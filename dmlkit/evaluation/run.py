@@ -22,6 +22,7 @@ from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.source import LOCAL
 from dmlkit.files.where import Where
+from dmlkit.loading.image_changes import are_same_files
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
@@ -123,7 +124,8 @@ def evaluate_scope(
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
 
     If dataset, transform or metrics differ from the run's own, the file name contains a hash of them, so that
-    results with different settings are never mixed up. ``keep`` reads the report if it is stored.
+    results with different settings are never mixed up. ``keep`` reads the report if it is stored and its images have
+    not changed since; images that are gone count as unchanged.
     """
     run = RunFolder(path)
     recipe, split = evaluated_recipe(run, scope), scope.evaluated_split
@@ -133,11 +135,11 @@ def evaluate_scope(
     own_question = Question.of(trained.recipe, weights, trained.checkpoint, split)
     target = run.evaluations / f"{question.file_name(own_question)}.json"
     name = recipe.dataset.title
-    note = None
     try:
         stored = stored_answer(target, question) if keep else None
-        if stored:
+        if stored and _is_current(stored.report, recipe, split):
             return EvaluatedRun(*stored, None, target, trained.checkpoint, name)
+        note = f"{target}: the images or their labels have changed since; evaluated again" if stored else None
     except UserError as error:
         note = f"{error}; evaluated again"
     dataset = recipe.dataset.searched(split)
@@ -171,6 +173,14 @@ def evaluate_scope(
             target = None
     per_query = dict(evaluation.scores.per_query)
     return EvaluatedRun(report, per_query, evaluation.labels, evaluation, target, trained.checkpoint, name, note)
+
+
+def _is_current(report: Report, recipe: Recipe, split: Split) -> bool:
+    try:
+        dataset = recipe.dataset.searched(split)
+    except UserError:
+        return True
+    return are_same_files(dataset, report.files, report.contents)
 
 
 def random_notes(recipe: Recipe) -> list[str]:

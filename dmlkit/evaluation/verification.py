@@ -139,8 +139,7 @@ class JudgedPair(BaseModel, frozen=True, extra="forbid"):
     known: bool | None
     """Whether the images are of the same class according to the file of pairs; null if it does not say so."""
     probability: Share | None
-    """Probability that the images are of the same class; null if one of them could not be read, or if the run was
-    calibrated by a version of dmlkit that did not fit it."""
+    """Probability that the images are of the same class; null if one of them could not be read."""
 
     @property
     def verdict(self) -> str:

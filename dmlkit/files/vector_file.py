@@ -256,7 +256,8 @@ def _numbers_of(column: Any, name: str, path: Path) -> Values:
     odd = np.flatnonzero(lengths != lengths[0])  # a blank cell has the length nan
     numbers = compute.list_flatten(column)
     if np.isnan(lengths[0]) or len(odd) or numbers.null_count:
-        row = int(odd[0]) if len(odd) else 0
+        blanks = compute.list_parent_indices(column).filter(numbers.is_null()).to_numpy()
+        row = min([*odd[:1].tolist(), *blanks[:1].tolist(), *([0] if np.isnan(lengths[0]) else [])])
         raise UserError(
             f"{path}: column {name!r}: row {row} (counted from 0) is blank or differs in length from the first; "
             "expected lists of equal length without blanks"
@@ -371,8 +372,8 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
     columns = [cells.column(index) for index in vector_indices]
     for index, column in zip(vector_indices, columns, strict=True):
         if column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-            raise UserError(f"{path}:{table.first + row}: column {table.names[index]!r} is empty; expected a number")
+            line = table.lines(len(cells))[int(np.flatnonzero(column.is_null().to_numpy())[0])]
+            raise UserError(f"{path}:{line}: column {table.names[index]!r} is empty; expected a number")
     values = np.stack([column.to_numpy() for column in columns], axis=1)
     if is_headless:
         _refuse_labels(values, path)

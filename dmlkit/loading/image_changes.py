@@ -1,4 +1,4 @@
-"""Changes of the images behind stored figures, noticed by a hash of their files."""
+"""Changes of the images behind stored figures, noticed by a hash of their files, boxes and labels."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ def stamp(path: str) -> tuple[int, int]:
 
 
 def hash_files(dataset: Dataset, *, contents: bool = False) -> str | None:
-    """Return a hash of the sizes and times of the files of all images, or of their contents; None for images in memory.
+    """Return a hash of all labels, boxes, and sizes and times of files, or contents; None for images in memory.
 
     Sizes and times take 2 us per image, and contents as long as reading all files; they show that files which were
     copied without their times are the same.
@@ -37,13 +37,13 @@ def hash_files(dataset: Dataset, *, contents: bool = False) -> str | None:
             marks = [str(mark) for mark in pool.map(_content, dataset.paths)]
     else:
         marks = (str(stamp(path)) for path in dataset.paths)
-    for mark in marks:
-        digest.update(f"{mark}\0".encode())
+    for index, (mark, label) in enumerate(zip(marks, dataset.label_names(dataset.labels), strict=True)):
+        digest.update(f"{mark}\0{label}\0{dataset.box(index)}\0".encode())
     return digest.hexdigest()
 
 
 def are_same_files(dataset: Dataset, files: str | None, contents: str | None) -> bool:
-    """Return whether images have the recorded sizes and times, or else the recorded contents, which takes longer.
+    """Return whether images have the recorded labels, sizes and times, or else contents, which takes longer.
 
     Args:
         files: recorded hash of the sizes and times; None, of images in memory, counts as the same.

@@ -108,10 +108,10 @@ def held_out_classes(setting: Photos) -> int:
 
 def _dataset(setting: Photos) -> list[str]:
     dataset = setting.dataset
-    keys = ("root", "file", "columns", "image", "label", "group")
-    location = {key: value for key in keys if (value := getattr(dataset, key, None))}
+    chosen_here = {"name", "split", "validation_fraction"}
+    others = dataset.model_dump(mode="json", exclude=chosen_here, exclude_defaults=True)
     lines = ["dataset:", f"  name: {dataset.name}"]
-    lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in location.items()]
+    lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in others.items()]
     if dataset.split != "official":
         why = "test images are of known classes" if dataset.tests_known else "of the classes"
         lines.append(f"  split: {dataset.split_text}   # {why}")

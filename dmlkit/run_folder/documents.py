@@ -39,7 +39,7 @@ class EpochRow(Document, frozen=True):
     waiting: float
     """Share of the time spent waiting for a batch."""
     seconds: float
-    """Time of training and validation since the run started."""
+    """Time of training and validation since the run started, without the validation of this epoch."""
     validation: Metrics | None
     """Metrics on validation classes; null if there are none or the epoch was not validated."""
     training_seconds: float | None = None

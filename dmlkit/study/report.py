@@ -44,7 +44,7 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"report: two studies have the same name: {', '.join(names)}")
-    around = text_around(output) if output.suffix == ".md" else None
+    around = text_around(output) if output.suffix.lower() == ".md" else None
     studies = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
     if paper is not None:
         studies = of_paper(studies, paper)

@@ -83,11 +83,10 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
         reading = 0.0  # of stored features
         if isinstance(tuning, NoTuningConfig):
             return Estimate(storing + epochs * EPOCH, images / storing, storing=storing)
-    is_trained = not isinstance(tuning, NoTuningConfig)
     per_image = _per_image(_computing(part.eval(), inputs, ranks, backward=False), reading, workers, ranks)
-    trained = _per_image(_computing(part.train(), inputs, ranks, backward=is_trained), reading, workers, ranks)
+    trained = _per_image(_computing(part.train(), inputs, ranks, backward=True), reading, workers, ranks)
     with ranks.autocast():
-        kept = kept_bytes(part, inputs) if is_trained else 0.0
+        kept = kept_bytes(part, inputs)
     # every split is embedded before the first step, validation after each epoch, and test after the last
     evaluated = (epochs + 1) * sizes.get("validation", 0) + 2 * sizes.get("test", 0)
     evaluating = evaluated * larger * per_image
@@ -141,7 +140,7 @@ class TrainingPlan(NamedTuple):
     setting: Photos
     estimate: Estimate
     larger: tuple[str, float] | None  # the strongest tuning and its seconds, if they exceed the budget
-    memory: float = 0.0  # bytes that a batch takes, if it has to be embedded in chunks
+    memory: float = 0.0  # bytes that a batch takes
     disk: float = 0.0  # bytes of the stored maps for which the disk has no room
 
 

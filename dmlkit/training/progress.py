@@ -37,7 +37,7 @@ class Progress(Protocol):
         """Report the share ``progress`` of an epoch that is done, the last loss, and the images since the last call."""
 
     def epoch(self, row: EpochRow) -> None:
-        """Report a finished epoch, whose checkpoint is on the disk, by its row of ``metrics.jsonl``."""
+        """Report a finished epoch by its row of ``metrics.jsonl``."""
 
     def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
         """Return a context around a pass without training; call its value with the number of images that are done."""
@@ -195,7 +195,7 @@ def mirror_to_loggers(progress: Progress, recipe: Recipe, run: RunFolder, ranks:
 
 
 class MirroredProgress:
-    """Progress that also sends rows of ``metrics.jsonl`` to the loggers, once their checkpoint is written."""
+    """Progress that also sends rows of ``metrics.jsonl`` to the loggers."""
 
     def __init__(self, progress: Progress, recipe: Recipe, run: RunFolder) -> None:
         self.step, self.images = progress.step, progress.images

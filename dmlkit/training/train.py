@@ -259,6 +259,8 @@ def _first_state(experiment: Experiment, run: RunFolder, ranks: Ranks, resume: b
     state.pretrained = state.pretrained or pretrained_fingerprint(experiment)
     if ranks.is_global_zero:
         run.keep_metrics(state.epoch)
+        if state.epoch < experiment.recipe.training.trained_epochs:
+            run.summary_path.unlink(missing_ok=True)  # a finished run that trains further is not finished
     return state
 
 

@@ -38,7 +38,7 @@ class ImageTable:
         file: what was read, for messages.
         root: folder that the paths are relative to.
         places: where each row stands, for messages. Default: its number.
-        first: line of the first row, if rows are lines.
+        lines: line of each row, if rows are lines.
         confidences: confidence of the box of each row, for a file that a detector wrote.
         is_share: whether boxes are shares of the image's width and height, instead of pixels.
         faults: entries that are wrong, one line each.
@@ -49,7 +49,7 @@ class ImageTable:
     file: Path
     root: Path
     places: Sequence[str] = ()
-    first: int | None = None
+    lines: Sequence[int] | None = None
     confidences: Sequence[float] | None = None
     is_share: bool = False
     faults: list[str] = field(default_factory=list[str])
@@ -62,7 +62,7 @@ class ImageTable:
         """Return the place of a row, for messages."""
         if self.places:
             return self.places[row]
-        return f"{self.file}: row {row + 1}" if self.first is None else f"{self.file}:{row + self.first}"
+        return f"{self.file}: row {row + 1}" if self.lines is None else f"{self.file}:{self.lines[row]}"
 
     def kept(self, rows: Sequence[int]) -> "ImageTable":
         """Return the table of some rows, in their order."""

@@ -18,8 +18,9 @@ class CsvReader(Reader):
     title, suffixes = "CSV", (".csv", ".tsv")
 
     def read(self, path: Path) -> ImageTable:
-        table = read_csv(path)
-        return ImageTable(table.table(), path, path.parent, first=table.first)
+        source = read_csv(path)
+        table = source.table()
+        return ImageTable(table, path, path.parent, lines=source.lines(len(table)))
 
 
 class ExcelReader(Reader):

@@ -81,7 +81,7 @@ class Plan:
             if not figures:
                 continue
             tuned = None
-            if len(variant.candidates) > 1:
+            if len(self.tried[variant.name]) > 1:
                 scores = {scored.label: score for scored, score in self._scored(variant)}
                 edge = edges_of(variant.candidates, candidate)
                 tuned = Tuned(chosen=candidate.label, validation=scores, edge=edge)
