@@ -300,15 +300,17 @@ class Environment(Document, frozen=True):
         return packages
 
     @classmethod
-    def here(cls, recipe: "Recipe") -> "Environment":
-        """Return the environment of this process, for a run of a recipe."""
+    def here(cls, recipe: "Recipe", device: str = "cpu") -> "Environment":
+        """Return the environment of this process, for a run of a recipe on a device."""
         import torch
 
+        gpus = {"cuda": lambda: torch.cuda.get_device_name(device), "mps": lambda: "Apple GPU"}
+        gpu = gpus.get(device.partition(":")[0])
         return cls(
             python=platform.python_version(),
             platform=platform.platform(),
             packages={"dmlkit": __version__, "torch": torch.__version__} | {name: version(name) for name in PACKAGES},
-            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            gpu=gpu and gpu(),
             threads=torch.get_num_threads(),
             command=("dmlkit", *sys.argv[1:]),
             plugins=plugins_of(recipe),

@@ -146,7 +146,7 @@ class RunFolder:
             return f" ({error})"
         return ""
 
-    def create(self, recipe: "Recipe", *, overwrite: bool, basis: Basis | None = None) -> None:
+    def create(self, recipe: "Recipe", *, overwrite: bool, basis: Basis | None = None, device: str = "cpu") -> None:
         """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs."""
         if not overwrite:
             self.check_free()
@@ -156,7 +156,7 @@ class RunFolder:
         self.basis_path.unlink(missing_ok=True)  # of a killed `create`
         if basis is not None:
             basis.write(self.basis_path)
-        Environment.here(recipe).write(self.environment_path)
+        Environment.here(recipe, device).write(self.environment_path)
         self.write_recipe(recipe)
 
     def check_free(self) -> None:

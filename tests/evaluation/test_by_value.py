@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dmlkit.datasets import TableConfig
-from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import column_table, figures_by_value, read_column
 from dmlkit.gallery.sources import open_points
 from dmlkit.metrics.statistics import effective_number, holm, part_comparison, tail_of
@@ -91,8 +90,7 @@ def test_images_are_found_in_a_table(tmp_path: Path):
         refuses(message, read_column, wrong, TableConfig(file=str(table)), column)
 
 
-@pytest.mark.parametrize("place", ["photos", "elsewhere"])
-@pytest.mark.parametrize("head", ["img,camera", "Image,camera"])
+@pytest.mark.parametrize(("place", "head"), [("photos", "img,camera"), ("elsewhere", "Image,camera")])
 def test_another_table_has_the_names_of_columns_of_the_recipe(place: str, head: str, tmp_path: Path):
     """As far as it has them; its paths may lead from its own folder or from that of the recipe's table."""
     trees.photos(tmp_path / "photos", (f"{number}.jpg" for number in range(2)))
@@ -110,8 +108,7 @@ def test_mistakes():
     hits, classes = {"mrr": torch.ones(3)}, torch.arange(3)
     refuses("--by camera: the only value is 'a'", figures_by_value, hits, classes, ["a", "a", None], "camera")
     refuses("none of the metrics has a value per query", figures_by_value, {}, classes, ["a", "b", "a"], "camera")
-    with pytest.raises(UserError, match="the dataset of the run is glyphs, which has no columns; name a table"):
-        column_table("camera", None, {"name": "glyphs"})
+    refuses("run is glyphs, which has no columns; name a table", column_table, "camera", None, {"name": "glyphs"})
 
 
 @pytest.mark.slow
@@ -157,7 +154,7 @@ def other_images_by_side(run: Path, place: Path, dmlkit: Callable[..., Result]) 
     trees.photos(others.parent, (f"{row}.jpg" for row in range(36)), first=100, side=(16, 16))
     others.write_text("\n".join(["path,label,side", *rows]))
     for images, folder in ((others, "of_table"), (others.parent, "of_folder")):
-        assert dmlkit("embed", run, images, "-o", place / folder, "--device", "cpu").code == 0
+        dmlkit("embed", run, images, "-o", place / folder, "--device", "cpu").ok()
     answer = json.loads(dmlkit("eval", place / "of_table", "--by", "side", "--json").out)["by"]
     assert (sorted(value["value"] for value in answer["values"]), answer["without"]) == (["down", "up"], 0)
     assert [value["queries"] for value in answer["values"]] == [18, 18]
@@ -168,7 +165,7 @@ def other_images_by_side(run: Path, place: Path, dmlkit: Callable[..., Result]) 
     ):
         wrong = dmlkit("eval", place / folder, "--by", "side")
         assert wrong.code == 2 and message in wrong.err, wrong.err
-        assert dmlkit("eval", place / "of_table", "--by", f"{moved}:side").code == 0
+    assert dmlkit("eval", place / "of_table", "--by", f"{moved}:side").code == 0
 
 
 def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> None:
@@ -193,6 +190,10 @@ def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> Non
         assert one["metrics"]["frr"]["mean"] == pytest.approx(np.mean(frr[one["value"]]), abs=0.01)
     assert by[0]["metrics"]["frr"]["mean"] >= by[1]["metrics"]["frr"]["mean"]
     assert dmlkit(*words).out.count("per side, worst first") == 2
+    photos = folder.with_name("photos")
+    moved = photos.rename(folder.with_name("moved"))
+    again = dmlkit(*words, "--set", f"dataset.file={moved / 'table.csv'}", "--json").json()
+    assert moved.rename(photos) and again["by"]["values"] == by
 
 
 def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[..., Result]) -> None:
