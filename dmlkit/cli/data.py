@@ -11,7 +11,7 @@ from dmlkit.cli.console import bars, cells, counted, say, show_table
 from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import APPS, Set, Writes, command, plain_device
 from dmlkit.errors import UserError, merged
-from dmlkit.files.escape import printable
+from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
 
@@ -116,4 +116,4 @@ def convert(
         say(f"note: {line}")
     say(f"wrote {output}: {counted(len(listed), 'row')} of {', '.join(listed.table.column_names)}")
     if root == listed.root and root != output.parent:
-        say(f"its paths are relative to {root}: read it with --root {root}")
+        say(f"its paths are relative to {root}: read it with --root {command_word(root)}")

@@ -9,7 +9,7 @@ from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import PAGE, Files, SourcePath, command
 from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_source
+from dmlkit.files.source import APPLIES, require_source
 
 if TYPE_CHECKING:
     from dmlkit.identify.duplicates import DuplicateGroups, Matches
@@ -46,10 +46,14 @@ def duplicates(
         raise UserError(
             f"duplicates: --output {output[0]} needs --threshold; run the command without it for a proposal"
         )
-    ours = in_memory(points.open(source, bars()))
-    theirs = None if other is None else in_memory(replace(points, labels=None).open(other, bars()))
+    ours = in_memory(options_of(source, points, other or source).open(source, bars()))
+    theirs = None
+    if other is not None:
+        theirs = in_memory(replace(options_of(other, points, source), labels=None).open(other, bars()))
+    skipped = [*dict.fromkeys((*ours.skipped, *(() if theirs is None else theirs.skipped)))]
     if threshold is None:
         print_proposal(ours, theirs)
+        say_skipped(skipped)
         return
     if theirs is None:
         result = duplicate_groups(ours, threshold, bar=bars())
@@ -64,7 +68,7 @@ def duplicates(
         say(f"{counted(pairs, 'pair')} of near-duplicates: {where}")
         if pairs > MOST_SHOWN:
             say(f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")
-    say_skipped(ours.skipped)
+    say_skipped(skipped)
     title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
     notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
     for path in output or []:
@@ -74,6 +78,14 @@ def duplicates(
         else:
             result.write(path)
             say(f"wrote {path}")
+
+
+def options_of(source: Path, points: SourceOptions, other: Path) -> SourceOptions:
+    """Return the options on a source: without those that apply to the kind of the other one alone."""
+    own, others = require_source(source), require_source(other)
+    names = {"split": "--split", "overrides": "--set", "manifold": "--manifold", "device": "--device"}
+    left_out = [name for name, option in names.items() if own not in APPLIES[option] and others in APPLIES[option]]
+    return replace(points, **dict.fromkeys(left_out))
 
 
 def print_groups(result: "DuplicateGroups") -> None:
@@ -113,7 +125,6 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None") -> Non
         gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
         where = "the upper half of the similarities of images to their nearest neighbor"
         say_prose(f"it is the middle of the largest gap ({gap}) in {where}; check the pairs above")
-    say_skipped(one.skipped)
 
 
 def print_pairs(matches: "Matches", title: str) -> None:

@@ -1,6 +1,6 @@
 """``dmlkit eval``: evaluate a run, the backbone of a recipe, an embeddings folder, a gallery, or arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -271,9 +271,7 @@ def print_alternative(report: "Report") -> None:
         return
     rows = [["metric", "plain", "changed", "difference, 95 % interval", "p", "Holm's p"]]
     for name, change in alternative.differences.items():
-        low, high = change["low"], change["high"]
-        ends = "no interval" if low is None or high is None else f"{low:+.4f} .. {high:+.4f}"
-        cells = [f"{plain[name]:.4f}", f"{alternative.metrics[name]:.4f}", f"{change['difference']:+.4f}  {ends}"]
+        cells = [f"{plain[name]:.4f}", f"{alternative.metrics[name]:.4f}", difference_text(change, digits=4)]
         rows.append([name, *cells, p_text(change["p_value"]), p_text(change["corrected"])])
     options = ", ".join(f"{name} {value:g}" for name, value in alternative.options.items())
     parts = [WORDS[alternative.tta]] if alternative.tta else []
@@ -284,6 +282,13 @@ def print_alternative(report: "Report") -> None:
         say("note: re-ranking looks at the gallery as a whole")
 
 
+def difference_text(change: Mapping[str, float | None], digits: int) -> str:
+    """Return a difference with the ends of its interval, which have some digits, if there is one."""
+    low, high = change["low"], change["high"]
+    ends = "no interval" if low is None or high is None else f"{low:+.{digits}f} .. {high:+.{digits}f}"
+    return f"{change['difference']:+.4f}  {ends}"
+
+
 def print_forms(report: "Report") -> None:
     """Print the metrics of stored forms, one table per metric, with differences from the full embeddings."""
     from dmlkit.evaluation.compare import p_text
@@ -292,10 +297,8 @@ def print_forms(report: "Report") -> None:
         rows = [["dims", "precision", "bytes", name, "difference, 95 % interval", "p"]]
         for form in report.forms or ():
             change = form.differences[name]
-            low, high = change["low"], change["high"]
-            ends = "no interval" if low is None or high is None else f"{low:+.3f} .. {high:+.3f}"
             cells = [str(form.dims), form.precision, f"{form.bytes:,}", f"{form.metrics[name]:.4f}"]
-            rows.append([*cells, f"{change['difference']:+.4f}  {ends}", p_text(change["p_value"])])
+            rows.append([*cells, difference_text(change, digits=3), p_text(change["p_value"])])
         print_table(rows, f"{name} of stored forms, compared with all coordinates in fp32")
 
 

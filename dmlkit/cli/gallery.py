@@ -13,6 +13,7 @@ from dmlkit.cli.option_groups import BoxOptions, MovedModelOptions
 from dmlkit.cli.options import APPS, AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, second_run
 from dmlkit.errors import merged
 from dmlkit.files.escape import command_word, near_path
+from dmlkit.files.labels import stated_label
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_gallery, require_path
 
@@ -28,8 +29,8 @@ APPS[__name__] = typer.Typer(
 GalleryPath = Annotated[Path, "GALLERY", "Gallery folder, written by gallery create.", require_gallery]
 IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
 Label = Annotated[str | None, "LABEL", "Label of all images, instead of the names of their folders."]
-NOT_PRINTED = ("versions", "parts", "numbers", "others")
-"""Fields of a gallery's manifest: versions, checksums, and the models of other versions."""
+NOT_PRINTED = ("versions", "numbers", "others")
+"""Fields of a gallery's manifest: versions, the count of all images, and the models of other versions."""
 MOST_LABELS = 20
 
 
@@ -122,7 +123,7 @@ def add(
 def print_incoming(incoming: "Incoming", gallery: Path) -> None:
     """Print how many images were added, and which were not."""
     if incoming.resumed:
-        say(f"{counted(incoming.resumed, 'image')} embedded before the interruption")
+        say(f"{counted(incoming.resumed, 'image was', 'images were')} embedded before")
     say(f"{counted(incoming.added, 'image')} added to {gallery}")
     if incoming.labeled:
         say(f"{len(incoming.labeled):,} of them were there without a label")
@@ -166,7 +167,7 @@ def rename(
 
     renamed, before = rename_label(gallery, old, new)
     merged = f", which {counted(before, 'image')} had before: {renamed + before:,} now" if before else ""
-    say(f"{counted(renamed, 'image')} of {gallery} renamed from {old} to {new.strip()}{merged}")
+    say(f"{counted(renamed, 'image')} of {gallery} renamed from {old} to {stated_label(new, 'NEW')}{merged}")
 
 
 @command("dmlkit gallery info galleries/birds")
@@ -282,7 +283,7 @@ def migrate(
         say(f"{gallery} has the embeddings of {run} already: {count}, version {migrated.version}")
         return
     if migrated.resumed:
-        say(f"{counted(migrated.resumed, 'image')} embedded before the interruption")
+        say(f"{counted(migrated.resumed, 'image was', 'images were')} embedded before")
     say(f"{count} of {gallery} embedded with {run}: version {migrated.version}")
     say(f"to return to the old embeddings: dmlkit gallery restore {command_word(gallery)} {migrated.before}")
     used = "the threshold of the new run for pairs is used" if migrated.threshold is not None else "no image is unknown"

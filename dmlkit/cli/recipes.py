@@ -16,7 +16,7 @@ from rich.text import Text
 from dmlkit.cli.console import Output, cells, print_table, say, show_table
 from dmlkit.cli.options import Set, Writes, command
 from dmlkit.errors import UserError
-from dmlkit.files.escape import printable
+from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file, write_output
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def list_members(
 ) -> None:
     """List the families of components, the members of one family with their keys, or the recipes."""
     if root is not None and family != "recipes":
-        raise UserError(f"list: --root {root} applies only to recipes; use dmlkit list recipes --root {root}")
+        way = f"use dmlkit list recipes --root {command_word(root)}"
+        raise UserError(f"list: --root {root} applies only to recipes; {way}")
     if output is not None:
         if family is not None:
             raise UserError(f"list: --output {output}: has all families; remove {family}")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dmlkit.cli.console import bars, counted, say
+from dmlkit.cli.gallery import print_incoming
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import Writes, command
 from dmlkit.errors import UserError
@@ -72,10 +73,13 @@ def review(
     if add:
         from dmlkit.gallery.change import add_images
 
-        added = add_images(gallery, folder.to_add(), model=model, bar=bars())
-        say(f"{counted(added.added, 'image')} added to {gallery}; dmlkit gallery restore undoes it")
+        incoming = add_images(gallery, folder.to_add(), model=model, bar=bars())
+        print_incoming(incoming, gallery)
+        if incoming.added:
+            say("dmlkit gallery restore undoes it")
         return
-    say(f"all labels: {output / LABELS}; --add adds them to {gallery}")
+    can_add = kind_of(gallery) == "gallery" and kind_of(images) != "array"
+    say(f"all labels: {output / LABELS}" + (f"; --add adds them to {gallery}" if can_add else ""))
 
 
 def print_review(opened: "ReviewFolder") -> None:
@@ -103,5 +107,6 @@ def print_review(opened: "ReviewFolder") -> None:
     if opened.waiting or statement.unknown:
         table = opened.folder / QUESTIONS
         say(f"next: write answers into {table}, and run this command again")
-        gallery, folder = command_word(opened.review.gallery), command_word(opened.folder)
-        say(f"or answer on a page: dmlkit serve {gallery} --review {folder} --allow-writes")
+        if kind_of(Path(opened.review.gallery)) == "gallery":  # --allow-writes needs one
+            gallery, folder = command_word(opened.review.gallery), command_word(opened.folder)
+            say(f"or answer on a page: dmlkit serve {gallery} --review {folder} --allow-writes")

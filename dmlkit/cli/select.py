@@ -71,6 +71,7 @@ def select(
 
     from dmlkit.gallery.sources import open_queries
     from dmlkit.identify.search import open_searched
+    from dmlkit.nearest.near_pairs import check_reachable
     from dmlkit.review.select import measure as measure_selection
     from dmlkit.review.select import select as select_images
     from dmlkit.run_folder.folder import RunFolder
@@ -87,8 +88,11 @@ def select(
     if measure:
         curve = measure_selection(labeled, number, rule=method, threshold=threshold, bar=bars())
         say_json(curve.plain()) if json else print_curve(curve)
+        say_skipped(labeled.skipped)
         return
     require_one_label(labeled)  # before IMAGES are embedded
+    if threshold is not None:
+        check_reachable(labeled.manifold, threshold)
     unlabeled = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars()))
     selection = select_images(labeled, unlabeled, count=number, rule=method, threshold=threshold, bar=bars())
     say_json(selection.plain()) if json else print_selection(selection, number)
@@ -117,7 +121,7 @@ def print_selection(selection: "ChosenImages", count: int) -> None:
         say(f"note: -n {count} is reduced to {chosen}: all others are near-duplicates")
     elif chosen < count:
         say(f"note: -n {count} is reduced to {chosen}, the number of images in {selection.images.source}")
-    say_skipped(selection.images.skipped)
+    say_skipped(selection.skipped)
 
 
 def print_curve(curve: "LearningCurve") -> None:

@@ -50,9 +50,11 @@ def start(
     if quick and (budget is not None or download):
         raise UserError("--quick measures and times nothing; remove --budget and --download, or --quick")
     if output is None:
-        output = Path(f"{photos.resolve().stem}.yaml")
+        place = photos.resolve()
+        output = Path(f"{place.name if place.is_dir() else place.stem}.yaml")
         if output.exists():
-            raise UserError(f"{output}: exists already; choose another name with -o, or replace it with -o {output}")
+            way = f"choose another name with -o, or replace it with -o {command_word(output)}"
+            raise UserError(f"{output}: exists already; {way}")
 
     from dmlkit.backbones.weights import UNKNOWN, license_words
     from dmlkit.loading.check import dataset_at

@@ -6,7 +6,7 @@ from typing import Annotated
 from dmlkit.cli.console import percent, print_table, ranks_of, say, say_json
 from dmlkit.cli.options import Checkpoint, Device, Json, RunPath, Writes, command
 from dmlkit.files.outputs import check_file
-from dmlkit.files.pictures import PICTURES
+from dmlkit.files.pictures import JOINED, PICTURES
 from dmlkit.files.source import require_image
 
 
@@ -17,7 +17,7 @@ def why(
     b: Annotated[Path, "B", "Image to compare it with.", require_image],
     /,
     output: Annotated[Path | None, "FILE", "Picture to draw: .png, .svg or .pdf.", Writes(check_file, PICTURES)] = None,
-    number: Annotated[int, "COUNT", "Number of pairs of patches to print and to join by lines.", {"min": 1}] = 8,
+    number: Annotated[int, "COUNT", "Number of pairs of patches to print and to join by lines.", {"min": 1}] = JOINED,
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",

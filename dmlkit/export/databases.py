@@ -1,6 +1,7 @@
 """Export of embeddings to databases: a table of LanceDB, a table of PostgreSQL with pgvector, a collection of Qdrant.
 
-Each writer sends the rows of the Parquet table of items, with the vectors that the database compares.
+Each writer sends id, path and label of the rows of the Parquet table of items, with the vectors that the database
+compares; boxes are left out.
 """
 
 import os

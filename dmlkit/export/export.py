@@ -10,7 +10,7 @@ from typing import cast
 from dmlkit.backbones.tuning import LoRAConfig
 from dmlkit.backbones.weights import license_words
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.export.databases import Destination, is_address, write_lancedb, write_pgvector, write_qdrant
 from dmlkit.export.formats import FORMATS, check_output, cost_of, export_embeddings
 from dmlkit.export.hub import export_hub
@@ -47,6 +47,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--license": ("hub",),
 }
 """The formats that each option applies to."""
+WITH_BOXES = ("faiss", "parquet")
+"""The formats of embeddings that keep the boxes of images."""
 
 
 def export_to_store(
@@ -107,18 +109,20 @@ def export(
         weights = [f"pretrained weights: {license_words(name)}"] if name else []
         return replace(exported, notes=[*exported.notes, *weights])
     folder = EmbeddingFolder(source)
+    boxes = 0 if format in WITH_BOXES else sum(box is not None for box in folder.boxes)
+    left_out = [f"{counted(boxes, 'box is', 'boxes are')} left out; --format parquet keeps them"] if boxes else []
     if format in STORES:
         if path is not None:
             check_place(path, data_of(folder))
         target = None if output is None else str(output)
         to, notes = export_to_store(folder, format, target, table, overwrite=overwrite, bar=bar)
-        return Exported([to], notes=notes)
+        return Exported([to], notes=[*notes, *left_out])
     file_format = cast(EmbeddingFormat, format)
     if path is not None:
         check_output(file_format, path, data_of(folder))
     name, precision = Path(FORMATS[format].file_name), model.precision or "fp32"
     if precision == "fp32":
-        return Exported([*export_embeddings(folder, file_format, path or source / name)])
+        return Exported([*export_embeddings(folder, file_format, path or source / name)], notes=left_out)
     path = path or source / name.with_suffix(f".{precision}{name.suffix}")
     written = export_embeddings(folder, file_format, path, precision=precision)
     return Exported([*written], notes=[cost_of(folder, path, precision)])

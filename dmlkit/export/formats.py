@@ -51,7 +51,10 @@ class FaissManifest(Manifest, frozen=True, strict=True):
 
 
 def write_npz(folder: EmbeddingFolder, output: Path) -> None:
-    """Write arrays ``embeddings ids paths labels``, readable without pickle; a missing label is an empty string."""
+    """Write arrays ``embeddings ids paths labels``, readable without pickle; a missing label is an empty string.
+
+    Boxes are left out.
+    """
     columns = {name: folder.items[name].to_pylist() for name in ("path", "label")}
     with atomic_write(output) as partial, partial.open("wb") as file:
         np.savez(
@@ -64,7 +67,7 @@ def write_npz(folder: EmbeddingFolder, output: Path) -> None:
 
 
 def write_parquet(folder: EmbeddingFolder, output: Path) -> None:
-    """Write one row per image: id, path, label, and the embedding as fixed_size_list<float32>."""
+    """Write one row per image: id, path, label, a box if any has one, and the embedding as fixed_size_list<float32>."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -78,7 +81,7 @@ def write_parquet(folder: EmbeddingFolder, output: Path) -> None:
 
 
 def write_tensorboard(folder: EmbeddingFolder, tensors: Path, metadata: Path, config: Path) -> None:
-    """Write a log folder for the embedding projector."""
+    """Write a log folder for the embedding projector, with labels and paths; ids and boxes are left out."""
     tensors.parent.mkdir(exist_ok=True)
     rows = zip(folder.items["label"].to_pylist(), folder.items["path"].to_pylist(), strict=True)
     cells = [[str(cell or "").replace("\t", " ").replace("\n", " ") for cell in row] for row in rows]

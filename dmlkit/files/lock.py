@@ -42,7 +42,7 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
             warn(f"{message}; waiting for it to end")
             is_new = _acquire(lock, folder, patience - PATIENCE if isfinite(patience) else -1)
     except Timeout:
-        raise UserError(f"{message}; wait until it ends, or choose another --output") from None
+        raise UserError(f"{message}; wait until it ends, and rerun the same command") from None
     except OSError as error:  # the disk is full or read-only
         raise UserError(f"{folder}: cannot write into this folder: {error.strerror or error}") from error
     try:

@@ -31,6 +31,7 @@ LOOK: dict[Any, Any] = {
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colors of lines that color-blind readers can distinguish (Okabe & Ito 2008). Lines also differ by more than color."""
 DASHES = ("-", "--", "-.", ":")
+JOINED = 8  # pairs of patches of two images that lines join; more of them hide the images
 
 
 @contextmanager

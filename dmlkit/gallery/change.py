@@ -83,7 +83,10 @@ def add_images(
         check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
     trained = with_local(trained, gallery.manifest.local, str(path))
     warn_of_other_model(describe(trained), gallery)
-    store = incoming.embed(path, trained, ranks, bar, {Path(part).name for part in gallery.parts})
+    places = zip(gallery.ids, gallery.table["part"].to_pylist(), strict=True)
+    labeled = {part for name, part in places if name in incoming.labeled}  # need not be embedded again
+    used = {Path(part).name for part in gallery.parts if part not in labeled}
+    store = incoming.embed(path, trained, ranks, bar, used)
     with changing(path) as manifest:
         if manifest.current != gallery.manifest.current:
             raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
@@ -245,8 +248,8 @@ def create_gallery(
     bar: Bar = no_bar,
 ) -> Incoming:
     """Create a gallery of a run's embeddings, see `add_images`; if it is interrupted, the same call resumes."""
-    for option, value in ((f"--label {label}", label), ("--boxes", boxes)):
-        if images is None and value is not None:
+    for option in ("" if label is None else f"--label {label}", "" if boxes is None else boxes.option):
+        if images is None and option:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
     check_threshold(settings.threshold)
     listed, left_out = ([], ()) if images is None else images_of(images, label, boxes, run)

@@ -17,7 +17,7 @@ from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.vectors.store import VectorStore
 
-PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery for one commit alone
+PATIENCE = 600  # seconds that a writer waits for another, of which index, compact and migrate may take longer
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Files of a gallery and what its manifest says without the model: read without torch.
 
-    gallery.json            model, versions, parts; its rename is the commit of every change
+    gallery.json            models, versions, index; its rename is the commit of every change
     versions/7.parquet      a row per image of version 7: id, label, path, box, other columns of its table as JSON,
                             and where its point is
     vectors/KEY/            points of a model by the ids of their images, and its local features, see `VectorStore`

@@ -32,7 +32,7 @@ class Incoming:
     skipped: list[str] = field(default_factory=list[str])  # one message per image that could not be read
     labeled: set[str] = field(default_factory=set[str])  # ids of those of ``new`` that the gallery has without a label
     added: int = 0  # number of rows written
-    resumed: int = 0  # number of images that an interrupted command had embedded
+    resumed: int = 0  # number of images that were embedded before, e.g. by an interrupted command
 
     @property
     def unlabeled(self) -> int:
@@ -74,7 +74,7 @@ class Incoming:
         If the process is stopped, finished parts are kept, and the same call resumes.
 
         Args:
-            used: parts that need not be opened, since they have none of the images.
+            used: parts that are not opened: those of the gallery, without any of ``labeled``.
         """
         filled = fill_gallery(gallery, self.new, trained, ranks, bar, used=used)
         self.resumed = filled.known

@@ -30,7 +30,7 @@ class GalleryModel(Description, frozen=True, strict=True):
 
 
 class GalleryManifest(RecordedGallery, GalleryModel, frozen=True, strict=True):
-    """``gallery.json``: the model of the newest version of a gallery, its options, versions and parts."""
+    """``gallery.json``: the model of the newest version of a gallery, its options and its versions."""
 
     others: dict[str, GalleryModel] = Field(default_factory=dict[str, GalleryModel])
     """Models of other versions by their names, see ``dmlkit gallery migrate``."""

@@ -32,7 +32,7 @@ class Migrated:
     images: int
     before: int  # version with the embeddings of the old model
     version: int  # the newest one
-    resumed: int  # images that an interrupted command had embedded
+    resumed: int  # images that were embedded before, e.g. by an interrupted command
     is_new: bool  # the gallery had another model before
     threshold: float | None = None  # for pairs, of the calibrated new run
     index: str | None = None

@@ -106,8 +106,10 @@ def open_queries(
     """
     if isinstance(queries, Path):
         kind = require_queries(queries)
+        if searched.manifest is None and holds_vectors(queries, with_paths=True):
+            kind = "array"  # of a table of images with their vectors, these are searched with
         check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
-        if kind == "array" or (searched.manifest is None and holds_vectors(queries, with_paths=True)):
+        if kind == "array":
             return array_points(queries, None, searched.manifold)
         if kind != "images":
             query_points: PointSet
@@ -119,8 +121,8 @@ def open_queries(
             return query_points
     elif not queries:
         raise UserError("got an empty list of images; expected at least one")
-    elif boxes is not None and boxes.are_given:
-        raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
+    elif boxes is not None and boxes.option:
+        raise UserError(f"{boxes.option}: applies to a folder or a table of images, not to a list; give one of them")
     ranks = model.start()
     trained = load_same_model(searched, model, ranks)
     gallery = gallery_of(searched)
@@ -134,8 +136,8 @@ def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Box
     if not isinstance(queries, Path):
         return ImageList([str(image) for image in queries])
     if is_video(queries) and trained.samples.has_pixels:
-        if boxes is not None and boxes.are_given:
-            raise UserError(f"--boxes: applies to images, but {queries} is a video; remove this option")
+        if boxes is not None and boxes.option:
+            raise UserError(f"{boxes.option}: applies to images, but {queries} is a video; remove this option")
         return VideoFrames(queries)
     boxes = boxes and boxes._replace(skips=True)
     return dataset_of(queries, "test", trained.recipe, OPTIONAL if trained.samples.has_pixels else None, boxes)

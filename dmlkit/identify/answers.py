@@ -57,6 +57,7 @@ class Answers:
     Args:
         queries: Q paths, or names of groups of images.
         rows: (Q, k) rows of what was searched.
+        skipped: one message per query, or image of what was searched, that could not be read.
         pictures: Q paths of the images that show the queries.
         boxes: Q boxes of the queries in these images; None for a full image.
         index: index that found them, if the search was approximate.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, merged, warn_once
 from dmlkit.files.csv_table import own_column
 from dmlkit.files.labels import label_of
 from dmlkit.files.outputs import check_writable, writing
@@ -73,6 +73,22 @@ def calibrate_gallery(
         where: conditions on the images of the gallery, to calibrate for `identify` with the same.
         model: run of the gallery, if it was moved, and device.
     """
+    calibration = _measured(path, fpir, strangers, near, where, model, bar)
+    with writing(path):
+        calibration.write(calibration_file(path, where))
+    return calibration
+
+
+def _measured(
+    path: Path,
+    fpir: float | None = None,
+    strangers: Path | None = None,
+    near: float | None = None,
+    where: Where | None = None,
+    model: ModelChoice = OWN_MODEL,
+    bar: Bar = no_bar,
+) -> Identification:
+    """Return the calibration of a gallery, see `calibrate_gallery`, without writing it."""
     if fpir is not None and not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
     check_writable(path)
@@ -92,6 +108,8 @@ def calibrate_gallery(
         ranks = model.start()
         stranger_points = split_points(run_folder, load_same_model(gallery, model, ranks), ranks, "validation", bar)
     if stranger_points is not None:
+        for line in merged(stranger_points.skipped):  # the same ones for each value of `calibrate_by_value`
+            warn_once(line)
         rows, classes = drawn_strangers(stranger_points, names, MOST if matches is None else MOST_MATCHED)
         alone = Strangers(stranger_points.points_at(rows), classes)
         series = [None if second is None else second.ask(stranger_points, model, rows, bar) for second in seconds]
@@ -113,7 +131,7 @@ def calibrate_gallery(
         absent = int(more_trials.absent.sum())
         if size == 1 or (len(more_trials.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
             fits.append(fit_of(more_trials, fpir, decider.similarity_name, size))
-    calibration = Identification(
+    return Identification(
         gallery_model=gallery.manifest.current,
         where=None if where is None else where.text,
         gallery_version=gallery.version,
@@ -125,9 +143,6 @@ def calibrate_gallery(
         trained_labels=None if trained is None else known,
         is_optimistic=None if trained is None else is_optimistic,
     )
-    with writing(path):
-        calibration.write(calibration_file(path, where))
-    return calibration
 
 
 def calibrate_by_value(
@@ -136,8 +151,8 @@ def calibrate_by_value(
     """Calibrate a gallery for all images, and for those with each value of one of its columns alone.
 
     `identify` takes the calibration of an image's own value. It is that of the condition ``COLUMN=VALUE``. A value with
-    too few images has none, but the error, and `identify` takes that of all images. For options see
-    `calibrate_gallery`.
+    too few images has none, but the error, and `identify` takes that of all images. All are measured before the first
+    one is written. For options see `calibrate_gallery`.
     """
     columns = GalleryFolder(path).cells()
     if not columns:
@@ -145,20 +160,22 @@ def calibrate_by_value(
     name = [*columns][own_column([*columns], column, f"--by {column}: {path}")]
     values = sorted({value for cell in columns[name] if (value := label_of(cell)) is not None})
     check_values(values, name)
-    whole = calibrate_gallery(path, **options)
-    calibrations = dict[str, Identification | UserError]()
+    whole, calibrations = _measured(path, **options), dict[str, Identification | UserError]()
     for value in values:
-        where = Where.of_value(name, value)
         try:
-            calibrations[value] = calibrate_gallery(path, where=where, **options)
+            calibrations[value] = _measured(path, where=Where.of_value(name, value), **options)
         except UserError as error:
             calibrations[value] = error
-            with writing(path):
-                calibration_file(path, where).unlink(missing_ok=True)
     if any(isinstance(outcome, Identification) for outcome in calibrations.values()):
-        whole = whole.model_copy(update={"column": name})  # last, so that an interrupted command changes no threshold
-        with writing(path):
-            whole.write(calibration_file(path, None))
+        whole = whole.model_copy(update={"column": name})
+    with writing(path):
+        for value, outcome in calibrations.items():
+            file = calibration_file(path, Where.of_value(name, value))
+            if isinstance(outcome, Identification):
+                outcome.write(file)
+            else:
+                file.unlink(missing_ok=True)
+        whole.write(calibration_file(path, None))  # last: it says that those of the values hold
     return whole, calibrations
 
 

@@ -166,8 +166,8 @@ def check_leaks(
     """
     ranks = start_ranks(device)
     trained = load_model(RunFolder(run), ranks)
+    check_reachable(trained.manifold, threshold)  # before images are embedded
     images = embedded_points(trained, ranks, listing.everything(), str(listing.source or listing.root), bar)
-    check_reachable(images.manifold, threshold)
     assert images.images is not None
     splits = torch.from_numpy(listing.splits[images.images.rows.numpy()])
     for one, other in combinations(range(len(LISTED_SPLITS)), 2):

@@ -13,7 +13,7 @@ from dmlkit.errors import UserError, counted
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.image_table import BOX, text_column
 from dmlkit.files.labels import UNKNOWN
-from dmlkit.files.outputs import write_output, write_table
+from dmlkit.files.outputs import check_file, write_output, write_table
 from dmlkit.files.readers.base import ImageTable, json_at, reader_of
 from dmlkit.files.readers.camtrap import OBSERVATIONS
 from dmlkit.identify.answers import Answer, Identified
@@ -42,12 +42,18 @@ def writer_of(path: Path, images: Path, boxes: Boxes | None) -> Writer | None:
     title = None if reader is None else reader.title
     if path.name == OBSERVATIONS:
         if title == "Camtrap DP":
+            _observations(listing if listing.is_dir() else listing.parent)  # before images are embedded
             return write_observations
         raise UserError(
             f"--output {path}: observations of Camtrap DP need its deployments and media, which {images} lacks; "
             "choose another name for a table of answers"
         )
     if path.suffix.lower() == ".txt":
+        if path.name.lower() == NAMES:
+            raise UserError(
+                f"--output {path}: the names of labels are written there; choose another name for the MOT text"
+            )
+        check_file(path.with_name(NAMES), sources=[images, listing])
         if reader is not None and title == "YOLO" and GROUP in reader.read(listing).table.column_names:
             return write_tracks
         raise UserError(
@@ -69,15 +75,27 @@ def _column(table: ImageTable, name: str) -> list[str | None]:
     return text_column(table.table, str(table.file), name).to_pylist()
 
 
+def _observations(folder: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """Return the columns of the observations of a Camtrap DP package, and the observations by their ids."""
+    file = folder / OBSERVATIONS
+    source, observations = read_csv(file), dict[str, dict[str, str]]()
+    for line, cells in source.rows():
+        name = cells.get("observationID")
+        if not name or name in observations:
+            fault = f"observationID {name!r} comes a second time" if name else "has no observationID"
+            raise UserError(f"{file}:{line}: {fault}; expected one of its own for each observation, so write it there")
+        observations[name] = cells
+    return source.names, observations
+
+
 def write_observations(table: ImageTable, answers: Mapping[int, Answer], path: Path) -> str:
     """Write the observations of a Camtrap DP package with the individuals that were identified.
 
     An observation of one medium gets its individual, unless it has one. One of an event stays, and is followed by an
     observation of each of its media in which an individual was identified. All other observations stay as they are.
     """
-    source = read_csv(table.root / OBSERVATIONS)
-    columns = sorted({*FIELDS, *source.names}, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
-    observations = {cells["observationID"]: cells for _, cells in source.rows()}
+    names, observations = _observations(table.file)
+    columns = sorted({*FIELDS, *names}, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     changed, media, named = dict[str, dict[str, str]](), list[dict[str, str]](), 0
     pairs = zip(_column(table, "observationID"), _column(table, "mediaID"), strict=True)
@@ -146,9 +164,12 @@ def write_tracks(table: ImageTable, answers: Mapping[int, Answer], path: Path) -
     paths, tracks = (_column(table, name) for name in ("path", GROUP))
     frames = _frames([str(name) for name in paths])
     sides = zip(*(table.table[side].to_pylist() for side in BOX), strict=True)
-    lines = list[tuple[int, str]]()
+    lines, without = list[tuple[int, str]](), 0
     for row, (left, top, right, bottom) in enumerate(sides):
-        if row not in answers or tracks[row] is None:
+        if row not in answers:
+            continue
+        if tracks[row] is None:
+            without += 1
             continue
         label = answers[row].label
         numbers = [left, top, right - left, bottom - top]
@@ -157,7 +178,8 @@ def write_tracks(table: ImageTable, answers: Mapping[int, Answer], path: Path) -
         lines.append((frame, f"{frame},{tracks[row]},{box},1,{-1 if label == UNKNOWN else names.index(label) + 1},1"))
     for file, texts in ((path, [line for _, line in sorted(lines)]), (path.with_name(NAMES), names)):
         write_output(file, "".join(f"{text}\n" for text in texts))
-    return f"{counted(len(lines), 'box', 'boxes')}, and {path.with_name(NAMES)} with the names of labels"
+    others = f"; {counted(without, 'box', 'boxes')} without a track left out" if without else ""
+    return f"{counted(len(lines), 'box', 'boxes')}, and {path.with_name(NAMES)} with the names of labels{others}"
 
 
 def _frames(paths: Sequence[str]) -> dict[str, int]:

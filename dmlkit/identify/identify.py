@@ -68,9 +68,11 @@ def identify(
             of two known labels.
     """
     path = path_of(images)
-    if rule.by is None and is_video(path):
-        rule = replace(rule, by=FOLDER)
     rule.check()  # before anything is embedded
+    if rule.by is None and is_video(path):
+        if rule.method == "vote":
+            raise UserError(f"--method vote: {path} is a video, whose frames are a group; use --method nearest")
+        rule = replace(rule, by=FOLDER)
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold, where=boxes and boxes.where)
     second = LocalMatches.of(opened)
     identifier = Identifier(opened, rule, second)
@@ -194,7 +196,7 @@ def _answers_by_value(
     values: Sequence[set[str | None]],
     answers: Callable[[GalleryFolder, Sequence[int]], Identified],
 ) -> Identified:
-    """Answer images, or groups, with one value by the gallery's images of it, if these were calibrated.
+    """Answer images, or groups, with one value by the gallery's images of it, if they are enough and were calibrated.
 
     Args:
         values: those of each image or group.
@@ -204,7 +206,9 @@ def _answers_by_value(
     searched, without = dict[str | None, GalleryFolder](), Counter[str]()
     for value in sorted({value for unit_values in values for value in unit_values if value is not None}):
         rows = [row for row, cell in enumerate(cells) if cell == value]
-        if rows and Identification.of(part := gallery.limited(Where.of_value(column, value), rows)) is not None:
+        if sum(gallery.labels[row] is not None for row in rows) < NEAREST:  # each answer lists so many images
+            continue
+        if Identification.of(part := gallery.limited(Where.of_value(column, value), rows)) is not None:
             searched[value] = part
     by_value = dict[str | None, list[int]]()
     for index, unit_values in enumerate(values):

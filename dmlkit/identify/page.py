@@ -125,5 +125,6 @@ def drawn_picture(path: str, box: Box | None) -> bytes:
     left, top, right, bottom = (side * scale for side in box[:4])
     line = max(1, round(max(image.size) / 80))  # 2 pixels of the small picture
     for width, color in ((2 * line, "black"), (line, "#ffd33d")):  # visible on light and dark pixels
-        ImageDraw.Draw(image).rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
+        corner = max(left, right - 1), max(top, bottom - 1)  # a box may be narrower than a pixel
+        ImageDraw.Draw(image).rectangle((left, top, *corner), outline=color, width=width)
     return ImageSamples().picture(torch.from_numpy(np.array(image)).permute(2, 0, 1))

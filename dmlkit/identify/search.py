@@ -185,7 +185,7 @@ def nearest(
         asked.paths,
         neighbors.similarities,
         neighbors.indices,
-        asked.skipped,
+        [*dict.fromkeys((*searched.skipped, *asked.skipped))],  # a source may be searched for its own images
         asked.paths,
         asked.boxes,
         (reranked or rescored or searched.manifold).similarity_name,

@@ -115,6 +115,11 @@ def check_can_be_mapped(trained: TrainedModel, run: Path, older: Description, wh
     recipe, spaces = trained.recipe, (trained.recipe.manifold.name, older.manifold.name)
     if describe(trained).space == older.space:
         raise UserError(f"{run}: its embeddings can be compared with {where} already; use them as they are")
+    if trained.checkpoint == "pretrained":
+        raise UserError(
+            f"{run}: its checkpoint pretrained has no trained head, into which a map could be put; expected best or "
+            "last of a trained run"
+        )
     if older.fusion is not None:
         raise UserError(f"{where}: has embeddings of two runs; expected those of one: embed with the first run alone")
     for name, space in zip((run, where), spaces, strict=True):

@@ -9,10 +9,8 @@ from torch import Tensor
 from dmlkit.files.pictures import COLORS, COLUMN, picture, shortened
 from dmlkit.identify.why import Explanation
 
-LINES = 8  # more of them hide the images
 
-
-def plot_explanation(explanation: Explanation, images: Tensor, output: Path, *, lines: int = LINES) -> Path:
+def plot_explanation(explanation: Explanation, images: Tensor, output: Path, *, lines: int) -> Path:
     """Draw two images with a heat map of how much each patch is needed, and lines between the strongest pairs."""
     from matplotlib.patches import ConnectionPatch
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, merged, warn
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.image_file import BadImageError
@@ -99,6 +99,8 @@ def propose(
     identifier = Identifier(searched, second=matches)
     numbers = None if matches is None else matches.ask(queries, model, bar=bar)
     identified = identifier.answers(queries, [None] * len(queries), numbers=numbers)
+    for line in (*merged(identified.neighbors.skipped), *filter(None, [identified.note])):
+        warn(line)
     rows = [
         row
         for row, answer in enumerate(identified.answers)

@@ -44,6 +44,7 @@ class TrainingTable(NamedTuple):
     """Table of the images that a model is trained on."""
 
     file: Path
+    """It has the name of the run, and a checksum of its rows if the review has another table of this name."""
     root: Path
     """Folder that the paths are relative to."""
     images: int
@@ -139,7 +140,9 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
             )
     root = Path(os.path.commonpath([os.path.dirname(path) for path in labeled]))  # noqa: PTH120 - text, not files
     file = folder / f"train_{name}.csv"
-    rows = ([os.path.relpath(path, root), label] for path, label in labeled.items())
+    rows = [[os.path.relpath(path, root), label] for path, label in labeled.items()]
+    if file.exists():  # a run of this name, perhaps in another folder, may have been trained on it
+        file = file.with_stem(f"{file.stem}_{crc32(json.dumps(rows).encode()):08x}")
     write_table(file, ("path", "label"), rows, is_data=True)
     checked = sum(review.verdict(row) is not None for row in held_out)
     return TrainingTable(file, root, len(labeled), checked, left_out)
@@ -207,11 +210,14 @@ def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[s
     ids = [None] * len(searched) if opened is None else opened.ids
     by_path, left_out = dict[str, str](), 0
     with bar("reading the gallery", len(ids)) as advance:
-        for name, path, label in zip(ids, searched.paths, searched.labels, strict=True):
+        for name, path, label, box in zip(ids, searched.paths, searched.labels, searched.boxes, strict=True):
             advance(1)
-            if label is None or name in reviewed:
+            if label is None:
                 continue
-            if name == content_id(path) or (name is None and Path(path).is_file()):
+            content = content_id(path) if box is None and Path(path).is_file() else None
+            if (name or content) in reviewed:
+                continue
+            if content is not None and name in (None, content):
                 by_path[os.path.abspath(path)] = label  # noqa: PTH100 - Path.resolve would follow links
             else:
                 left_out += 1

@@ -42,6 +42,7 @@ class ChosenImages:
     scores: Tensor  # (n,) see `select`
     threshold: float  # similarity from which images count as near-duplicates
     duplicates: int  # images left out because a labeled or chosen one is a near-duplicate
+    skipped: list[str]  # one message per image, labeled or not, that could not be read
 
     def write(self, path: Path) -> None:
         """Write a CSV table with the columns ``path`` and an empty ``label``, as `dmlkit train` reads it, and more.
@@ -76,7 +77,7 @@ class ChosenImages:
             "images": list(self.chosen()),
             "unlabeled": len(self.images),
             "duplicates": self.duplicates,
-            "skipped": list(self.images.skipped),
+            "skipped": self.skipped,
         }
 
 
@@ -137,8 +138,6 @@ def select(
             raise UserError(
                 f"{source.source}: no image has a label; leave out {images.source} to choose among its own images"
             )
-    if threshold is not None:
-        check_reachable(images.manifold, threshold)
     return choose(source.part(known), images, count, rule, threshold, bar)
 
 
@@ -151,6 +150,8 @@ def choose(
     bar: Bar = no_bar,
 ) -> ChosenImages:
     """Choose at least one of unlabeled images, see `select`; there may be no labeled one."""
+    if threshold is not None:
+        check_reachable(images.manifold, threshold)
     names, codes = labeled.class_codes()
     guesses: list[str | None] = [None] * len(images)
     nearest, margins = torch.full((len(images),), -torch.inf), torch.full((len(images),), torch.nan)
@@ -184,6 +185,7 @@ def choose(
         scores=torch.tensor(scores),
         threshold=near_threshold,
         duplicates=int(pool.is_near(near_threshold).sum()) - len(rows),
+        skipped=[*dict.fromkeys((*labeled.skipped, *images.skipped))],  # both may be of one source
     )
 
 

@@ -33,6 +33,7 @@ from dmlkit.distributed.device_name import count_cores
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.image_file import BadImageError
+from dmlkit.files.pictures import JOINED
 from dmlkit.gallery.change import remove_images, restore_version
 from dmlkit.gallery.files import read_summary
 from dmlkit.identify.why import explain_images
@@ -49,7 +50,6 @@ MOST_NEIGHBORS = 1000
 MOST_NAMES = 1000  # of labels, and of ids, to remove: 2 ms each
 BEARER = HTTPBearer(auto_error=False, description="The token of DMLKIT_TOKEN.")
 """Says in the OpenAPI document that addresses need a token, so that /docs asks for it; `Guard` checks it."""
-LINES = 8  # of patches that contribute most; more of them hide the images
 SIDE = 320  # pixels of an explained image
 PAGE = files("dmlkit.serve") / "page"
 SWAGGER = files("fastapi_offline") / "static"
@@ -112,6 +112,11 @@ class Served:
     async def current(self) -> Snapshot:
         """Return the newest version of the points that are served."""
         return await self.answered([], lambda _: self.service.snapshot)
+
+    async def with_ids(self, *names: str) -> Snapshot:
+        """Return points that have some ids; the newest version if those at hand lack one, see `Service`."""
+        snapshot = self.service.snapshot
+        return snapshot if snapshot.rows.keys() >= {*names} else await self.current()
 
     async def decoded(self, work: Callable[[], Any]) -> Any:
         """Decode images on a thread, no more of which run than there are processors: each takes memory."""
@@ -243,7 +248,7 @@ async def why(
     images: list[Any] = [picture.pixels for picture in pictures]
     if row is not None:
         images.append(review_of(request).path(row))
-    snapshot, positions = server.service.snapshot, list[int]()
+    snapshot, positions = await server.with_ids(*id), list[int]()
     for name in id:
         position = snapshot.rows.get(name)
         if position is None:
@@ -283,7 +288,7 @@ async def images_of_label(
 @api.get("/images/{id}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
 async def picture_of(server: Server, id: Annotated[str, InPath(max_length=64)]) -> Response:  # noqa: A002
     """Return a small picture of an image of the source."""
-    snapshot = server.service.snapshot
+    snapshot = await server.with_ids(id)
     row = snapshot.rows.get(id)
     picture = None if row is None else await server.decoded(lambda: snapshot.picture(row))
     if picture is None:
@@ -428,5 +433,5 @@ def explained(service: Service, images: Dataset) -> dict[str, Any]:
         "grid": list(explanation.grid),
         "images": [base64.b64encode(ImageSamples().picture(image, SIDE)).decode() for image in seen],
         "heat": explanation.falls,
-        "pairs": [{"a": a, "b": b, "contribution": value} for a, b, value in explanation.strongest(LINES)],
+        "pairs": [{"a": a, "b": b, "contribution": value} for a, b, value in explanation.strongest(JOINED)],
     }

@@ -176,8 +176,15 @@ async def read_files(request: Request, root: Path | None) -> list[tuple[str, byt
     return images
 
 
+def _too_many() -> HTTPException:
+    return HTTPException(413, f"got more than {MOST_IMAGES} images; send fewer")
+
+
 async def _of_form(request: Request) -> list[tuple[str, bytes]]:
-    form = await request.form(max_files=MOST_IMAGES, max_fields=1)
+    try:
+        form = await request.form(max_files=MOST_IMAGES, max_fields=1)
+    except HTTPException as error:  # Starlette's, for any form that it does not read
+        raise (_too_many() if error.detail.startswith("Too many files") else error) from None
     images: list[tuple[str, bytes]] = []
     for name, part in form.multi_items():
         if name != "images" or not isinstance(part, UploadFile):
@@ -192,11 +199,12 @@ async def _of_json(request: Request, root: Path | None) -> list[tuple[str, bytes
     try:
         wanted = Images.model_validate_json(await request.body())
     except ValidationError as error:
-        raise HTTPException(422, first_message(error.errors())) from None
+        errors = error.errors()
+        raise (_too_many() if errors[0]["type"] == "too_long" else HTTPException(422, first_message(errors))) from None
     if wanted.paths and root is None:
         raise HTTPException(403, "paths: this server reads no files; start it with --root FOLDER, or send the images")
     if len(wanted.images) + len(wanted.paths) > MOST_IMAGES:
-        raise HTTPException(422, f"got more than {MOST_IMAGES} images; send fewer")
+        raise _too_many()
     images = [(f"images[{row}]", _of_base64(row, text)) for row, text in enumerate(wanted.images)]
     return images if root is None else [*images, *await asyncio.to_thread(_contents, root, wanted.paths)]
 

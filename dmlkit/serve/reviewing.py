@@ -111,7 +111,10 @@ class ServedReview:
             return self._review.to_add()
 
     def _next(self, wanted: QuestionRequest) -> list[int]:
-        """Return the first question that no other reviewer sees now; if they see all that are left, the first one."""
+        """Return the first question that no other reviewer sees now.
+
+        If they see all that are left, return the first one about labels, but none about unknown images.
+        """
         if wanted.about == "unknown":
             return next((group for group in self._review.ask_unknown() if self._take(group[0], wanted.reviewer)), [])
         others = sum(reviewer != wanted.reviewer for reviewer, _ in self._held.values())

@@ -67,10 +67,11 @@ class Snapshot:
     """The points that are served, at one version; ``stamp`` is what changes with the files of a gallery."""
 
     def __init__(self, opened: PointSet, stamp: object) -> None:
-        loaded, gallery = in_memory(opened), gallery_of(opened)
-        self.points = SearchedOften(**vars(loaded), ids=gallery.ids if gallery else range(len(loaded)))
-        assert loaded.manifest is not None
-        self.manifest, self.version = loaded.manifest, gallery.version if gallery else None
+        self.loaded, gallery = in_memory(opened), gallery_of(opened)
+        ids = gallery.ids if gallery else range(len(self.loaded))
+        self.points = SearchedOften(**vars(self.loaded), ids=ids)
+        assert self.loaded.manifest is not None
+        self.manifest, self.version = self.loaded.manifest, gallery.version if gallery else None
         index = gallery.approximate if gallery else None
         self.recall = index.recall if index else 1.0
         self.stamp = stamp
@@ -87,9 +88,9 @@ class Snapshot:
         return Identifier(self.points)
 
     def picture(self, row: int) -> bytes | None:
-        """Return a small JPEG of an image; None if it cannot be read."""
+        """Return a small JPEG of an image, that of its gallery if there is one; None if it cannot be read."""
         with self._lock:
-            return self.points.picture(row)
+            return self.loaded.picture(row)
 
 
 class Task(NamedTuple):

@@ -27,7 +27,7 @@ class EmbeddingFolder(PointsOnDisk):
 
     Attributes:
         points: (N, D) float32, mapped into memory; see `check_points`.
-        items: N rows with the columns ``id path label``.
+        items: N rows with the columns ``id path label``, and ``x1 y1 x2 y2`` if any has a box.
     """
 
     def __init__(self, path: Path) -> None:

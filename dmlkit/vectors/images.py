@@ -20,7 +20,7 @@ from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn, warn_once
 from dmlkit.files.csv_table import column_called
 from dmlkit.files.image_file import Box, some_image_files
-from dmlkit.files.image_table import BOX, LABEL, lists_images, read_images, text_column
+from dmlkit.files.image_table import BOX, LABEL, PATTERN, lists_images, read_images, text_column
 from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.files.readers.base import ImageTable, other_lists
@@ -65,7 +65,7 @@ def dataset_of(
         return recipe.dataset.build(split)
     if samples_named(recipe.dataset.sample).has_pixels:
         return images_at(images, labels, boxes, depth=label_depth(recipe))
-    if option := "--labels" if labels is not None else "--boxes" if boxes is not None else "":
+    if option := "--labels" if labels is not None else "" if boxes is None else boxes.option:
         kind = recipe.dataset.sample
         raise UserError(f"{option}: applies to images, but the model takes {kind}s; remove this option")
     return recipe.dataset.unlabeled(images)
@@ -94,7 +94,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if listed := listed_images(source, labels, options, depth=depth):
         return listed[1]
-    if options.are_given:
+    if options.option:
         raise UserError(
             f"{source}: has no boxes and no columns; name a file of boxes with --boxes, or give a table instead of it"
         )
@@ -118,11 +118,7 @@ def listed_images(
     if not is_table and options.source is None:
         return None
     if options.source is None:
-        columns, needs = dict(options.columns), ("path",)
-        if labels != OPTIONAL:
-            columns[LABEL] = "" if labels == NONE else labels or options.columns.get(LABEL, LABEL)
-            needs = ("path",) if labels == NONE else ("path", LABEL)
-        rows = read_images(source, options.root, columns, needs, options.confidence)
+        rows = _of_table(source, labels, options)
         _warn_of_similar(source, rows.table.column_names if labels == OPTIONAL else ())
     elif is_table:
         raise UserError(
@@ -150,6 +146,20 @@ def listed_images(
         )
     dataset.left_out, dataset.margin = faults, options.margin
     return rows, dataset
+
+
+def _of_table(source: Path, labels: str | None, options: Boxes) -> ImageTable:
+    """Return the rows of a table with the labels that are wanted, see `images_at`."""
+    columns, needs = dict(options.columns), ("path",)
+    named = columns.get(LABEL, "")
+    if labels == NONE:
+        columns[LABEL] = named if PATTERN in named else ""  # a pattern may have other columns too
+    elif labels != OPTIONAL:
+        columns[LABEL], needs = labels or columns.get(LABEL, LABEL), ("path", LABEL)
+    rows = read_images(source, options.root, columns, needs, options.confidence)
+    if labels == NONE and LABEL in rows.table.column_names:
+        rows = replace(rows, table=rows.table.drop_columns([LABEL]))
+    return rows
 
 
 def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -156,11 +156,12 @@ class PointsInMemory:
         return [PointItem(row, self.labels[row], self.paths[row], box=self.boxes[row]) for row in map(int, rows)]
 
     def part(self, rows: Tensor) -> "PointsInMemory":
-        """Return some rows (M,), without the pixels of their images."""
-        lists: dict[str, Any] = {
-            name: [getattr(self, name)[row] for row in rows.tolist()] for name in ("paths", "labels", "boxes")
-        }
-        return replace(self, points=self.points[rows], images=None, origin=None, **lists)
+        """Return some rows (M,), without the pixels of their images and what a subclass knows of all rows."""
+        numbers: list[int] = rows.tolist()
+        paths, labels = [self.paths[row] for row in numbers], [self.labels[row] for row in numbers]
+        boxes = [self.boxes[row] for row in numbers]
+        known = (paths, labels, self.manifest, self.run, self.skipped, boxes)
+        return PointsInMemory(self.source, self.manifold, self.points[rows], *known)
 
     @cached_property
     def short_paths(self) -> list[str]:

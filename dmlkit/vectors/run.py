@@ -73,8 +73,9 @@ class EmbedOptions:
             raise UserError("--ray: torchrun has started this process; remove --ray, or do without torchrun")
         if images is not None and self.overrides:
             raise UserError(f"embed: --set {self.overrides[0]} applies only to --split, not to {images}; remove it")
-        for option, value in ((f"--labels {self.labels}", self.labels), ("--boxes", self.boxes)):
-            if split is not None and value is not None:
+        boxes = "" if self.boxes is None else self.boxes.option
+        for option in ("" if self.labels is None else f"--labels {self.labels}", boxes):
+            if split is not None and option:
                 raise UserError(
                     f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
                 )

@@ -32,14 +32,20 @@ class Boxes(NamedTuple):
     """Conditions on the rows of what is searched, and of a table of images that has their columns; others are left
     out."""
 
-    @property
-    def are_given(self) -> bool:
-        """Whether there is an option on images, besides conditions."""
-        return self._replace(where=None, skips=False) != Boxes()
-
     def given(self) -> dict[str, object]:
-        """Return the options that apply to images alone."""
-        return {"--boxes": self.source, "--box-margin": self.margin}
+        """Return the options that apply to images alone; those with an empty value were not given."""
+        return {
+            "--boxes": self.source,
+            "--box-margin": self.margin,
+            "--box-confidence": "" if self.confidence is None else f"{self.confidence:g}",
+            "--column": [f"{name}={column}" for name, column in self.columns.items()],
+            "--root": self.root,
+        }
+
+    @property
+    def option(self) -> str:
+        """Name of the first of these options that was given; empty if none was."""
+        return next((name for name, value in self.given().items() if value), "")
 
     def check(self) -> None:
         """Raise a `UserError` if a number is out of its range."""

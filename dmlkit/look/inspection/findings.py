@@ -42,8 +42,8 @@ class RunHistory:
     recipe: str
     rows: Sequence[EpochRow]  # of ``metrics.jsonl``
     pretrained: Metrics | None  # of the backbone before training on the same split, where they are known
-    training: PointsInMemory
-    nearest: Neighbors  # the most similar training image of each image, (N, 1)
+    leaks: tuple[PointsInMemory, Neighbors] | None
+    """Training images, and the most similar one of each image, (N, 1); None for a split that has them itself."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,15 @@ def _inspect_run(
     split = split or ("test" if run.model is None else "all")
     trained.recipe.dataset.require_one_label(str(path))
     inspection = _look(split_points(run, trained, ranks, split, bar), bar)
-    others = inspection.collection if split == "train" else split_points(run, trained, ranks, "train", bar)
+    leaks = None
+    if split not in ("train", "all"):  # whose images would find themselves
+        others = split_points(run, trained, ranks, "train", bar)
+        leaks = others, Gallery(others.manifold, others.points).search(inspection.collection.points, 1)
     pretrained = Summary.read(run.summary_path).pretrained if run.summary_path.exists() else None
     figures = None
     if pretrained is not None and where is None and split in ("test", "validation"):
         figures = pretrained.test if split == "test" else pretrained.validation
-    nearest = Gallery(others.manifold, others.points).search(inspection.collection.points, 1)
-    history = RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, others, nearest)
+    history = RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, leaks)
     return _scored(replace(inspection, history=history), trained, ranks, split, path, bar)
 
 

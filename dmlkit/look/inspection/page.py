@@ -30,7 +30,7 @@ def write_inspection(inspection: ModelInspection, path: Path, title: str, *, bar
         ("classes", "Classes", scored, lambda _: [("classes", None)]),
         ("suspects", "Suspected wrong labels", labeled, suspected),
         ("alike", "Similar across labels", labeled, similar),
-        ("leaks", "Similar across splits", history is not None, leaks),
+        ("leaks", "Similar across splits", history is not None and history.leaks is not None, leaks),
         ("map", "Map", True, lambda inspection: [("map", inspection.planes)]),
         ("training", "Training", history is not None and bool(history.rows), _curves),
     ]

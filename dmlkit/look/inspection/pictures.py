@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dmlkit.errors import counted
 from dmlkit.evaluation.mistakes import (
     NEIGHBORS,
     PLANTED,
@@ -62,9 +63,12 @@ def confusions(inspection: ModelInspection) -> list[Block]:
     if not pairs:
         return [("text", "No query has its nearest image in another class.")]
     blocks: list[Block] = []
+    codes = {name: code for code, name in enumerate(inspection.names)}
     for pair in pairs:
         heading = f"{pair.name} taken for {pair.taken_for} by {pair.queries} queries, {pair.share:.0%} of its queries"
-        is_own, is_other = (inspection.labels == inspection.names.index(name) for name in (pair.name, pair.taken_for))
+        if pair.taken_for not in codes:  # the gallery may have images that are not inspected, see `_scored`
+            heading += f"; no picture of {pair.taken_for}, which only the gallery has"
+        is_own, is_other = (inspection.labels == codes.get(name, len(codes)) for name in (pair.name, pair.taken_for))
         confused = (is_own & is_other[nearest]).nonzero()[:, 0]
         ours = [*confused.tolist(), *is_own.nonzero()[:, 0].tolist()]
         theirs = [*nearest[confused[:SIDE_BY_SIDE]].tolist(), *is_other.nonzero()[:, 0].tolist()]
@@ -107,12 +111,14 @@ def similar(inspection: ModelInspection) -> list[Block]:
 def leaks(inspection: ModelInspection) -> list[Block]:
     """Return the images that are most similar to a training image."""
     history = inspection.history
-    assert history is not None
-    nearest = history.nearest
+    assert history is not None and history.leaks is not None
+    training, nearest = history.leaks
     rows = nearest.similarities[:, 0].argsort(descending=True, stable=True)[:PAIRS]
     text = "The most similar pairs of an image here and a training image. `dmlkit duplicates` lists all of them."
+    if training.skipped:
+        text += f" {counted(len(training.skipped), 'training image')} could not be read: {training.skipped[0]}"
     pairs = rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
-    return [("text", text), ("pairs", _pairs(inspection.collection, history.training, *pairs))]
+    return [("text", text), ("pairs", _pairs(inspection.collection, training, *pairs))]
 
 
 def _pairs(

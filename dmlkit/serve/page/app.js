@@ -5,6 +5,7 @@ import { explain, whyButton } from "./why.js";
 import { showReview } from "./review.js";
 
 const PAGE = 60;  // images of a label shown at once
+const LABELS = 500, VERSIONS = 50;  // listed at most
 
 function neighborFigure(neighbor, file) {
   const label = neighbor.label === null ? "no label" : neighbor.label;
@@ -117,18 +118,25 @@ async function refresh() {
 let counts = {};
 function showLabels() {
   const wanted = $("#filter").value.toLowerCase();
-  const names = Object.keys(counts).filter((name) => name.toLowerCase().includes(wanted)).slice(0, 500);
-  $("#labels").replaceChildren(...names.map((name) => {
+  const names = Object.keys(counts).filter((name) => name.toLowerCase().includes(wanted));
+  const unlisted = Math.max(0, names.length - LABELS);
+  $("#unlisted").hidden = !unlisted;
+  $("#unlisted").textContent = `${plural(unlisted, "more label", "more labels")}; type a part of a name to list fewer.`;
+  $("#labels").replaceChildren(...names.slice(0, LABELS).map((name) => {
     const button = node("button", { textContent: `${name || "without a label"} (${counts[name]})` });
     button.onclick = () => attempt("Loading ...", () => showLabel(name));
     return node("li", {}, button);
   }));
 }
 
+function showCount() {
+  const name = state.label;
+  $("#shown-label").textContent = `${name || "without a label"}, ${plural(counts[name] || 0, "image", "images")}`;
+}
+
 async function showLabel(name) {
   state.label = name;
-  state.shown = 0;
-  $("#shown-label").textContent = `${name || "without a label"}, ${plural(counts[name], "image", "images")}`;
+  showCount();
   $("#shown-label").hidden = false;
   $("#images").replaceChildren();
   await showMore();
@@ -136,10 +144,10 @@ async function showLabel(name) {
 }
 
 async function showMore() {
-  const query = new URLSearchParams({ label: state.label, offset: state.shown, count: PAGE });
+  const figures = $("#images");
+  const query = new URLSearchParams({ label: state.label, offset: figures.children.length, count: PAGE });
   const { images } = await get(`/v1/gallery/images?${query}`);
-  state.shown += images.length;
-  $("#images").append(...images.map(({ id, path }) => {
+  figures.append(...images.map(({ id, path }) => {
     const name = path.split("/").pop();
     const figure = node("figure", {}, picture(id, name), node("figcaption", { textContent: name }));
     if (state.info.writes && state.info.kind === "gallery") {
@@ -148,13 +156,14 @@ async function showMore() {
         await post("/v1/gallery/remove", { ids: [id] });
         figure.remove();
         await showGallery();
+        showCount();
         say(`Removed ${name}. History below can undo it.`);
       });
       figure.append(button);
     }
     return figure;
   }));
-  $("#more").hidden = state.shown >= (counts[state.label] || 0);
+  $("#more").hidden = figures.children.length >= (counts[state.label] || 0);
 }
 $("#more").onclick = () => attempt("Loading ...", showMore);
 $("#filter").oninput = showLabels;
@@ -168,7 +177,8 @@ async function showGallery() {
   if (!isGallery) return;
   const { versions } = await get("/v1/gallery/versions");
   const newest = versions.length ? versions[versions.length - 1].version : 0;
-  $("#versions").replaceChildren(...versions.reverse().slice(0, 50).map(({ version, time, images }) => {
+  const unlisted = versions.length - VERSIONS;
+  $("#versions").replaceChildren(...versions.reverse().slice(0, VERSIONS).map(({ version, time, images }) => {
     const line = node("li", {}, `Version ${version}, ${new Date(time).toLocaleString()}, ${plural(images, "image", "images")}`);
     if (state.info.writes && version !== newest) {
       const button = node("button", { textContent: "Restore", ariaLabel: `Restore version ${version}` });
@@ -184,6 +194,10 @@ async function showGallery() {
     }
     return line;
   }));
+  if (unlisted > 0) {
+    const older = plural(unlisted, "older version", "older versions");
+    $("#versions").append(node("li", {}, `${older}: dmlkit gallery history lists all.`));
+  }
 }
 
 function route() {

@@ -1,6 +1,6 @@
 // What the views share: requests with the token, messages, pictures. Texts are set as text, never as markup.
 
-export const state = { token: sessionStorage.getItem("dmlkit-token") || "", info: null, label: null, shown: 0 };
+export const state = { token: sessionStorage.getItem("dmlkit-token") || "", info: null, label: null };
 
 export const $ = (selector, within = document) => within.querySelector(selector);
 
