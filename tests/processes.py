@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -181,6 +182,30 @@ def end_before_change(last: int | None) -> list[int]:
     for name in ("replace", "rename", "unlink", "rmdir"):
         setattr(os, name, counted(getattr(os, name)))
     return made
+
+
+COPIES = """
+import os, sys
+exec(sys.argv[1])
+for statement in sys.argv[2:]:
+    if os.fork() == 0:
+        exec(statement)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0, statement
+"""
+
+
+def in_copies(first: str, *statements: str) -> list[str]:
+    """The line that each statement prints in its own copy of one new process that has run ``first``.
+
+    What imports it counts needs a process without those of tests, each of which takes 3 s for torch alone.
+    """
+    words = [sys.executable, "-c", COPIES, first, *statements]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == 0 and len(lines) == len(statements), ended.stderr
+    return lines
 
 
 def start(*words: object, environment: Mapping[str, str] | None = None) -> Forked:

@@ -1,7 +1,5 @@
 """The registry: a new member is found without being listed anywhere."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -11,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 import dmlkit.losses
 from dmlkit.component import ComponentConfig, MemberError, one_of
 from dmlkit.recipe.schema import FAMILIES
+from tests.processes import in_copies
 
 EVERY = {path.stem for path in Path(dmlkit.losses.__path__[0]).glob("*.py")} - {"__init__", "base"}  # files of losses
 
@@ -21,30 +20,6 @@ class ShapeConfig(ComponentConfig, frozen=True): ...
 class SquareConfig(ShapeConfig, frozen=True):
     name: Literal["square"] = "square"
     side: float = 1.0
-
-
-class PairConfig(ShapeConfig, frozen=True):
-    name: Literal["pair"] = "pair"
-    side: float = 2.0
-
-
-class Drawing(BaseModel):
-    shapes: tuple[Annotated[ShapeConfig, one_of], ...]
-
-
-def test_the_name_chooses_the_member():
-    drawing = Drawing.model_validate_json('{"shapes": [{"name": "pair"}, {"name": "square", "side": 3.0}]}')
-    assert drawing.shapes == (PairConfig(), SquareConfig(side=3.0))
-
-
-def test_options_of_another_member_are_refused():
-    with pytest.raises(ValidationError, match="sides"):
-        Drawing.model_validate_json('{"shapes": [{"name": "square", "sides": 3}]}')
-
-
-def test_nothing_is_coerced():
-    with pytest.raises(ValidationError, match="side"):
-        Drawing.model_validate_json('{"shapes": [{"name": "square", "side": "3"}]}')
 
 
 def test_a_taken_name_is_refused():
@@ -97,39 +72,40 @@ def test_a_member_that_comes_late_is_in_every_union():
     assert inner == FrameConfig(inner=LateConfig())
 
 
-@pytest.mark.parametrize(
-    ("asked", "imported"),
-    [
-        ("LossConfig.variants['triplet']", {"triplet"}),
-        ("dmlkit.losses.Triplet", {"triplet"}),
-        ("'pair_loss' in LossConfig.variants", EVERY),  # no member: all files are searched
-        ("LossConfig.variants['matryoshka']", EVERY),  # it has no file of its own
-        ("len(LossConfig.variants)", EVERY),
-    ],
-)
-def test_a_member_is_imported_when_it_is_asked_for(asked: str, imported: set[str]):
-    code = (
-        "import sys, dmlkit.losses; from dmlkit.losses import LossConfig\n"
-        f"before = {{*sys.modules}}; {asked}; print(*{{*sys.modules}} - before)"
-    )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    new = {name.removeprefix("dmlkit.losses.") for name in output.split() if name.startswith("dmlkit.losses.")}
-    assert new & EVERY - {"pair_loss"} == imported - {"pair_loss"}
+ASKED = {
+    "LossConfig.variants['triplet']": {"triplet"},
+    "dmlkit.losses.Triplet": {"triplet"},
+    "'pair_loss' in LossConfig.variants": EVERY,  # no member: all files are searched
+    "LossConfig.variants['matryoshka']": EVERY,  # it has no file of its own
+    "len(LossConfig.variants)": EVERY,
+}
+LOAD = """
+from pathlib import Path
+from dmlkit.errors import UserError
+from dmlkit.recipe.plugin import load_file
+try:
+    load_file(Path({!r}))
+except UserError as error:
+    print(error)
+"""
 
 
-def test_a_plugin_cannot_take_the_name_of_a_member_that_is_not_imported(tmp_path: Path):
-    """The two members have a file of their own and one with others."""
-    code = "from pathlib import Path; from dmlkit.recipe.plugin import load_file; load_file(Path('plugin.py'))"
+def test_members_are_imported_when_they_are_asked_for_and_no_plugin_takes_their_names_before(tmp_path: Path):
+    """The two members whose names are taken have a file of their own and one with others."""
+    loads: dict[str, str] = {}
     for name in ("triplet", "per_factor"):
         text = f"from dmlkit.losses import Loss\nclass Mine(Loss, name={name!r}):\n    def compute(self, *_): ..."
-        (tmp_path / "plugin.py").write_text(text)
-        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-        assert f"plugin.py: cannot load this plug-in: the name {name!r} is taken by dmlkit" in ended.stderr
-
-
-def test_members_are_frozen():
-    with pytest.raises(ValidationError, match="frozen"):
-        SquareConfig().side = 2.0
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plugin.py").write_text(text)
+        loads[LOAD.format(f"{tmp_path}/{name}/plugin.py")] = f"the name {name!r} is taken by dmlkit"
+    first = "import dmlkit.losses; from dmlkit.losses import LossConfig\nbefore = {*sys.modules}"
+    asked = (f"{one}; print(*{{*sys.modules}} - before)" for one in ASKED)
+    lines = iter(in_copies(first, *asked, *loads))
+    for one, imported in ASKED.items():
+        new = {name.removeprefix("dmlkit.losses.") for name in next(lines).split() if "dmlkit.losses." in name}
+        assert new & EVERY - {"pair_loss"} == imported - {"pair_loss"}, one
+    for line, taken in zip(lines, loads.values(), strict=True):
+        assert f"plugin.py: cannot load this plug-in: {taken}" in line
 
 
 def test_a_misspelt_class_gets_a_suggestion():

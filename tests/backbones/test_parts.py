@@ -7,9 +7,11 @@ import torch
 
 from dmlkit.backbones.parts import FirstBlocks, LastBlocks
 from tests.conftest import refuses
+from tests.contracts.conftest import shallow  # noqa: F401
 from tests.contracts.test_backbones import config
 
 pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
+FEW = {"depths": (2, 2), "num_heads": (3, 6)}
 NETWORKS: list[tuple[str, dict[str, Any], int, int]] = [
     ("small_cnn", {"width": 4}, 16, 2),
     ("resnet18", {}, 32, 3),
@@ -18,12 +20,13 @@ NETWORKS: list[tuple[str, dict[str, Any], int, int]] = [
     ("timm", {"model": "test_vit", "image_size": 32}, 32, 2),
     ("timm", {"model": "eva02_tiny_patch14_224", "image_size": 28}, 28, 2),  # with rotary position embeddings
     ("timm", {"model": "convnext_atto"}, 32, 1),
-    ("timm", {"model": "swin_tiny_patch4_window7_224"}, 224, 1),
+    ("timm", {"model": "swin_tiny_patch4_window7_224", "arguments": FEW}, 224, 1),
     ("timm", {"model": "tf_efficientnet_lite0", "pooling": {"name": "gem", "learn": True}}, 32, 2),
     ("timm", {"model": "regnetx_002"}, 32, 4),
 ]
 
 
+@pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize(("name", "options", "size", "blocks"), NETWORKS)
 def test_the_parts_of_a_backbone_equal_the_whole(name: str, options: dict[str, Any], size: int, blocks: int):
     torch.manual_seed(0)

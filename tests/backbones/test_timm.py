@@ -43,29 +43,27 @@ def saved(folder: Path, model: str = "test_vit", *, safe: bool = True, **options
     return network.eval()
 
 
-@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "bin"])
 @pytest.mark.parametrize(
-    ("model", "options"),
+    ("model", "options", "safe"),
     [
-        ("test_vit", {}),
-        ("test_vit", {"img_size": 96, "num_classes": 7, "global_pool": "avg"}),
-        ("test_vit2", {"reg_tokens": 3, "dynamic_img_size": True}),
-        ("test_efficientnet", {"num_classes": 0}),
-        ("test_convnext", {}),
+        ("test_vit", {}, True),
+        ("test_vit", {}, False),
+        ("test_vit", {"img_size": 96, "num_classes": 7, "global_pool": "avg"}, True),
+        ("test_vit2", {"reg_tokens": 3, "dynamic_img_size": True}, True),
+        ("test_efficientnet", {"num_classes": 0}, True),
+        ("test_convnext", {}, True),
     ],
-)  # fmt: skip
+)
 def test_a_folder_gives_the_features_of_what_was_saved(model: str, options: dict[str, Any], safe: bool, tmp_path: Path):
     network = saved(tmp_path, model, safe=safe, **options)
     size = network.pretrained_cfg["input_size"][-1] if "img_size" not in options else options["img_size"]
     images = torch.randn(2, 3, size, size)
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=0).eval()
     config = Timm.Config(model=f"local-dir:{tmp_path}", weights="pretrained")
     keys = config.resolved_keys()
     with torch.no_grad():
         expected = network.forward_head(network.forward_features(images), pre_logits=True)
         for ours in (config, config.model_copy(update=keys)):
             assert torch.equal(ours.build().eval()(images), expected)
-        assert torch.equal(again(images), expected)
     assert keys["image_size"] == (size if "vit" in model else None)
 
 
@@ -255,7 +253,7 @@ def test_the_class_token_is_timms_own(model: str, options: dict[str, Any], tmp_p
         network.global_pool = pool
         with torch.no_grad():
             expected = network.forward_head(network.forward_features(images), pre_logits=True)
-            assert torch.equal(ours(images), expected) or torch.allclose(ours(images), expected, atol=1e-6)
+            assert torch.allclose(ours(images), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("pooling", [None, Avg()], ids=["own", "avg"])
@@ -268,7 +266,7 @@ def test_a_head_is_as_wide_as_what_the_network_gives(model: str, pooling: Avg | 
     assert backbone(torch.randn(2, 3, 64, 64)).shape == (2, backbone.num_features)
 
 
-@pytest.mark.parametrize("model", ["test_convnext", "vit_base_patch16_siglip_224", "vit_medium_patch16_reg4_gap_256"])
+@pytest.mark.parametrize("model", ["test_convnext", "vit_medium_patch16_reg4_gap_256"])
 def test_a_model_without_a_class_token_says_so(model: str):
     options = {} if model == "test_convnext" else {"depth": 1}
     with pytest.raises(ValueError, match=f"pooling: cls needs a class token, which {model} does not have"):
@@ -285,6 +283,9 @@ def test_a_size_that_patches_do_not_fill_is_told_in_one_line():
         try_model(recipe, build_model(recipe), images)
 
 
+LITE_REPEATS = {"lite0": [1, 2, 2, 3, 3, 4, 1], "lite1": [1, 3, 3, 4, 4, 5, 1], "lite2": [1, 3, 3, 4, 4, 5, 1]}
+
+
 def lite_names(repeats: list[int]) -> list[str]:
     """The names of ``efficientnet_lite_pytorch`` in their order, from its stages' numbers of blocks."""
     norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -298,23 +299,12 @@ def lite_names(repeats: list[int]) -> list[str]:
     return [*names, "_conv_head.weight", *(f"_bn1.{part}" for part in norm), "_fc.weight", "_fc.bias"]
 
 
-@pytest.mark.parametrize(
-    ("model", "repeats"),
-    [
-        ("tf_efficientnet_lite0", [1, 2, 2, 3, 3, 4, 1]),
-        ("tf_efficientnet_lite2", [1, 3, 3, 4, 4, 5, 1]),
-        ("tf_efficientnet_lite4", [1, 4, 4, 6, 6, 8, 1]),
-    ],
-)
-def test_efficientnet_lite_files_load_as_if_renamed_one_by_one(model: str, repeats: list[int], tmp_path: Path):
-    tensors = saved(tmp_path, model).state_dict()
-    torch.save(dict(zip(lite_names(repeats), tensors.values(), strict=True)), tmp_path / "lite.pth")
-    ours = Timm(model=model, weights=str(tmp_path / "lite.pth")).network.state_dict()
+def test_efficientnet_lite_files_load_as_if_renamed_one_by_one(tmp_path: Path):
+    tensors = saved(tmp_path, "tf_efficientnet_lite2").state_dict()
+    torch.save(dict(zip(lite_names(LITE_REPEATS["lite2"]), tensors.values(), strict=True)), tmp_path / "lite.pth")
+    ours = Timm(model="tf_efficientnet_lite2", weights=str(tmp_path / "lite.pth")).network.state_dict()
     assert len(ours) == len(tensors) - 2  # without the classifier
     assert all(torch.equal(value, tensors[name]) for name, value in ours.items())
-
-
-LITE_REPEATS = {"lite0": [1, 2, 2, 3, 3, 4, 1], "lite1": [1, 3, 3, 4, 4, 5, 1], "lite2": [1, 3, 3, 4, 4, 5, 1]}
 
 
 @pytest.mark.parametrize("size", LITE_REPEATS)

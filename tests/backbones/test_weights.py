@@ -20,7 +20,6 @@ RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"
 
 
 def test_files_that_are_no_weights(tmp_path: Path):
-    refuses(r"none\.pth: no such file", ResNet18.Config(weights=str(tmp_path / "none.pth")).build)
     (tmp_path / "cut.pth").write_bytes(b"PK\3\4 cut off")
     refuses("cannot read these weights", ResNet18.Config(weights=str(tmp_path / "cut.pth")).build)
     torch.save({"opt": argparse.Namespace(lr=1)}, tmp_path / "pickle.pth")
@@ -66,14 +65,12 @@ def test_a_failed_download_says_which_file_to_put_where(monkeypatch: pytest.Monk
     url = models.ResNet18_Weights.DEFAULT.url
     assert url in str(error.value) and "no route to host" in str(error.value)
     assert str(tmp_path / "hub" / "checkpoints" / url.rsplit("/", 1)[1]) in str(error.value)
-    refuses("unknown weights 'imgnet'; did you mean 'imagenet'", ResNet18.Config(weights="imgnet").build)
 
 
 def test_timm_models_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
     import timm
 
     refuses("timm has no 'resnet19'", Timm.Config(model="resnet19").build)
-    refuses("got 'imagenet', expected pretrained or a file", Timm.Config(model="resnet18", weights="imagenet").build)
 
     def offline(*_, **__):
         raise OSError("no route to host\nand more")
@@ -87,16 +84,14 @@ def test_timm_models_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
 
 def test_timm_poolings_agree_with_timms_own():
     torch.manual_seed(0)
-    from dmlkit.pooling import Avg, Cls
+    from dmlkit.pooling import Avg
 
-    images = torch.randn(1, 3, 224, 224)
-    for model, pooling in (("resnet18", Avg()), ("vit_tiny_patch16_224", Cls())):
-        own, ours = Timm(model=model).eval(), Timm(model=model, pooling=pooling).eval()
-        ours.load_state_dict(own.state_dict())
-        with torch.no_grad():
-            torch.testing.assert_close(ours(images), own(images))
-    swin = Timm(model="swin_tiny_patch4_window7_224", pooling=Avg()).eval()
+    images, few = torch.randn(1, 3, 224, 224), {"depths": (1, 1), "num_heads": (3, 6)}
+    own, ours = Timm(model="resnet18").eval(), Timm(model="resnet18", pooling=Avg()).eval()
+    ours.load_state_dict(own.state_dict())
+    swin = Timm(model="swin_tiny_patch4_window7_224", pooling=Avg(), arguments=few).eval()
     with torch.no_grad():
+        torch.testing.assert_close(ours(images), own(images))
         torch.testing.assert_close(swin(images), swin.network.forward_features(images).mean((1, 2)))
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,6 @@ def test_faults_of_a_recipe(dmlkit: Cli, tmp_path: Path):
     refused(result, "bad.yaml:3: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'?")
     refused(result, "bad.yaml:5: training.epochs: got 'two', expected a valid integer")
     refused(result, "bad.yaml:6: training.lr: unknown key")
-    refused(dmlkit("check", tmp_path / "none.yaml"), "no such file")
 
 
 def test_broken_images_stop_or_are_skipped_and_counted(dmlkit, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
@@ -81,22 +81,18 @@ def test_every_kind_of_image_trains(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pa
     assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options).code == 0
 
 
-def test_a_folder_with_a_run_is_kept(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    assert dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1").code == 0
+def test_a_folder_with_a_run_is_kept(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
+    run, recipe = trained_once(tmp_path), tmp_path / "recipe.yaml"
     before = (run / "checkpoints" / "last.pt").read_bytes()
-    refused(dmlkit("train", tiny_recipe, "-o", run), "already holds a run", "--resume", "--overwrite")
-    refused(
-        dmlkit("train", tiny_recipe, "-o", run, "--resume", "--set", "loss.margin=0.3"),
-        "the recipe has changed",
-        "loss.margin: was 0.1, now 0.3",
-    )
-    refused(dmlkit("train", tiny_recipe, "-o", run, "--resume", "--overwrite"), "use only one of them")
+    refused(dmlkit("train", recipe, "-o", run), "already holds a run", "--resume", "--overwrite")
+    changed = dmlkit("train", recipe, "-o", run, "--resume", "--set", "loss.margin=0.3")
+    refused(changed, "the recipe has changed", "loss.margin: was 0.1, now 0.3")
+    refused(dmlkit("train", recipe, "-o", run, "--resume", "--overwrite"), "use only one of them")
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
     for options in ((), ("--overwrite",)):
-        refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "other", *options), "is not a dmlkit run")
+        refused(dmlkit("train", recipe, "-o", tmp_path / "other", *options), "is not a dmlkit run")
     assert (tmp_path / "other" / "thesis.txt").exists()
 
 
@@ -129,9 +125,8 @@ def test_devices_that_are_not_there(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_checkpoints_that_cannot_be_read(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1")
+def test_checkpoints_that_cannot_be_read(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
+    run = trained_once(tmp_path)
     path = run / "checkpoints" / "last.pt"
     state = torch.load(path, weights_only=True)
     torch.save({**state, "format": 99, "dmlkit": "9.0"}, path)
@@ -142,16 +137,14 @@ def test_checkpoints_that_cannot_be_read(dmlkit: Cli, tiny_recipe: Path, tmp_pat
     refused(dmlkit("eval", run, "--checkpoint", "last"), "no such checkpoint")
 
 
-def test_a_checkpoint_never_runs_code(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1")
+def test_a_checkpoint_never_runs_code(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
+    run = trained_once(tmp_path)
     torch.save({"format": 1, "model": Path("x")}, run / "checkpoints" / "last.pt")  # needs pickle
     refused(dmlkit("eval", run, "--checkpoint", "last"), "cannot read this checkpoint")
 
 
-def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
-    run = tmp_path / "run"
-    dmlkit("train", tiny_recipe, "-o", run, "--set", "training.epochs=1", "--set", "training.workers=0")
+def test_embed_and_export_mistakes(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path, image_folder: Path):
+    run = trained_once(tmp_path)
     refused(dmlkit("embed", run), "expected either IMAGES or --split")
     broken = image_folder / "class0" / "2.png"
     broken.write_bytes(b"broken")
@@ -159,11 +152,6 @@ def test_embed_and_export_mistakes(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     assert not list((tmp_path / "e1").glob("*"))
     assert dmlkit("embed", run, image_folder, "-o", tmp_path / "e2", "--skip-bad-images").code == 0
     refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e2"), f"{broken}: cannot read this image")
-    refused(dmlkit("export", run, "--format", "faiss"), "is a run; --format faiss exports a folder of embeddings")
-    refused(dmlkit("export", tmp_path / "e2", "--format", "onnx"), "got a folder of embeddings")
-    (tmp_path / "e2" / "embeddings.npy").write_bytes(b"\x93NUMPY")
-    refused(dmlkit("export", tmp_path / "e2", "--format", "npz"), "embeddings.npy: cannot read this NumPy array")
-    refused(dmlkit("list", "lossses"), "unknown family 'lossses'")
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -177,37 +165,41 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         main()
 
 
+@pytest.fixture
+def check_stopped(dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Check that a command that does some work ends in a line."""
+
+    def check(work: Callable[..., object]) -> None:
+        (tmp_path / "study.json").touch()
+        monkeypatch.setattr("dmlkit.study.status.status_of", work)
+        interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+        result = dmlkit("status", tmp_path)
+        signal.signal(signal.SIGINT, interrupt)
+        assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
+
+    return check
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_any_command_in_a_line(number: int, dmlkit: Cli, monkeypatch, tmp_path: Path):
-    (tmp_path / "study.json").touch()
-    monkeypatch.setattr("dmlkit.study.status.status_of", lambda _: os.kill(os.getpid(), number))
+def test_ctrl_c_and_sigterm_end_any_command_in_a_line(number: int, check_stopped: Callable[..., None]):
     handler = signal.getsignal(signal.SIGTERM)
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-    result = dmlkit("status", tmp_path)
-    signal.signal(signal.SIGINT, interrupt)
-    assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
+    check_stopped(lambda _: os.kill(os.getpid(), number))
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_ctrl_c_that_compiled_code_turns_into_another_error_ends_a_command_in_a_line(dmlkit, monkeypatch, tmp_path):
-    (tmp_path / "study.json").touch()
-
-    def status(_: Path):
+def test_ctrl_c_that_compiled_code_turns_into_another_error_ends_a_command_in_a_line(check_stopped):
+    def work(_: Path):
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
         except KeyboardInterrupt as error:  # as pydantic did while it built a class
             raise RuntimeError("Error building validator") from error
 
-    monkeypatch.setattr("dmlkit.study.status.status_of", status)
-    result = dmlkit("status", tmp_path)
-    assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
+    check_stopped(work)
 
 
 @pytest.mark.parametrize("has_own_handler", [False, True], ids=["command", "training"])
-def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(has_own_handler: bool, dmlkit, monkeypatch, tmp_path):
-    (tmp_path / "study.json").touch()
-
+def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(has_own_handler: bool, check_stopped):
     class Interrupted:
         def __del__(self):
             os.kill(os.getpid(), signal.SIGINT)
@@ -216,14 +208,10 @@ def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(has_own_handler: b
     def raise_interrupt(*_: object):  # as training does at a second signal, without the handler of the commands
         raise KeyboardInterrupt
 
-    def status(_: Path):
+    def work(_: Path):
         if has_own_handler:
             signal.signal(signal.SIGINT, raise_interrupt)
         Interrupted()
         time.sleep(60)
 
-    monkeypatch.setattr("dmlkit.study.status.status_of", status)
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    result = dmlkit("status", tmp_path)
-    signal.signal(signal.SIGINT, interrupt)
-    assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
+    check_stopped(work)

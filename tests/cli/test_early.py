@@ -28,6 +28,8 @@ NO_DATA = (
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
 ONE_RUN = "has embeddings of one run; create a gallery of both with dmlkit gallery create RUN IMAGES --with run"
 NO_SECOND, REMOVE = "applies to a run or a gallery", "remove this option"
+NO_LABELS = "no such file or folder; expected labels (.npy, .npz, .txt, .csv or .parquet)"
+NO_IMAGES = "empty: no images found in this folder or below it"
 NO_STUDY = "no study here (study.json is missing); expected a folder that dmlkit study wrote"
 NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
 COMMANDS = """
@@ -76,10 +78,10 @@ def without_torch(folder: Path, commands: list[str], *others: str) -> list[Resul
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an array, an empty folder, half a run, half a gallery and what looks like a study."""
+    """A folder with an array, an empty folder, half a run, half a gallery and what looks like a study, and one."""
     tmp_path = tmp_path_factory.mktemp("place")
     np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
-    for name in ("empty", "half", "run", "stopped", "study"):
+    for name in ("empty", "half", "run", "stopped", "study", "begun"):
         (tmp_path / name).mkdir()
     for name in ("half/recipe.yaml", "run/recipe.yaml", "run/environment.json"):
         (tmp_path / name).touch()
@@ -93,28 +95,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (tmp_path / name).mkdir()
     (tmp_path / "embedded" / "manifest.json").write_text("{}")
     (tmp_path / "trained" / "recipe.yaml").write_text("")
-    here = Environment(
-        python="3",
-        platform="x",
-        packages={"torch": "2", "dmlkit": "1"},
-        gpu=None,
-        threads=1,
-        command=("dmlkit", "train"),
-    )
-    here.write(tmp_path / "trained" / "environment.json")
+    here: dict[str, Any] = {"python": "3", "platform": "x", "packages": {"torch": "2", "dmlkit": "1"}, "gpu": None}
+    Environment(**here, threads=1, command=("dmlkit", "train")).write(tmp_path / "trained" / "environment.json")
     (tmp_path / "gallery" / "gallery.json").write_text("{}")
     model = {key: value for key, value in manifest().items() if key in Description.model_fields}
-    for name in ("single", "solo"):
-        (tmp_path / name).mkdir()
-        of_one_run = GalleryManifest.parse(
-            {"format": 1, **model, "run": "run", "thumbnails": False, "threshold": None}, name
-        )
-        of_one_run.write(tmp_path / name / "gallery.json")
-    (tmp_path / "solo" / "identification.json").write_text("{}")
-    (tmp_path / "fitted").mkdir()
-    for name in ("gallery.json", "identification.json"):
-        (tmp_path / "fitted" / name).write_text("{}")
+    (tmp_path / "single").mkdir()
+    single = {"format": 1, **model, "run": "run", "thumbnails": False, "threshold": None}
+    GalleryManifest.parse(single, "single").write(tmp_path / "single" / "gallery.json")
     (tmp_path / "study" / "study.json").write_text("")
+    recipe = {"training": {"epochs": 4, "select_by": "map@r"}}
+    study = {"claim": "Margins matter", "paper": None, "table": None, "protocol": "official", "metrics": ["map@r"]}
+    study |= {"seeds": [0, 1], "reference": "a", "expect": [], "variants": {"a": {"": recipe}}}
+    (tmp_path / "begun" / "study.json").write_text(json.dumps({"format": 1, **study, "command": "dmlkit study s.yaml"}))
     return tmp_path
 
 
@@ -124,6 +116,8 @@ INSIDE = "this is inside photos, where every file is read as data; choose a path
 IN_RUN = "this is inside a run ({place}/run); choose a path outside it, or in its "
 IN_RUN += "embeddings/, evaluations/, exports/, plots/"
 IN_FILE = "x.npy is a file; expected a folder"
+IN_GALLERY = "this is inside a gallery ({place}/gallery); choose a path outside it"
+OTHER = "--output other: has notes.txt but not"
 FOREIGN = "exists and is not a dmlkit run; choose another --output"
 USED = (
     "trained: this folder already holds a run; continue it with --resume, replace it with --overwrite, or choose "
@@ -136,17 +130,11 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ("final run -o trained", USED),
     ("final run -o other", f"other: {FOREIGN}"),
     ("final run -o run", "--output run: is the run to train again on every class; expected another folder"),
-    (
-        "train glyphs/triplet -o gallery/x",
-        "--output gallery/x: this is inside a gallery ({place}/gallery); choose a path outside it",
-    ),
+    ("train glyphs/triplet -o gallery/x", f"--output gallery/x: {IN_GALLERY}"),
     ("embed run photos -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     ("embed run photos -o photos/x", f"--output photos/x: {INSIDE}"),
     ("gallery create run photos -o gallery", "--output gallery: this is a gallery already; choose a path outside it"),
-    (
-        "gallery create run photos -o other",
-        "--output other: has notes.txt but not an interrupted gallery; choose another --output",
-    ),
+    ("gallery create run photos -o other", f"{OTHER} an interrupted gallery; choose another --output"),
     ("gallery create run photos -o photos/x", f"--output photos/x: {INSIDE}"),
     ("identify gallery photos -o x.md", "--output x.md: expected a name that ends in .csv, .json, .txt or .html"),
     ("search x.npy x.npy -o x.npy", "--output x.npy: expected a name that ends in .csv or .html"),
@@ -159,29 +147,23 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ("embed run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
     ("gallery create run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
     ("why run x.npy x.npy -o x.txt", "--output x.txt: expected a name that ends in .png, .svg or .pdf"),
-    ("review x.npy photos -o other", "--output other: has notes.txt but not a review; choose another --output"),
+    ("review x.npy photos -o other", f"{OTHER} a review; choose another --output"),
     ("study broken.yaml -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     ("report study -o x.txt", "--output x.txt: expected a name that ends in .md or .tex"),
 ]
 READ = [  # what is missing inside a path that a command reads
-    ("identify gallery empty", "empty: no images found in this folder or below it"),
-    ("embed run empty", "empty: no images found in this folder or below it"),
-    ("search x.npy empty", "empty: no images found in this folder or below it"),
-    ("gallery create run empty -o new", "empty: no images found in this folder or below it"),
-    ("review x.npy empty -o new", "empty: no images found in this folder or below it"),
-    ("calibrate gallery --strangers empty", "empty: no images found in this folder or below it"),
+    ("identify gallery empty", NO_IMAGES),
+    ("embed run empty", NO_IMAGES),
+    ("search x.npy empty", NO_IMAGES),
+    ("gallery create run empty -o new", NO_IMAGES),
+    ("review x.npy empty -o new", NO_IMAGES),
+    ("calibrate gallery --strangers empty", NO_IMAGES),
     ("eval run empty", f"dataset.root: empty: {NO_CLASSES}"),
     ("start run", "run: is a run; expected a folder with one subfolder per class, or a table"),
     ("start empty", f"dataset.root: empty: {NO_CLASSES}"),
     ("data check empty", f"dataset.root: empty: {NO_CLASSES}"),
-    (
-        "eval x.npy --labels no.npy",
-        "no.npy: no such file or folder; expected labels (.npy, .npz, .txt, .csv or .parquet)",
-    ),
-    (
-        "cluster x.npy --labels no.npy",
-        "no.npy: no such file or folder; expected labels (.npy, .npz, .txt, .csv or .parquet)",
-    ),
+    ("eval x.npy --labels no.npy", f"no.npy: {NO_LABELS}"),
+    ("cluster x.npy --labels no.npy", f"no.npy: {NO_LABELS}"),
     ("verify run kept.csv --root no", "no: no such file or folder; expected the folder of the images"),
 ]
 REPEATED = [
@@ -228,7 +210,7 @@ MISTAKES = [
     ("verify none a.png b.png", f"none: {NO_RUN}"),
     ("verify run x.npy none.png", "none.png: no such file or folder; expected an image"),
     ("verify run none.csv", "none.csv: no such file or folder; expected two images, or a .csv or .txt file of pairs"),
-    ("eval run none", "none: no such file or folder; expected a folder with one subfolder per class"),
+    ("eval run none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
     ("eval run --by none.csv:camera", "none.csv: no such file or folder; expected a table (.csv or .parquet)"),
     (
         "calibrate run --strangers none",
@@ -267,10 +249,10 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def results(place: Path, catalogue: str) -> dict[str, Result]:
-    """What each command line of `MISTAKES` said."""
+    """What each command line of `MISTAKES` said, and the status of a study."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", catalogue)
-        commands = [words for words, _ in MISTAKES]
+        commands = ["status begun", *(words for words, _ in MISTAKES)]
         return dict(zip(commands, without_torch(place, commands), strict=True))
 
 
@@ -345,11 +327,6 @@ def test_help_after_a_wrong_path_is_help(dmlkit: Cli, words: str):
 
 
 @pytest.mark.slow
-def test_the_status_of_a_study_needs_no_torch(tmp_path: Path):
-    recipe = {"training": {"epochs": 4, "select_by": "map@r"}}
-    study = {"claim": "Margins matter", "paper": None, "table": None, "protocol": "official", "metrics": ["map@r"]}
-    study |= {"seeds": [0, 1], "reference": "a", "expect": [], "variants": {"a": {"": recipe}}}
-    record = {"format": 1, **study, "command": "dmlkit study s.yaml"}
-    (tmp_path / "study.json").write_text(json.dumps(record))
-    (result,) = without_torch(tmp_path, [f"status {tmp_path}"])
+def test_the_status_of_a_study_needs_no_torch(results: dict[str, Result]):
+    result = results["status begun"]
     assert result.code == 0 and "Margins matter" in result.out and "0 of 2 runs done" in result.out, result

@@ -10,8 +10,7 @@ import pytest
 from pyarrow import csv
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.testing.data import DATASET
-from dmlkit.testing.promise import Promise, hold
+from dmlkit.testing import check_dataset
 from tests.datasets import trees
 
 
@@ -64,12 +63,11 @@ def test_every_dataset_of_dmlkit_is_made_here():
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("promise", DATASET, ids=lambda promise: promise.__name__)
-def test_files(promise: Promise, name: str, tmp_path: Path):
+def test_files(name: str, tmp_path: Path):
     place = MAKERS[name](tmp_path)
     keys = {"table": {"file": place}, "vectors": {"embeddings": place, "labels": place.with_name("labels.npy")}}
     options = {key: str(path) for key, path in keys.get(name, {"root": place}).items()}
-    hold([promise], name, DatasetConfig.variants[name](**options, validation_fraction=0.0))
+    check_dataset(DatasetConfig.variants[name](**options, validation_fraction=0.0))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +75,5 @@ def test_files(promise: Promise, name: str, tmp_path: Path):
     [{}, {"validation_fraction": 0.0}, {"split": "reality_check", "fold": 1}, {"tail": 2.0, "images_per_class": 4}],
     ids=lambda options: str(options),
 )
-@pytest.mark.parametrize("promise", DATASET, ids=lambda promise: promise.__name__)
-def test_glyphs(promise: Promise, options: dict[str, Any]):
-    hold([promise], "glyphs", DatasetConfig.variants["glyphs"](**GLYPHS | options))
+def test_glyphs(options: dict[str, Any]):
+    check_dataset(DatasetConfig.variants["glyphs"](**GLYPHS | options))

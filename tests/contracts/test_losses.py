@@ -25,18 +25,8 @@ from dmlkit.testing.losses import (
 from dmlkit.testing.promise import Promise, all_manifolds, fits, fitting_manifolds, hold, title
 
 pytestmark = pytest.mark.filterwarnings("ignore:ProxyGML")  # k < N at a few classes
-LOSSES = sorted(LossConfig.variants)
-
-
-def pairs(*, fitting: bool) -> list[Any]:
-    return [
-        pytest.param(config, manifold, id=f"{name}-{title(manifold)}")
-        for name in LOSSES
-        for config in [LossConfig.variants[name]()]
-        for manifold in all_manifolds()
-        if fits(config, manifold) == fitting
-    ]
-
+CONFIGS = [LossConfig.variants[name]() for name in sorted(LossConfig.variants)]
+REFUSED = [(config, [space for space in all_manifolds() if not fits(config, space)]) for config in CONFIGS]
 
 # One of each kind of geometry, bounded or without a least value.
 FORMS = ("sphere-cosine", "euclidean-negative_distance", "lorentz-negative_squared_distance", "poincare-origin_cosine")
@@ -55,6 +45,8 @@ ON_FORMS = (
 
 
 def is_needed(promise: Promise, name: str, manifold: str) -> bool:
+    if name == "per_factor":  # which takes products alone
+        return manifold == "product-negative_chordal_distance"
     if promise is a_step_never_waits_for_the_device:
         return manifold in (FORMS if name in OF_EACH_KIND else FORMS[:1])
     if promise is chunks_of_classes_change_nothing and "chunk_size" not in LossConfig.variants[name].model_fields:
@@ -67,28 +59,27 @@ def is_needed(promise: Promise, name: str, manifold: str) -> bool:
 
 
 def values() -> Iterator[Any]:
-    for case in pairs(fitting=True):
-        name, _, manifold = str(case.id).partition("-")
-        for promise in VALUES:
-            if is_needed(promise, name, manifold):
-                yield pytest.param(promise, *case.values, id=f"{promise.__name__}-{case.id}")
+    for config in CONFIGS:
+        for space in fitting_manifolds(config):
+            promises = [promise for promise in VALUES if is_needed(promise, config.name, title(space))]
+            if promises:
+                yield pytest.param(promises, config, space, id=f"{config.name}-{title(space)}")
 
 
-@pytest.mark.parametrize(("promise", "config", "manifold"), list(values()))
-def test_values(promise: Promise, config: LossConfig, manifold: ManifoldConfig):
-    hold([promise], config.name, config, manifold)
+@pytest.mark.parametrize(("promises", "config", "manifold"), list(values()))
+def test_values(promises: list[Promise], config: LossConfig, manifold: ManifoldConfig):
+    hold(promises, f"{config.name} on {title(manifold)}", config, manifold)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("promise", TRAINING, ids=lambda promise: promise.__name__)
-def test_training(promise: Promise, name: str):
-    config = LossConfig.variants[name]()
-    hold([promise], name, config, fitting_manifolds(config)[0])
+@pytest.mark.parametrize("config", CONFIGS, ids=title)
+def test_training(config: LossConfig):
+    hold(TRAINING, config.name, config, fitting_manifolds(config)[0])
 
 
-@pytest.mark.parametrize(("config", "manifold"), pairs(fitting=False))
-def test_a_manifold_that_makes_no_sense_is_refused(config: LossConfig, manifold: ManifoldConfig):
-    hold([other_manifolds_are_refused], config.name, config, manifold)
+@pytest.mark.parametrize(("config", "spaces"), [pytest.param(*case, id=case[0].name) for case in REFUSED if case[1]])
+def test_manifolds_that_make_no_sense_are_refused(config: LossConfig, spaces: list[ManifoldConfig]):
+    for space in spaces:
+        hold([other_manifolds_are_refused], f"{config.name} on {title(space)}", config, space)
 
 
 def value_and_gradient(loss: Loss, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,8 +91,7 @@ def value_and_gradient(loss: Loss, features: Tensor, labels: Tensor) -> tuple[Te
 
 def twins(first: ManifoldConfig, second: ManifoldConfig) -> list[Any]:
     """Every loss that takes both of two manifolds."""
-    configs = [LossConfig.variants[name]() for name in LOSSES]
-    both = [config for config in configs if fits(config, first) and fits(config, second)]
+    both = [config for config in CONFIGS if fits(config, first) and fits(config, second)]
     return [pytest.param(config, first, second, id=f"{config.name}-{title(first)}") for config in both]
 
 

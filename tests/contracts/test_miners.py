@@ -5,8 +5,8 @@ import torch
 
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.miners import DistanceWeighted, MinerConfig
-from dmlkit.testing.promise import hold
-from dmlkit.testing.steps import MINER, candidates, choices
+from dmlkit.testing import check_miner
+from dmlkit.testing.steps import candidates, choices
 
 SPHERE = Sphere(6)
 
@@ -56,9 +56,8 @@ def test_a_negative_as_far_as_the_positive_is_not_semi_hard():
 
 
 @pytest.mark.parametrize("name", MinerConfig.variants)
-@pytest.mark.parametrize("promise", MINER, ids=lambda promise: promise.__name__)
-def test_contract(promise, name):
-    hold([promise], name, MinerConfig.variants[name]())
+def test_contract(name):
+    check_miner(MinerConfig.variants[name]())
 
 
 class TestDistanceWeighted:

@@ -5,26 +5,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmlkit.testing.promise import Promise, hold
-from dmlkit.testing.transport import TRANSPORT, UNMOVED, expect_plan, random_problem, with_gaps
-from dmlkit.transport import NoTransport
+from dmlkit.testing import check_transport
+from dmlkit.testing.transport import expect_plan, random_problem, with_gaps
 from dmlkit.transport.base import TransportConfig
 
 NAMES = sorted(name for name, variant in TransportConfig.variants.items() if variant.moves)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("promise", TRANSPORT, ids=lambda promise: promise.__name__)
-def test_contract(promise: Promise, name: str):
-    hold([promise], name, TransportConfig.variants[name]())
+@pytest.mark.parametrize("name", sorted(TransportConfig.variants))
+def test_contract(name: str):
+    check_transport(TransportConfig.variants[name]())
 
 
-@pytest.mark.parametrize("promise", UNMOVED, ids=lambda promise: promise.__name__)
-def test_contract_of_no_transport(promise: Promise):
-    hold([promise], "none", NoTransport.Config())
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"cvxpy"}))  # it compiles each shape: 20 ms
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_marginals_hold_for_any(name: str, data: st.DataObject):

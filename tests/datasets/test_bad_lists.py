@@ -177,13 +177,18 @@ ROW_DAMAGES: dict[str, tuple[list[Row], str]] = {
 }
 BY_NAMES = ("yolo", "yolo_dataset", "pascal")
 """Readers of files that have the names of their images, which lead nowhere else and cannot be swapped."""
+ALIKE = (".tsv", ".json", ".arrow")
+"""Tables that are one, once they are read, with .csv, .jsonl and .parquet."""
+WRONG_ROWS = [
+    (kind, damage)
+    for kind in WRITERS
+    for damage in ROW_DAMAGES
+    if kind not in ALIKE and not (kind in BY_NAMES and damage in ("leaves its root", "swapped"))
+]
 
 
-@pytest.mark.parametrize("damage", ROW_DAMAGES)
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize(("kind", "damage"), WRONG_ROWS)
 def test_a_wrong_row_is_one_line(kind: str, damage: str, home: Path, caplog: pytest.LogCaptureFixture):
-    if kind in BY_NAMES and damage in ("leaves its root", "swapped"):
-        return
     rows, message = ROW_DAMAGES[damage]
     written, said = WRITERS[kind](home, rows), list[str]()
     try:

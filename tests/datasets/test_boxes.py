@@ -119,10 +119,8 @@ def test_megadetector(photos: Path, tmp_path: Path):
     assert len(images_at(photos, boxes=Boxes(write(file, data)))) == 2
 
 
-@pytest.mark.parametrize("columns", ["x1,y1,x2,y2", "x,y,width,height"])
-def test_tables(photos: Path, columns: str):
-    sides = "3,4,13,16" if columns.startswith("x1") else "3,4,10,12"
-    table = write(photos / "t.csv", f"path,label,{columns}\na.png,fox,{sides}\ndeer/b.png,deer,,,,\n")
+def test_tables(photos: Path):
+    table = write(photos / "t.csv", "path,label,x,y,width,height\na.png,fox,3,4,10,12\ndeer/b.png,deer,,,,\n")
     dataset = images_at(table)
     assert dataset.box(0) == Box(3, 4, 13, 16) and dataset.box(1) is None
     assert dataset.sample(0).shape == (3, 12, 10) and dataset.sample(1).shape == (3, 30, 40)
@@ -151,8 +149,6 @@ def with_bbox(*bbox: float) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (with_bbox(35, 0, 10, 10), r"annotations.0: the box \(35, 0, 45, 10\) of .*a.png is not inside the 40 x 30"),
-        (with_bbox(-2, 0, 10, 10), "is not inside"),
         (with_bbox(5, 5, 0, 10), r"the box \(5, 5, 5, 15\) of .*a.png is empty"),
         (with_bbox(5, 5, -3, 10), "is empty"),
         (with_bbox(5, 5, 3), "annotations.0.bbox.3: field required"),
@@ -255,11 +251,6 @@ def test_malformed_entries_are_left_out_and_counted(photos: Path, tmp_path: Path
     assert "score: input should be less than or equal to 1, got 7.0" in dataset.left_out[4]
 
 
-def test_entries_with_paths_of_windows_are_read(photos: Path, tmp_path: Path):
-    data = {**COCO, "images": [{"id": 7, "file_name": "deer\\b.png"}, {"id": 9, "file_name": "a.png"}]}
-    assert len(crops(images_at(photos, boxes=Boxes(write(tmp_path / "boxes.json", data))))) == 2
-
-
 def test_a_text_of_two_images_is_of_neither(photos: Path, tmp_path: Path):
     Image.open(photos / "a.png").save(photos / "a.bmp")
     labels = yolo(tmp_path / "labels", a="0 0.5 0.5 1 1\n", b="0 .5 .5 1 1\n")
@@ -273,7 +264,6 @@ def test_a_text_of_two_images_is_of_neither(photos: Path, tmp_path: Path):
     [
         ({"a": "0 0.5 0.5 0.25\n"}, r"a.txt:1: got '0 0.5 0.5 0.25', expected class x y width height"),
         ({"a": "0 0.5 x 0.25 1\n"}, "a.txt:1: got"),
-        ({"a": "0 0.95 0.5 0.25 1\n"}, r"a.txt:1: the box \(33, 0, 43, 30\) of .*a.png is not inside"),
         ({"a": "0 0.5 0.5 nan 1\n"}, "a.txt:1: got"),
         ({"a": "0 0.5 0.5 1 1 0.9\n0 0.5 0.5 1 1 7\n"}, "a.txt:2: got the confidence 7, expected 0 to 1; if"),
         ({}, "has no text files"),

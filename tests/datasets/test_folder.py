@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig, TableConfig
-from dmlkit.datasets.base import Split
+from dmlkit.datasets.base import SPLITS, Split
 from dmlkit.datasets.folder import folder_levels
 from dmlkit.errors import UserError
 from tests.conftest import refuses
@@ -52,17 +52,19 @@ def test_folders_that_name_one_label_are_one_class_and_unknown_is_none(tmp_path)
     assert config.build("all").class_names == ("p/q", "p/r", "s/t", "s/u") and len(config.build("all")) == 8
 
 
-def test_explicit_train_and_test_folders(tmp_path):
+def test_explicit_folders_of_splits(tmp_path):
     make_tree(tmp_path, {"train/x": 2, "train/y/deep": 2, "train/z": 2, "test/a": 2})
     config = FolderConfig(root=str(tmp_path), validation_fraction=0.5)
     assert config.build("train").class_names == ("x",)
     assert config.build("validation").class_names == ("y", "z")
     assert config.build("validation").labels.tolist() == [0, 0, 1, 1]
     assert config.build("test").class_names == ("a",)
+    make_tree(tmp_path, {"validation/v": 2})
+    names = {split: FolderConfig(root=str(tmp_path)).build(split).class_names for split in SPLITS}
+    assert names == {"train": ("x", "y", "z"), "validation": ("v",), "test": ("a",)}
 
 
 def test_bad_folders_are_explained(tmp_path):
-    refuses("no such folder", FolderConfig(root=str(tmp_path / "none")).build, "train")
     (tmp_path / "empty").mkdir()
     refuses("no class folders", FolderConfig(root=str(tmp_path / "empty")).build, "test")
     vacant = make_tree(tmp_path / "vacant", {"a": 2, "b": 2, "c": 2, "d": 2})
@@ -75,8 +77,6 @@ def test_bad_folders_are_explained(tmp_path):
     refuses(r"1 class is in several splits \(b\)", FolderConfig(root=str(shared)).build, "test")
     half = make_tree(tmp_path / "half", {"train/a": 2})
     refuses("has a folder 'train' but no folder 'test'", FolderConfig(root=str(half)).build, "train")
-    few = make_tree(tmp_path / "few", {"a": 2, "b": 2})
-    refuses(r"leaves 0 for training and 2 for validation", FolderConfig(root=str(few)).build, "train")
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,6 @@ def test_bad_folders_are_explained(tmp_path):
 def test_classes_that_are_deeper_are_found(tmp_path: Path, split: Split, folders: list[str], message: str):
     make_tree(tmp_path, {f"{folder}/{folder[-1]}{number}": 2 for folder in folders for number in range(4)})
     refuses(message.replace("ROOT", str(tmp_path)), FolderConfig(root=str(tmp_path)).build, split)
-
-
-def test_explicit_validation_folders(tmp_path):
-    make_tree(tmp_path, {"train/x": 2, "train/y": 2, "validation/v": 2, "test/a": 2})
-    config = FolderConfig(root=str(tmp_path))
-    assert config.build("train").class_names == ("x", "y")
-    assert config.build("validation").class_names == ("v",)
 
 
 def test_the_depth_of_nested_folders_counts_only_folders_without_images(tmp_path: Path):

@@ -37,11 +37,13 @@ def test_splits_share_no_class_and_validation_comes_out_of_training():
 
 def test_no_two_classes_look_alike_and_none_is_blank():
     characters = list(distinct_characters()[:300])
-    images = [render(character, 0, 32, seed=0) for character in characters]
-    assert min(image.min() for image in images) < 128  # ink
-    assert all(image.min() < 140 for image in images)
-    same_noise = {character: Glyphs([character], 1, 32, 0).pixels.numpy().tobytes() for character in characters}
-    assert len(set(same_noise.values())) == len(characters)
+    assert all(render(character, 0, 32, seed=0).min() < 140 for character in characters)  # ink
+    looks = set[bytes]()  # without noise and the turn, which no two characters share
+    for character in characters:
+        canvas = Image.new("L", (64, 64))
+        ImageDraw.Draw(canvas).text((32, 32), character, fill=255, font=font(FACES[0], 42), anchor="mm")
+        looks.add(canvas.reduce(2).tobytes())
+    assert len(looks) == len(characters)
 
 
 def test_classes_can_be_told_apart_but_not_trivially():
@@ -51,7 +53,8 @@ def test_classes_can_be_told_apart_but_not_trivially():
     labels = glyphs.labels.numpy()
     even = np.arange(len(labels)) % 2 == 0
     means = np.stack([pixels[even & (labels == label)].mean(0) for label in range(100)])
-    accuracy = (((pixels[~even, None] - means) ** 2).sum(-1).argmin(1) == labels[~even]).mean()
+    nearest = torch.cdist(torch.from_numpy(pixels[~even]), torch.from_numpy(means)).argmin(1).numpy()
+    accuracy = (nearest == labels[~even]).mean()
     assert 0.1 < accuracy < 0.9
 
 

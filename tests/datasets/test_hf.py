@@ -19,6 +19,7 @@ from tests.conftest import refuses
 from tests.datasets import trees
 
 library: Any = pytest.importorskip("datasets", reason="the extra dmlkit[hf] is not installed")
+SIDES = ["left", None] * 9
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,9 @@ def rows(photos: Path) -> Any:
     library.disable_progress_bars()
     paths = sorted(photos.rglob("*.jpg"))
     names = [f"c{label}" for label in (5, 3, 1, 0, 2, 4)]
-    features = library.Features({"image": library.Image(), "label": library.ClassLabel(names=names)})
+    kinds = {"image": library.Image(), "label": library.ClassLabel(names=names), "side": library.Value("string")}
     columns = {"image": [str(path) for path in paths], "label": [names.index(path.parent.name) for path in paths]}
-    return library.Dataset.from_dict(columns, features=features)
+    return library.Dataset.from_dict(columns | {"side": SIDES}, features=library.Features(kinds))
 
 
 @pytest.fixture(autouse=True)
@@ -45,20 +46,22 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def saved(kind: str, rows: Any, photos: Path, root: Path) -> Path:
-    if kind == "saved":
-        rows.save_to_disk(str(root / kind))
-    elif kind == "parquet":
-        (root / kind / "data").mkdir(parents=True)
-        files = [{"bytes": path.read_bytes(), "path": None} for path in sorted(photos.rglob("*.jpg"))]
-        stored = library.Dataset.from_dict({"image": files, "label": list(rows["label"])}, features=rows.features)
-        stored.to_parquet(str(root / kind / "data" / "train-00000-of-00001.parquet"))
-    return photos if kind == "folder" else root / kind
+@pytest.fixture(scope="module")
+def homes(rows: Any, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the rows are in each form; nothing writes there."""
+    root = tmp_path_factory.mktemp("homes")
+    rows.save_to_disk(str(root / "saved"))
+    file = root / "parquet" / "data" / "train-00000-of-00001.parquet"
+    file.parent.mkdir(parents=True)
+    files = [{"bytes": path.read_bytes(), "path": None} for path in sorted(photos.rglob("*.jpg"))]
+    columns = {"image": files, "label": list(rows["label"]), "side": SIDES}
+    library.Dataset.from_dict(columns, features=rows.features).to_parquet(str(file))
+    return {"saved": root / "saved", "parquet": root / "parquet", "file": file, "folder": photos}
 
 
 @pytest.mark.parametrize("kind", ["saved", "parquet", "folder"])
-def test_equals_the_folder_that_it_was_made_from(kind: str, rows: Any, photos: Path, tmp_path: Path):
-    config = HfConfig(root=str(saved(kind, rows, photos, tmp_path)), validation_fraction=0)
+def test_equals_the_folder_that_it_was_made_from(kind: str, homes: dict[str, Path], photos: Path):
+    config = HfConfig(root=str(homes[kind]), validation_fraction=0)
     for split in ("train", "test"):
         found, expected = config.build(split), FolderConfig(root=str(photos), validation_fraction=0).build(split)
         assert found.class_names == expected.class_names and torch.equal(found.labels, expected.labels)
@@ -106,7 +109,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(rows, photos, tmp_path, monkeyp
         ({"root": "nothing"}, r"dataset\.root: nothing: no such folder"),
         ({"root": str(tmp_path / "empty")}, r"dataset\.root: .*empty: no dataset; expected a folder of save_to_disk"),
         ({"root": str(tmp_path / "broken")}, r"dataset\.root: .*broken: cannot read this dataset: "),
-        ({"image": "photo"}, r"dataset\.image: .*train has no column 'photo'; expected one of image, label, other"),
+        ({"image": "photo"}, r"dataset\.image: .*has no column 'photo'; expected one of image, label, side, other"),
         ({"image": "label"}, r"dataset\.image: .*column 'label' of train has type ClassLabel, expected Image"),
         ({"label": "other"}, r"dataset\.label: .*column 'other' of train has type float64, expected ClassLabel, text"),
     ]
@@ -125,43 +128,30 @@ def test_a_damaged_description_is_one_line(content: str, rows: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["saved", "parquet", "file"])
-def test_stored_images_are_recognized_with_their_columns(kind: str, rows: Any, photos: Path, tmp_path: Path):
-    renamed = rows.rename_columns({"image": "photo", "label": "species"})
-    root = saved("saved" if kind == "saved" else "parquet", rows, photos, tmp_path)
-    if kind == "file":
-        root = next(root.rglob("*.parquet"))
-    config = dataset_at(root)
+def test_stored_images_are_recognized_with_their_columns(kind: str, homes: dict[str, Path], photos: Path):
+    config = dataset_at(homes[kind])
     assert isinstance(config, HfConfig) and (config.image, config.label) == ("image", "label")
     expected = FolderConfig(root=str(photos), validation_fraction=0).build("test")
     found = config.build("test")
     assert found.class_names == expected.class_names
     assert torch.equal(found.sample(4), expected.sample(4))
     assert survey(config).sides == (18, 18, 18)
-    renamed.save_to_disk(str(tmp_path / "renamed"))
-    with pytest.raises(UserError, match=r"renamed: has no column 'label'.*it has photo, species.*--column label=NAME"):
-        dataset_at(tmp_path / "renamed")
-    config = dataset_at(tmp_path / "renamed", columns={"label": "species"})
-    assert isinstance(config, HfConfig) and (config.image, config.label) == ("photo", "species")
     if kind == "file":
         with pytest.raises(UserError, match="column 'path' holds images instead of their paths; dmlkit data convert"):
-            read_images(root).table.to_pylist()
+            read_images(homes[kind]).table.to_pylist()
 
 
 @pytest.mark.parametrize("kind", ["saved", "parquet", "file"])
-def test_stored_images_are_saved_as_files_for_all_commands(kind, rows, photos, tmp_path, dmlkit):
+def test_stored_images_are_saved_as_files_for_all_commands(kind, homes, photos, tmp_path, dmlkit):
     """The bytes are those of the files that they were made from; other columns stay."""
-    whole = rows.add_column("side", [["left", None][row % 2] for row in range(18)]) if kind == "saved" else rows
-    root = saved("saved" if kind == "saved" else "parquet", whole, photos, tmp_path)
-    root = next(root.rglob("*.parquet")) if kind == "file" else root
     table = tmp_path / "out" / "t.csv"
-    assert "wrote" in dmlkit("data", "convert", root, "-o", table).ok().out
+    assert "wrote" in dmlkit("data", "convert", homes[kind], "-o", table).ok().out
     files = sorted(photos.rglob("*.jpg"))
     listed = images_at(table)
     assert [Path(path).read_bytes() for path in listed.paths] == [file.read_bytes() for file in files]
     assert listed.label_names(listed.labels) == [file.parent.name for file in files]
-    sides = read_images(table).table["side"].to_pylist() if kind == "saved" else None
-    assert sides is None or sides == ["left", None] * 9
-    dmlkit("data", "convert", root, "-o", table).refused("t: exists already, where the images would be saved")
+    assert read_images(table).table["side"].to_pylist() == SIDES
+    dmlkit("data", "convert", homes[kind], "-o", table).refused("t: exists already, where the images would be saved")
 
 
 def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_path: Path):
@@ -185,6 +175,7 @@ def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_
 def test_start_names_the_columns(rows, tmp_path, dmlkit, monkeypatch):
     monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
     rows.rename_columns({"image": "photo", "label": "species"}).save_to_disk(str(tmp_path / "birds"))
+    refuses(r"birds: has no column 'label'.*it has photo, species.*--column label=NAME", dataset_at, tmp_path / "birds")
     recipe = tmp_path / "birds.yaml"
     result = dmlkit("start", tmp_path / "birds", "--column", "label=species", "-o", recipe, "--device", "cpu")
     assert result.code == 0 and "training time is not known" not in result.out

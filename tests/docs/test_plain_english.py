@@ -12,6 +12,7 @@ from typer.main import get_command
 from dmlkit.cli.app import app
 from dmlkit.study.report import BEGINNING, END
 from tests.conftest import ROOT
+from tests.test_architecture import tree_of
 
 INSTEAD = {
     r"told|tells": "report, print, say",
@@ -80,7 +81,7 @@ def test_pages_are_in_plain_english(page: Path):
 @pytest.mark.parametrize("entry", sorted(path.stem for path in (ROOT / "dmlkit").iterdir()))
 def test_docstrings_and_errors_are_in_plain_english(entry: str):
     for path in sorted([*(ROOT / "dmlkit").glob(f"{entry}.py"), *(ROOT / "dmlkit" / entry).rglob("*.py")]):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = list(ast.walk(tree_of(path)))
         assert [words for text in (*docstrings_of(nodes), *messages_of(nodes)) for words in avoided(text)] == [], (
             f"{path.relative_to(ROOT)}; write instead: {INSTEAD}"
         )

@@ -23,6 +23,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import load
 from dmlkit.vectors.manifest import Fusion, Manifest
 from tests.conftest import ON_THE_BALL, ONE_EPOCH, Cli, refuses
+from tests.metrics.naive import at_rank
 
 FLAT = ONE_EPOCH + "manifold: {name: euclidean}\n"
 NARROW = ONE_EPOCH.replace("embedding_dim: 8", "embedding_dim: 5")
@@ -45,14 +46,13 @@ def test_the_orthogonal_map_is_scipys():
 
 @pytest.mark.parametrize("widths", [(6, 6), (4, 7), (7, 4)])
 @pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.parametrize("shrinkage", [1.0, 0.01])
-def test_the_linear_map_is_a_ridge_regression_of_what_the_orthogonal_one_leaves(widths, centered, shrinkage):
+def test_the_linear_map_is_a_ridge_regression_of_what_the_orthogonal_one_leaves(widths, centered):
     new, old = drawn(40, widths[0], 3), drawn(40, widths[1], 4)
     turn = fit_map(new, old, centered=centered).matrix
     x = new - new.mean(0) if centered else new
-    ridge = Ridge(alpha=shrinkage * float((x.T @ x).trace()) / widths[0], fit_intercept=centered)
+    ridge = Ridge(alpha=0.2 * float((x.T @ x).trace()) / widths[0], fit_intercept=centered)
     ridge.fit(new.numpy(), (old - new @ turn.T).numpy())
-    fitted = fit_map(new, old, centered=centered, shrinkage=shrinkage)
+    fitted = fit_map(new, old, centered=centered, shrinkage=0.2)
     assert fitted.matrix.numpy() == pytest.approx(ridge.coef_ + turn.numpy())
     assert fitted.offset.numpy() == pytest.approx(np.asarray(ridge.intercept_) + np.zeros(widths[1]), abs=1e-9)
 
@@ -72,19 +72,19 @@ def test_images_are_divided_by_labels_where_these_are_many():
     assert [len(part) for part in few[:3]] == [20, 10, 10] and few.held_out == "images"
 
 
-def shared(noise: float, *, labels: int) -> SharedImages:
-    """Points of 240 images in two spaces: a turn with noise, around centers of labels."""
-    codes = torch.arange(240) % labels
-    points = drawn(labels, 6, 7)[codes] + 0.8 * drawn(240, 6, 8)
+@pytest.fixture(scope="module")
+def images() -> SharedImages:
+    """Points of 240 images in two spaces: a turn with noise, around centers of 24 labels."""
+    codes = torch.arange(240) % 24
+    points = drawn(24, 6, 7)[codes] + 0.8 * drawn(240, 6, 8)
     turn, _ = torch.linalg.qr(drawn(6, 6, 9))
-    old = (points @ turn.T + noise * drawn(240, 6, 10)).float()
+    old = (points @ turn.T + 0.4 * drawn(240, 6, 10)).float()
     spaces = (Sphere(6), Sphere(6))
     points, old = spaces[0].from_features(points.float()), spaces[1].from_features(old)
     return SharedImages(points, old, [f"{code}" for code in codes.tolist()], spaces)
 
 
-def test_the_choice_looks_at_neither_fitted_nor_measured_images():
-    images = shared(0.4, labels=24)
+def test_the_choice_looks_at_neither_fitted_nor_measured_images(images: SharedImages):
     found, parts, chosen = images.choice()
     by_hand = {}
     for name in chosen["errors"]:
@@ -100,8 +100,7 @@ def test_the_choice_looks_at_neither_fitted_nor_measured_images():
     assert torch.equal(found.matrix, images.fit(both, chosen["shrinkage"]).matrix) and chosen["fitted"] == len(both)
 
 
-def test_figures_against_naive_loops():
-    images = shared(0.4, labels=24)
+def test_figures_against_naive_loops(images: SharedImages):
     found, parts, _ = images.choice()
     fields = images.figures(found, parts)
     rows = parts.measure.tolist()
@@ -115,9 +114,8 @@ def test_figures_against_naive_loops():
             others = [row for row in rows if row != query]
             others.sort(key=lambda row: -clouds[figure.queries][query] @ clouds[figure.gallery][row])
             hits = [images.labels[row] == images.labels[query] for row in others]
-            wanted = sum(hits)
             firsts.append(hits[0])
-            precisions.append(sum(hits[i] * sum(hits[: i + 1]) / (i + 1) for i in range(wanted)) / wanted)
+            precisions.append(at_rank(hits, sum(hits), "map@r", 1))
         assert figure.metrics == pytest.approx({"recall@1": np.mean(firsts), "map@r": np.mean(precisions)})
         ends = figure.intervals["recall@1"]
         assert ends is not None and ends[0] < figure.metrics["recall@1"] < ends[1]
@@ -128,8 +126,7 @@ def test_figures_against_naive_loops():
     assert fields["gain"]["map@r"].difference == pytest.approx(difference)
 
 
-def test_images_without_labels_have_to_find_themselves():
-    images = shared(0.4, labels=24)
+def test_images_without_labels_have_to_find_themselves(images: SharedImages):
     images = SharedImages(images.new, images.old, [None] * 240, images.spaces)
     found, parts, _ = images.choice()
     fields = images.figures(found, parts)
@@ -302,3 +299,16 @@ def test_an_alignment_that_fails_leaves_nothing(place, tmp_path, dmlkit, monkeyp
     monkeypatch.setattr(RunFolder, "save_checkpoint", fail)
     result = dmlkit("align", older, place / "narrow", place / "photos", "-o", tmp_path / "out", "--device", "cpu")
     assert result.code == 2 and "Traceback" not in result.err and not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_network_without_a_trained_head_is_refused_before_images_are_embedded(
+    place: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
+):
+    def work(*_: object) -> None:
+        raise AssertionError("the work has started")
+
+    older = embedded(place / "old", place, dmlkit)
+    monkeypatch.setattr("dmlkit.look.align.shared_images", work)
+    words = ("align", older, place / "narrow", place / "photos", "--checkpoint", "pretrained", "--device", "cpu")
+    dmlkit(*words).refused("its checkpoint pretrained has no trained head")

@@ -1,13 +1,10 @@
 """Test-time augmentation against points computed image by image."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn.functional import interpolate
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies, embed_with_copies, scaled_transform
 from dmlkit.evaluation.evaluate import SecondScoring, score_split
 from dmlkit.metrics import Labeled, score_retrieval
@@ -16,7 +13,7 @@ from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.trained import TrainedModel
-from tests.conftest import TINY_RECIPE, Cli, refuses
+from tests.conftest import ONE_EPOCH, TINY_RECIPE, refuses
 
 
 def resized(pixels: torch.Tensor, side: int) -> torch.Tensor:
@@ -27,8 +24,7 @@ def resized(pixels: torch.Tensor, side: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("copies", "manifold"), [("flip", "sphere"), ("flip", "poincare"), ("scales", "sphere")])
 def test_the_mean_of_an_image_and_its_copies(copies: Copies, manifold: str):
-    recipe = parse_recipe(TINY_RECIPE + f"manifold: {{name: {manifold}}}\n", "recipe.yaml")
-    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"workers": 0})})
+    recipe = parse_recipe(ONE_EPOCH + f"manifold: {{name: {manifold}}}\n", "recipe.yaml")
     torch.manual_seed(0)
     model, dataset = build_model(recipe).eval(), recipe.dataset.build("test")
     ranks, trained = start_ranks("cpu"), TrainedModel.of(recipe, model)
@@ -73,17 +69,14 @@ def test_a_scaled_transform_shows_the_same_part_of_an_image(transform: str):
 def test_what_takes_no_other_sizes():
     text = "dataset: {name: folder, root: x}\nloss: {name: triplet}\ntransform: {name: imagenet}\n"
     vit = parse_recipe(f"{text}backbone: {{name: vit}}\n", "recipe.yaml")
-    message = (
-        "^--with scales: needs images of 158 x 158 pixels too, but backbone: vit needs transform.size 224, got 158"
-    )
+    message = "^--with scales: needs images of 158 x 158 pixels too, but backbone: vit needs transform.size 224, got"
     refuses(message, scaled_transform, vit, 0.5**0.5)
     small = parse_recipe(TINY_RECIPE, "recipe.yaml", ["transform.size=9"])
-    with pytest.raises(UserError, match=r"^--with scales: needs images of 6 x 6 pixels too, but transform.size: got 6"):
-        scaled_transform(small, 0.5**0.5)
+    message = "^--with scales: needs images of 6 x 6 pixels too, but transform.size: got 6"
+    refuses(message, scaled_transform, small, 0.5**0.5)
 
 
-def test_where_it_does_not_apply(tmp_path: Path, dmlkit: Cli):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(TINY_RECIPE)
-    for copies in ("flip", "scales"):
-        dmlkit("eval", recipe, "--with", copies).refused(f"--with {copies}: applies to a run or a gallery, but")
+def test_scales_need_no_teacher_of_the_training(tmp_path):
+    text = TINY_RECIPE + f"regularizers: [{{name: distill, teacher: {tmp_path / 'gone'}}}]\n"
+    recipe = parse_recipe(text, "recipe.yaml", is_trained=True)
+    assert recipe.regularizers and scaled_transform(recipe, 0.5).size == recipe.transform.size // 2

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from typer.main import get_command
+import yaml
 
 from dmlkit.cli import evaluate
-from dmlkit.cli.app import app
 from dmlkit.cli.console import say
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, paired_comparison
-from tests.conftest import TINY_RECIPE, csv_rows
+from dmlkit.training.train import train
+from tests.conftest import ONE_EPOCH, TINY_RECIPE, csv_rows
 from tests.datasets import trees
 
 
@@ -47,9 +47,8 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     (folder / "r.yaml").write_text(TINY_RECIPE.replace("classes: 12", "classes: 24"))
     for name, epochs in (("a", 1), ("b", 4)):
-        words = ["--set", f"training.epochs={epochs}", "--set", "training.workers=0", "--device", "cpu"]
-        words = ["train", str(folder / "r.yaml"), "-o", str(folder / name), *words]
-        get_command(app).main(words, standalone_mode=False)
+        sets = [f"training.epochs={epochs}", "training.workers=0"]
+        train(folder / "r.yaml", folder / name, overrides=sets, device="cpu")
     return folder
 
 
@@ -73,7 +72,6 @@ def test_bare_arrays_as_json(dmlkit, arrays):
         assert low < report["metrics"][name] < high
     worst = [score["metrics"]["ndcg@10"] for score in report["worst_classes"]]
     assert worst == sorted(worst) and len(worst) == 9
-    assert sum(pair["queries"] for pair in report["confusions"]) <= 90
 
 
 def test_arrays_by_distance_with_names_and_a_gallery(dmlkit, arrays):
@@ -158,27 +156,24 @@ def test_compare_by_queries_draws_queries(dmlkit, two_runs):
     assert stored["intervals_by"] == "classes" and stored["intervals"] != a["intervals"]
 
 
-@pytest.mark.parametrize("count", [2, 5])
-def test_a_comparison_fits_into_80_columns_with_its_names_apart(dmlkit, two_runs, monkeypatch, count: int):
+def test_a_comparison_fits_into_80_columns_with_its_names_apart(dmlkit, two_runs, monkeypatch):
     names = [two_runs[0].parent / f"grocery_tuned_{name}" for name in ("mpa", "isa", "proxy_anchor", "gml", "mpa_2")]
-    for place, path in enumerate(names[:count]):
+    for place, path in enumerate(names):
         shutil.copytree(two_runs[place % 2], path)
     monkeypatch.setenv("COLUMNS", "80")
-    shown = dmlkit("compare", *names[:count], "--device", "cpu").out
+    shown = dmlkit("compare", *names, "--device", "cpu").out
     lines = [line for line in shown.splitlines() if line[:1] in "│┃┏┡└"]
     assert max(map(len, lines)) <= 80
     cells = [line.split("│")[2].strip() for line in lines if line.startswith("│ map@r")]
-    assert cells[:count] == [path.name.removeprefix("grocery_tuned_") for path in names[:count]]
+    assert cells[: len(names)] == [path.name.removeprefix("grocery_tuned_") for path in names]
     assert f"mpa: {names[0]}" in "".join(shown.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("classes", "message"), [(4, "no intervals over 4 classes"), (1, "no intervals over a single class")]
-)
-def test_few_classes_and_a_single_one_are_told(dmlkit, arrays, classes: int, message: str):
+def test_few_classes_are_told(dmlkit, arrays):
     folder, points, labels = arrays
-    for name, values in (("q", points[labels < classes]), ("l", labels[labels < classes])):
+    for name, values in (("q", points[labels < 4]), ("l", labels[labels < 4])):
         np.save(folder / f"{name}.npy", values)
+    message = "no intervals over 4 classes"
     gallery = (folder / "x.npy", "--labels", folder / "y.npy", "--metric", "map@r")
     words = ("eval", folder / "q.npy", "--labels", folder / "l.npy", *gallery)
     assert f"note: {message}" in dmlkit(*words).out
@@ -190,12 +185,9 @@ def test_compare_evaluates_again_when_the_weights_or_the_question_changed(dmlkit
     first, second = two_runs
     reports = [dmlkit("compare", first, second, "--json", "--device", "cpu").json()["runs"][1]]
     path = second / "evaluations" / "test-best.json"
-    for key, value in (("weights", "0" * 64), ("metrics", ["recall@3"]), ("split", "all")):
+    for key, value in (("weights", "0" * 64), ("metrics", ["recall@3"])):
         stored = json.loads(path.read_text())
         path.write_text(json.dumps({**stored, "question": {**stored["question"], key: value}}))
-        reports.append(dmlkit("compare", first, second, "--json", "--device", "cpu").json()["runs"][1])
-    for damaged in ("{", "[]", json.dumps({**stored, "new": 1}), json.dumps({**stored, "format": 2})):
-        path.write_text(damaged)
         reports.append(dmlkit("compare", first, second, "--json", "--device", "cpu").json()["runs"][1])
     assert all(report == reports[0] for report in reports)
     stored = json.loads(path.read_text())
@@ -216,9 +208,7 @@ def test_another_question_has_a_file_of_its_own(dmlkit, two_runs):
     assert sorted(question["transform"]["size"] for question in questions) == [8, 16, 16]
 
 
-@pytest.mark.parametrize(
-    "key", ["loss.margin=0.2", "embedding_dim=4", "manifold={name: euclidean}", "transform.mean=[0, 0, 0]"]
-)
+@pytest.mark.parametrize("key", ["loss.margin=0.2", "transform.mean=[0, 0, 0]"])
 def test_keys_that_evaluation_does_not_read_are_refused(dmlkit, two_runs, key: str):
     dmlkit("eval", two_runs[0], "--set", key).refused(f"evaluation does not read {key.partition('=')[0]}")
 
@@ -262,10 +252,9 @@ def test_where_the_report_cannot_be_written_the_figures_are_printed(dmlkit, two_
     assert "test-best.json: cannot write this report: Read-only file system; it is not kept" in caplog.text
 
 
-def test_compare_of_other_test_images_gives_no_difference(dmlkit, two_runs, tmp_path):
-    (tmp_path / "other.yaml").write_text(TINY_RECIPE)
-    assert dmlkit("train", tmp_path / "other.yaml", "-o", tmp_path / "c", "--device", "cpu").code == 0
-    result = dmlkit("compare", two_runs[0], tmp_path / "c", "-o", tmp_path / "t.md", "--device", "cpu")
+def test_compare_of_other_test_images_gives_no_difference(dmlkit, two_runs, trained_once, tmp_path):
+    other = trained_once(tmp_path / "other")
+    result = dmlkit("compare", two_runs[0], other, "-o", tmp_path / "t.md", "--device", "cpu")
     assert "was tested on different images" in " ".join(result.out.split())
     assert all(line.endswith("|  |  |  |") for line in (tmp_path / "t.md").read_text().splitlines()[2:])
 
@@ -278,10 +267,7 @@ def test_bad_input_of_eval(dmlkit, arrays):
     for words in ([x], [x, x], [folder / "q.npy", x, "--labels", folder / "l.npy"]):
         dmlkit("eval", *words).refused(f"{x}: none of 90 items has a label; add --labels FILE")
     dmlkit("eval", x, "--labels", y, "--labels", y).refused("2 files for the labels of 1; remove it")
-    dmlkit("eval", folder / "no.npy", "--labels", y).refused("no such file")
     dmlkit("eval", y, "--labels", y).refused("has shape (90,); expected an array of 2 dimensions")
-    (folder / "text.npy").write_text("hello")
-    dmlkit("eval", folder / "text.npy", "--labels", y).refused("cannot read this NumPy array")
     np.save(folder / "pickle.npy", np.array([{}, 1]), allow_pickle=True)
     dmlkit("eval", x, "--labels", folder / "pickle.npy").refused("holds Python objects")
     np.save(folder / "short.npy", labels[:50])
@@ -300,17 +286,15 @@ def test_bad_input_of_eval(dmlkit, arrays):
     points[3, 3] = np.nan
     np.save(folder / "nan.npy", points)
     dmlkit("eval", folder / "nan.npy", "--labels", y).refused("1 of 90 rows hold NaN or infinity", "row 3")
-    dmlkit("eval", x, "--labels", y, "--metric", "recall@0").refused("k must be at least 1")
     dmlkit("eval", x, "--labels", y, "--metric", "recal").refused("unknown metric 'recal'", "recall@k")
     dmlkit("eval", x, "--labels", y, "--metric", "nmi", "--output", folder / "c.csv").refused(
         "none of the metrics has a value per query"
     )
 
 
-@pytest.mark.parametrize("values", ["1e-7", "3e19"])
-def test_arrays_are_compared_by_direction_however_long_their_rows_w11(dmlkit, arrays, values: str):
+def test_arrays_are_compared_by_direction_however_long_their_rows_w11(dmlkit, arrays):
     folder, points, _ = arrays
-    np.save(folder / "scaled.npy", points * np.float32(values))
+    np.save(folder / "scaled.npy", points * np.float32(3e19))
     found = [
         dmlkit("eval", folder / name, "--labels", folder / "y.npy", "--json").json()["metrics"]
         for name in ("x.npy", "scaled.npy")
@@ -321,13 +305,12 @@ def test_arrays_are_compared_by_direction_however_long_their_rows_w11(dmlkit, ar
 def test_arrays_that_have_no_cosine_are_refused_w11(dmlkit, arrays):
     folder, points, _ = arrays
     points[7] = 0
-    for name, array in (("zero", points), ("complex", points.astype(complex)), ("text", points.astype(str))):
+    for name, array in (("zero", points), ("text", points.astype(str))):
         np.save(folder / f"{name}.npy", array)
     y = ("--labels", folder / "y.npy")
     dmlkit("eval", folder / "zero.npy", *y).refused("zero.npy: 1 of 90 rows are zero", "is row 7")
     assert dmlkit("eval", folder / "zero.npy", *y, "--manifold", "euclidean").code == 0
-    for name in ("complex", "text"):
-        dmlkit("eval", folder / f"{name}.npy", *y).refused(f"{name}.npy: expected real numbers")
+    dmlkit("eval", folder / "text.npy", *y).refused("text.npy: expected real numbers")
 
 
 @pytest.mark.parametrize(
@@ -341,20 +324,11 @@ def test_labels_that_are_no_utf_8_are_refused_t8(dmlkit, arrays, monkeypatch, la
     dmlkit("eval", "x.npy", "--labels", "labels.npy", *options).refused("labels.npy: expected text in UTF-8: ")
 
 
-def test_labels_may_be_bytes(dmlkit, arrays):
-    folder, _, labels = arrays
-    np.save(folder / "bytes.npy", np.array([f"Käfer {label}".encode() for label in labels]))
-    assert "worst class: Käfer" in dmlkit("eval", folder / "x.npy", "--labels", folder / "bytes.npy").ok().out
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("test-best.json", lambda path: path.write_text("{}")),
         ("test-best.npz", lambda path: path.write_bytes(path.read_bytes()[:99])),
-        ("test-best.npz", lambda path: np.save(path.open("wb"), np.zeros(9))),
-        ("test-best.npz", lambda path: save_queries(path, lambda values: values[:5])),
-        ("test-best.npz", lambda path: save_queries(path, lambda values: values.astype(str))),
         ("test-best.npz", lambda path: save_queries(path, lambda values: values * 0)),
         ("test-best.npz", lambda path: save_queries(path, lambda values: values * np.nan)),
         ("test-best.npz", lambda path: path.unlink()),
@@ -382,10 +356,12 @@ def save_queries(path, change):
 
 def test_compare_shows_what_any_run_has_and_names_as_they_are_w16(dmlkit, two_runs, tmp_path):
     names = [tmp_path / "m[a]", tmp_path / "m[b]", tmp_path / "m[red]"]
-    for name, metrics in zip(names, ("[recall@1, map@r]", "[map@r, ndcg@3]", "[ndcg@3]"), strict=True):
-        select = metrics.strip("[]").split(", ")[0]
-        words = ("--set", f"metrics={metrics}", "--set", f"training.select_by={select}", "--set", "training.epochs=1")
-        assert dmlkit("train", tmp_path / "r.yaml", "-o", name, *words, "--device", "cpu").code == 0
+    asked = (["recall@1", "map@r"], ["map@r", "ndcg@3"], ["ndcg@3"])
+    for name, run, metrics in zip(names, (*two_runs, two_runs[0]), asked, strict=True):
+        place = shutil.copytree(run, name) / "recipe.yaml"
+        recipe = yaml.safe_load(place.read_text())
+        recipe["metrics"], recipe["training"]["select_by"] = metrics, metrics[0]
+        place.write_text(yaml.safe_dump(recipe))
     for order in (names[:2], names[1::-1]):
         assert "note" not in dmlkit("compare", *order, "-o", tmp_path / "t.md", "--device", "cpu").ok().out
         lines = (tmp_path / "t.md").read_text().replace("\\", "").splitlines()[2:]  # Markdown's brackets are escaped
@@ -417,13 +393,6 @@ def test_bad_input_of_compare(dmlkit, two_runs, tmp_path):
     dmlkit("compare", run, tmp_path / "x", "--device", "cpu").refused("no run here")
 
 
-def test_unlabelled_embeddings_cannot_be_scored(dmlkit, two_runs, tmp_path):
-    run, _ = two_runs
-    trees.photos(tmp_path / "photos", ("0.png", "1.png", "2.png"))
-    assert dmlkit("embed", run, tmp_path / "photos", "-o", tmp_path / "e", "--device", "cpu").code == 0
-    dmlkit("eval", tmp_path / "e").refused("none of 3 items has a label")
-
-
 def test_items_without_a_label_are_left_out(dmlkit, tmp_path):
     """The same figures as those of the labeled rows alone; labels as numbers, decimals and text are one."""
     random = np.random.default_rng(0)
@@ -450,3 +419,33 @@ def test_evaluation_does_not_depend_on_the_threads(arrays):
     three = retrieval_metrics(points, labels)
     torch.set_num_threads(before)
     assert three == retrieval_metrics(points, labels)
+
+
+def test_a_table_of_images_is_evaluated_as_the_same_images_in_folders(dmlkit, two_runs, tmp_path):
+    photos = trees.birds(tmp_path / "photos", ["ant", "bee", "cat"], 4)
+    table = tmp_path / "t.csv"
+    rows = [f"photos/{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(photos.glob("*/*"))]
+    table.write_text("\n".join(["path,label", *rows]))
+    reports = [dmlkit("eval", two_runs[0], images, "--json", "--device", "cpu").json() for images in (photos, table)]
+    assert reports[0]["queries"] == 12 and reports[0]["metrics"] == reports[1]["metrics"]
+    wrong = dmlkit("eval", two_runs[0], photos / "ant" / "0.jpg", "--device", "cpu")
+    assert wrong.code == 2 and "0.jpg: expected a table (.csv" in wrong.err
+
+
+def test_compare_evaluates_again_when_a_label_or_a_photo_has_changed(dmlkit, trained_once, tmp_path):
+    photos = trees.photos(tmp_path / "photos", (f"{row}.jpg" for row in range(72)), side=(16, 16))
+    rows = [f"{row}.jpg,class{row % 12:02}" for row in range(72)]
+    (photos / "t.csv").write_text("\n".join(["path,label", *rows]))
+    start, _, rest = ONE_EPOCH.partition("dataset:")
+    text = f"{start}dataset: {{name: table, file: {photos / 't.csv'}}}\n{rest.partition(chr(10))[2]}"
+    run = trained_once(tmp_path / "a", text)
+    other = shutil.copytree(run, tmp_path / "b")
+    seen = [dmlkit("compare", run, other, "--json", "--device", "cpu").json()["runs"]]
+    (photos / "t.csv").write_text("\n".join(["path,label", *rows]).replace("6.jpg,class06", "6.jpg,class07", 1))
+    seen.append(dmlkit("compare", run, other, "--json", "--device", "cpu").json()["runs"])
+    trees.photo(photos / "7.jpg", 99, (16, 16))
+    seen.append(dmlkit("compare", run, other, "--json", "--device", "cpu").json()["runs"])
+    metrics = [[result["metrics"] for result in results] for results in seen]
+    assert metrics[0] != metrics[1] != metrics[2] and all(one == two for one, two in metrics)
+    shutil.rmtree(run / "evaluations")
+    assert dmlkit("eval", run, "--json", "--device", "cpu").json()["metrics"] == metrics[2][0]

@@ -1,7 +1,6 @@
 """`eval --evidence`: its share against painted images and naive loops, and what is refused."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone
 from dmlkit.datasets import TableConfig
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box
 from dmlkit.heads import Linear
 from dmlkit.look.evidence import evidence_of
@@ -24,12 +22,12 @@ from dmlkit.metrics.statistics import bootstrap_intervals, ratio_interval
 from dmlkit.model import EmbeddingModel
 from dmlkit.pooling import Avg
 from dmlkit.recipe.schema import Recipe
-from dmlkit.vectors.images import ImageList, images_at
+from dmlkit.vectors.images import images_at
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.trained import TrainedModel
-from tests.conftest import Result, refuses
+from tests.conftest import refuses
+from tests.metrics.naive import at_rank
 
-Cli = Callable[..., Result]
 SIDE = 12
 
 
@@ -107,35 +105,34 @@ def trained_on(folder: Path, manifold: Manifold, size: int = 1) -> tuple[Any, ..
 
 def map_at_r(points: Tensor, labels: Tensor, manifold: Manifold, favor: float = 0.0) -> Tensor:
     """The metric by loops, with an amount added to the similarities of the same class."""
+    is_same = (labels[:, None] == labels).tolist()
+    similarities = manifold.paired_similarity(points[:, None], points).tolist()
     values: list[float] = []
-    for query in range(len(points)):
+    for query, (same, similarity) in enumerate(zip(is_same, similarities, strict=True)):
         others = [row for row in range(len(points)) if row != query]
-        similarity = {
-            row: float(manifold.paired_similarity(points[query], points[row])) + favor * (labels[row] == labels[query])
-            for row in others
-        }
-        ranked = sorted(others, key=lambda row: -similarity[row])
-        hits = [float(labels[row] == labels[query]) for row in ranked]
-        relevant = int(sum(hits))
-        values.append(sum(sum(hits[: place + 1]) / (place + 1) * hits[place] for place in range(relevant)) / relevant)
+        others.sort(key=lambda row: -similarity[row] - favor * same[row])
+        hits = [same[row] for row in others]
+        values.append(at_rank(hits, sum(hits), "map@r", 1))
     return torch.tensor(values)
 
 
-@pytest.mark.parametrize("table", ["boxes.csv", "masks.csv"])
-@pytest.mark.parametrize("size", [1, 5])
-@pytest.mark.parametrize("manifold", [Sphere(5), Euclidean(5), Poincare(5)], ids=["sphere", "euclidean", "poincare"])
+@pytest.mark.parametrize(
+    ("table", "size", "manifold"),
+    [
+        ("boxes.csv", 1, Sphere(5)),
+        ("masks.csv", 5, Sphere(5)),
+        ("masks.csv", 1, Euclidean(5)),
+        ("boxes.csv", 5, Poincare(5)),
+    ],
+)
 def test_the_share_is_that_of_painted_images(table: str, size: int, manifold: Manifold, folder: Path):
     trained, dataset, embeddings, images = trained_on(folder, manifold, size)
     evidence = evidence_of(trained, dataset, embeddings, "map@r", str(folder / table))
-    masks = torch.stack(
-        [
-            torch.from_numpy(np.array(Image.open(folder / "masks" / f"{path.parent.name}-{path.stem}.png"))).clone()
-            for path in map(Path, dataset.paths)
-        ]
-    )
+    files = [folder / "masks" / f"{path.parent.name}-{path.stem}.png" for path in map(Path, dataset.paths)]
+    masks = np.stack([np.array(Image.open(file)) for file in files])
     color = np.array([round(float(images.numpy()[:, channel].mean())) for channel in range(3)], dtype=np.uint8)
     shown: list[Tensor] = []
-    for kept in (masks.numpy(), ~masks.numpy()):
+    for kept in (masks, ~masks):
         painted = images.permute(0, 2, 3, 1).numpy().copy()
         painted[~kept] = color
         shown.append(torch.from_numpy(painted).permute(0, 3, 1, 2).contiguous())
@@ -160,11 +157,8 @@ def test_images_without_an_outside_resemble_all_others(folder: Path, tmp_path: P
     rows = [f"{path},0,0,{SIDE},{SIDE}" for path in dataset.paths]
     whole.write_text("\n".join(["path,x1,y1,x2,y2", *rows]))
     evidence = evidence_of(trained, dataset, embeddings, "map@r", str(whole))
-    assert (
-        evidence.area == 0
-        and evidence.inside == pytest.approx(evidence.whole)
-        and evidence.share == pytest.approx(0, abs=1e-6)
-    )
+    assert evidence.area == 0 and evidence.inside == pytest.approx(evidence.whole)
+    assert evidence.share == pytest.approx(0, abs=1e-6)
 
 
 def test_a_ratio_to_the_number_of_queries_has_the_interval_of_a_mean():
@@ -198,7 +192,8 @@ def test_tables_without_regions_are_refused(rows: str, message: str, folder: Pat
 def test_images_of_which_one_is_a_box_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
     trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
     monkeypatch.setattr(dataset, "box", lambda row: Box(0, 0, 5, 5) if row == 3 else None)
-    refuses("are cropped to boxes", evidence_of, trained, dataset, embeddings, "map@r", str(folder / "boxes.csv"))
+    message = "are cropped to boxes; use --evidence center"
+    refuses(message, evidence_of, trained, dataset, embeddings, "map@r", str(folder / "boxes.csv"))
 
 
 def test_regions_are_read_by_the_names_of_columns_of_the_recipe(folder: Path, caplog: pytest.LogCaptureFixture):
@@ -222,11 +217,8 @@ def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):
     Image.new("L", (4, 5), 255).save(folder / "masks" / "small.png")
     table = folder / "other.csv"
     table.write_text("\n".join(["path,mask", *(f"{path},masks/small.png" for path in dataset.paths)]))
-    with pytest.raises(UserError, match=r"the mask masks/small.png has 4 x 5 pixels, but its image has 12 x 12"):
-        evidence_of(trained, dataset, embeddings, "map@r", str(table))
-    boxed = ImageList(dataset.paths, boxes=[Box(0, 0, 1, 1, 0)] * len(dataset))
-    with pytest.raises(UserError, match="are cropped to boxes; use --evidence center"):
-        evidence_of(trained, boxed, embeddings, "map@r", str(folder / "boxes.csv"))
+    message = r"the mask masks/small.png has 4 x 5 pixels, but its image has 12 x 12"
+    refuses(message, evidence_of, trained, dataset, embeddings, "map@r", str(table))
     vectors = replace(trained, samples=samples_named("vector").of(4))
     refuses("looks at regions of images, got vectors", evidence_of, vectors, dataset, embeddings, "map@r", "center")
 

@@ -1,5 +1,6 @@
 """Local scores: matches of patches against loops over pairs of patches, and `dmlkit eval --with local`."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -77,16 +78,8 @@ def test_eval_with_local_scores(patches_run: Path, dmlkit: Cli):
     assert "of matches of patches (" in dmlkit("eval", patches_run, "--with", "local", "--metric", "recall@1").out
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--rerank", "expansion"), "--with local: orders the nearest images itself; remove --rerank"),
-        (("--with", "lokal"), "lokal: no run here"),
-    ],
-)
-def test_mistakes(patches_run: Path, dmlkit: Cli, more: tuple[str, ...], message: str):
-    dmlkit("eval", patches_run, *([] if "--with" in more else ["--with", "local"]), *more).refused(message)
-
-
-def test_too_small_images(patches_run: Path, dmlkit: Cli):
-    dmlkit("eval", patches_run.parent / "small", "--with", "local").refused("no map of at least 64 cells; use larger")
+def test_mistakes(patches_run: Path, trained_once: Callable[..., Path], tmp_path: Path, dmlkit: Cli):
+    with_local = ("--with", "local")
+    message = "--with local: orders the nearest images itself; remove --rerank"
+    dmlkit("eval", patches_run, *with_local, "--rerank", "expansion").refused(message)
+    dmlkit("eval", trained_once(tmp_path), *with_local).refused("no map of at least 64 cells; use larger")

@@ -1,6 +1,7 @@
 """Galleries with patches: what they keep, and the answers of search, identify and calibrate, against loops."""
 
 import json
+import shutil
 from math import inf
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from dmlkit import load
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.errors import UserError
 from dmlkit.evaluation.second import choose_second
 from dmlkit.gallery.change import add_images, create_gallery, remove_images, restore_version
 from dmlkit.gallery.folder import GalleryFolder
@@ -23,10 +24,12 @@ from dmlkit.identify.identify import Identifier
 from dmlkit.identify.probability import Trials, together
 from dmlkit.identify.search import LocalMatches, search
 from dmlkit.review.proposals import propose
-from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.fusion import ModelChoice, with_local
 from dmlkit.vectors.manifest import LocalFusion
 from dmlkit.vectors.points import in_memory
-from tests.conftest import Cli
+from dmlkit.vectors.trained import load_model
+from tests.conftest import Cli, refuses
 from tests.datasets import trees
 from tests.evaluation.test_local import naive_match
 from tests.vectors.stored import split_of
@@ -65,9 +68,6 @@ def gallery(patches_run: Path, photos: Path, model: ModelChoice, tmp_path_factor
 
 def naive_patches(run: Path, paths: list[str], mean: Tensor) -> np.ndarray:
     """The last map of the small network, whose layers are run one after the other."""
-    from dmlkit.run_folder.folder import RunFolder
-    from dmlkit.vectors.trained import load_model
-
     network = load_model(RunFolder(run), start_ranks("cpu")).model
     transform = RunFolder(run).recipe().transform
     found: list[np.ndarray] = []
@@ -96,8 +96,6 @@ def test_a_gallery_keeps_patches_and_search_compares_them(gallery, photos, patch
     assert report["similarity"] == "cosine_and_matches"
     plain = search(gallery, photos / "asked", k=len(folder), model=ON_CPU)
     assert plain.plain()["queries"] == report["queries"]
-    from dmlkit import load
-
     asked = [query["path"] for query in report["queries"]]
     points = load(patches_run, device="cpu").embed([*asked, *folder.paths]).astype(float)
     cosines = points[: len(asked)] @ points[len(asked) :].T
@@ -147,8 +145,6 @@ def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch
 
 def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Path, dmlkit: Cli):
     """Each command uses the threshold of its own scores: with matches, or of a server without."""
-    import shutil
-
     own = Path(shutil.copytree(gallery, tmp_path / "own"))
     strangers = photos / "asked"
     dmlkit("calibrate", own, "--fpir", "0.3", "--strangers", strangers, "--json", "--device", "cpu").ok()
@@ -266,8 +262,6 @@ def test_a_query_passes_the_network_once(gallery: Path, photos: Path, dmlkit: Cl
 
 
 def test_verify_keeps_what_it_calibrates_with_patches(photos, patches_run, tmp_path, dmlkit, embedded):
-    import shutil
-
     run, device = Path(shutil.copytree(patches_run, tmp_path / "run")), ("--device", "cpu")
     first, second = sorted(map(str, (photos / "asked").rglob("*.jpg")))[:2]
     words = ("verify", run, first, second, "--with", "local", "--json", *device)
@@ -287,11 +281,6 @@ def test_verify_keeps_what_it_calibrates_with_patches(photos, patches_run, tmp_p
 
 def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice, tmp_path: Path, dmlkit: Cli):
     """Scores against a loop; the threshold lets the requested share of the validation pairs through."""
-    import shutil
-
-    from dmlkit import load
-    from dmlkit.run_folder.folder import RunFolder
-
     run = Path(shutil.copytree(patches_run, tmp_path / "run"))
     assert dmlkit("calibrate", run, "--far", "0.1", "--device", "cpu").code == 0
     first, *others = sorted(map(str, (photos / "asked").rglob("*.jpg")))
@@ -324,12 +313,8 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
     )
 
 
-def test_patches_of_other_weights_are_refused(gallery: Path, patches_run: Path):
-    from dmlkit.run_folder.folder import RunFolder
-    from dmlkit.vectors.fusion import with_local
-    from dmlkit.vectors.trained import load_model
-
+def test_patches_of_other_weights_are_refused(gallery: Path, trained_run: Path):
     local = GalleryFolder(gallery).manifest.local
-    trained = load_model(RunFolder(patches_run.parent / "small"), start_ranks("cpu"))
-    with pytest.raises(UserError, match=r"its patches are those of weights .* and cannot be compared with those of"):
-        with_local(trained, local, "birds")
+    trained = load_model(RunFolder(trained_run), start_ranks("cpu"))
+    message = r"its patches are those of weights .* and cannot be compared with those of"
+    refuses(message, with_local, trained, local, "birds")

@@ -31,7 +31,7 @@ def classes(spread: float, sizes: list[int], seed: int = 0) -> tuple[torch.Tenso
     ), labels
 
 
-@pytest.mark.parametrize("k", [1, 4, 9])
+@pytest.mark.parametrize("k", [1, 9])
 def test_suspects_are_those_of_a_loop(k: int):
     points, labels = classes(1.5, [9, 8, 5, 3, 2, 1])
     neighbors = neighbors_of(Sphere(16), points, k).indices

@@ -10,8 +10,15 @@ from sklearn.linear_model import LogisticRegression
 from dmlkit.evaluation import calibration
 from dmlkit.evaluation.calibration import fit_pair_probability, probability_at, sampled_pairs
 from dmlkit.identify.probability import Trials
+from dmlkit.metrics import reliability
 from dmlkit.metrics.base import Points
 from tests.evaluation.test_calibration import clusters
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of intervals, whose ends no test here looks at: 1 000 draws of 20 000 pairs take a second."""
+    monkeypatch.setattr(reliability, "RESAMPLES", 20)
 
 
 def pairs_of(points: Points) -> tuple[np.ndarray, np.ndarray]:

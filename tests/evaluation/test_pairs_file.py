@@ -6,7 +6,6 @@ import pytest
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.verification import ImagePair, read_pairs
-from tests.conftest import refuses
 
 
 def test_tables_with_and_without_answers(tmp_path: Path):
@@ -60,7 +59,3 @@ def test_what_is_no_file_of_pairs(tmp_path: Path, name: str, content: bytes, mes
     with pytest.raises(UserError) as error:
         read_pairs([tmp_path / name])
     assert message in str(error.value) and len(str(error.value).splitlines()) == 1
-
-
-def test_no_file(tmp_path: Path):
-    refuses("no such file", read_pairs, [tmp_path / "none.csv"])

@@ -15,32 +15,11 @@ from dmlkit.metrics.statistics import (
 )
 
 
-def test_bootstrap_of_a_share_is_the_normal_interval():
-    values = (torch.rand(4000, generator=torch.Generator().manual_seed(0)) < 0.3).double()
-    interval = bootstrap_intervals({"recall@1": values}, None)["recall@1"]
-    margin = 1.96 * float(values.std(correction=0)) / 4000**0.5
-    assert interval.mean == pytest.approx(float(values.mean()))
-    assert interval.low == pytest.approx(interval.mean - margin, abs=0.1 * margin)
-    assert interval.high == pytest.approx(interval.mean + margin, abs=0.1 * margin)
-
-
 def test_bootstrap_covers_the_truth_nineteen_times_in_twenty():
     rng = np.random.default_rng(0)
     columns = {str(i): torch.from_numpy(rng.beta(2, 5, 200)) for i in range(400)}
     intervals = bootstrap_intervals(columns, None).values()
     assert 0.91 < np.mean([interval.low <= 2 / 7 <= interval.high for interval in intervals]) < 0.98
-
-
-def test_paired_permutation_against_all_exchanges():
-    rng = np.random.default_rng(1)
-    first, second = rng.random(10), rng.random(10) + 0.2
-    exact = stats.permutation_test(
-        (second, first), lambda a, b: np.mean(a - b), permutation_type="samples", alternative="two-sided"
-    ).pvalue
-    ours = paired_comparison(torch.from_numpy(first), torch.from_numpy(second), None)
-    assert ours.difference == pytest.approx(np.mean(second - first))
-    assert ours.p_value == pytest.approx(exact, abs=0.01)
-    assert ours.low < ours.difference < ours.high
 
 
 @pytest.fixture
@@ -144,15 +123,12 @@ def test_the_interval_of_a_model_that_misses_little_holds_the_truth(few_draws: N
     assert np.mean(held) >= 0.92
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_fewer_than_five_classes_have_no_interval(count: int):
+def test_fewer_than_five_classes_have_no_interval():
     """Their percentile interval would hold the truth in 48 to 86 of 100 cases; see `LEAST_CLASSES`."""
-    values, classes = (torch.from_numpy(one) for one in of_classes(np.random.default_rng(11), np.full(count, 20)))
+    values, classes = (torch.from_numpy(one) for one in of_classes(np.random.default_rng(11), np.full(4, 20)))
     comparison = paired_comparison(torch.zeros_like(values), values, classes)
     assert comparison.ends is None and comparison.as_dict()["low"] is None
-    assert comparison.p_value >= 2 / 2**count - 0.02
     assert bootstrap_intervals({"x": values}, classes)["x"].ends is None
-    assert f"no intervals over {count} classes: at least 5" in str(few_classes_note(count))
 
 
 def test_exchanges_of_classes_against_all_exchanges():

@@ -76,6 +76,7 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
         assert result.out == f"{verdict}\ncosine {score:.6g}, threshold {threshold:.6g} ({rate})\n{said}\n"
         seen.add(verdict)
     assert seen == {"same class", "different classes"}
+    dmlkit("verify", photos / "run", *pair, "--checkpoint", "last").ok()  # of one epoch: it has the same weights
     monkeypatch.setenv("COLUMNS", "500")  # the columns of text side by side
     table = dmlkit("verify", photos / "run", photos / "pairs.csv").out
     columns = [word.strip() for word in table.splitlines()[2].split("┃")[1:-1]]
@@ -91,18 +92,12 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
         (["a1.png", "a2.png", "--root", "."], "--root .: applies to a file of pairs; remove --root"),
         (["a1.png", "a2.png", "--prior", "1"], "--prior 1: expected a share between 0 and 1"),
         (["a1.png", "broken.png"], "broken.png"),
-        (["a1.png", "missing.png"], "missing.png"),
-        (["pairs.csv", "-o", "pairs.csv"], "this command reads this file"),
         (["a1.png", "a2.png", "-o", "a1.png"], "a1.png: expected a name that ends in .csv"),
-        (["a1.png", "a2.png", "--checkpoint", "last"], ""),
     ],
 )
 def test_what_cannot_be_verified(dmlkit, photos: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str):
     monkeypatch.chdir(photos)
     result = dmlkit("verify", "run", *words)
-    if not message:  # one epoch: both checkpoints hold the same weights
-        assert result.code == 0
-        return
     assert result.code == 2 and message in result.err and "Traceback" not in result.err
 
 

@@ -6,30 +6,28 @@ from typing import Any, cast, get_args
 
 import faiss
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from dmlkit.errors import UserError
+from dmlkit.export.export import export
 from dmlkit.export.formats import FORMATS, FaissManifest, Format, export_embeddings
 from dmlkit.export.wanted import EmbeddingFormat
+from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
 from tests.conftest import refuses
 from tests.vectors.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
-@pytest.mark.parametrize("block", [2, 65_536])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("kind", get_args(EmbeddingFormat))
-def test_embeddings_that_are_not_finite_are_refused(kind, value, block, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(EmbeddingFolder.blocks, "__defaults__", (block,))
+def test_a_point_of_a_later_block_that_is_not_finite_is_refused(kind, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(folder_module, "BLOCK_ROWS", 2)
     points = POINTS.copy()
-    points[3, 1] = points[4, 0] = value
-    folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points))
-    with pytest.raises(UserError) as error:
-        export_embeddings(folder, kind, tmp_path / "exports" / FORMATS[kind].file_name)
-    line = str(error.value)
-    assert "\n" not in line and line.startswith(f"{tmp_path / 'out'}: row 3 (photos/3.jpg): ") and "nan or inf" in line
-    assert not list(tmp_path.glob("exports/*"))
+    points[3, 1] = points[4, 0] = np.inf
+    folder, output = EmbeddingFolder(embeddings_at(tmp_path / "out", points)), tmp_path / "exports"
+    refuses(r"out: row 3 \(photos/3\.jpg\): .* nan or inf", export_embeddings, folder, kind, output / "file")
+    assert not output.exists()
 
 
 def test_every_name_of_a_format_has_a_writer():
@@ -79,3 +77,17 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
     refuses("a manifest of a FAISS index of format 1", FaissManifest.read, tmp_path / "index.faiss.json")
     (tmp_path / "index.faiss.json").write_text(json.dumps({**report, "index": {**index, "metric": 0}}))
     refuses(r"index\.faiss\.json: .*index\.metric: extra inputs", FaissManifest.read, tmp_path / "index.faiss.json")
+
+
+@pytest.mark.parametrize("kind", get_args(EmbeddingFormat))
+def test_boxes_are_kept_or_counted(kind: Any, tmp_path: Path):
+    folder = embeddings_at(tmp_path / "out")
+    sides = {side: [1.0, None, 2.0, None, None] for side in ("x1", "y1", "x2", "y2")}
+    parquet.write_table(pa.table(items() | sides), folder / "items.parquet")
+    exported = export(folder, kind, output=tmp_path / "exported")
+    places = {"faiss": "exported.items.parquet", "parquet": "exported"}
+    if kind in places:
+        kept = parquet.read_table(tmp_path / places[kind]).select([*sides])
+        assert not exported.notes and kept.to_pydict() == sides
+    else:
+        assert exported.notes == ["2 boxes are left out; --format parquet keeps them"]

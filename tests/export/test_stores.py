@@ -40,12 +40,10 @@ BENT = {"proxies": "features", "curvature": -0.7, "learnable_curvature": False, 
 GEOMETRIES: dict[str, tuple[dict[str, Any], str, str]] = {
     "cosine": (SPHERE, "cosine", "as_is"),
     "chord": ({**SPHERE, "similarity": "negative_squared_distance"}, "l2", "as_is"),
-    "arc": ({**SPHERE, "similarity": "negative_distance", "metric": "arc"}, "l2", "as_is"),
     "flat": ({**FLAT, "similarity": "negative_distance"}, "l2", "as_is"),
     "dot": ({**FLAT, "similarity": "dot"}, "dot", "as_is"),
     "flat cosine": ({**FLAT, "similarity": "cosine"}, "cosine", "as_is"),
     "ball": ({"name": "poincare", **BENT, "similarity": "negative_distance"}, "dot", "poincare_lift"),
-    "ball cosine": ({"name": "poincare", **BENT, "similarity": "origin_cosine"}, "cosine", "as_is"),
     "sheet": ({"name": "lorentz", **BENT, "similarity": "negative_squared_distance"}, "dot", "lorentz_lift"),
     "sheet cosine": ({"name": "lorentz", **BENT, "similarity": "origin_cosine"}, "cosine", "unit_space"),
 }

@@ -3,6 +3,7 @@
 import os
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,36 +39,24 @@ def test_an_array_is_read(array: np.ndarray, tmp_path: Path):
     assert values.dtype == array.dtype and np.array_equal(values, array)
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (lambda path: path.write_bytes(b""), "cannot read this NumPy array: EOF"),
-        (lambda path: path.write_text("1.0 2.0 3.0 4.0"), "the magic string is not correct"),
-        (lambda path: header(path, (10**12, 4)), "the file is shorter than its header says"),
-        (lambda path: header(path, (2**40, 2**40)), "cannot read this NumPy array"),
-        (lambda path: header(path, (-1, 4)), "cannot read this NumPy array"),
-        (lambda path: np.save(path.open("wb"), np.array([{}], dtype=object)), "Python objects"),
-        (lambda path: np.savez(path.open("wb"), np.eye(3)), "cannot read this NumPy array"),
-        (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x06\x00{'a':\n"), "cannot read this NumPy array"),
-        (lambda path: path.mkdir(), "is a folder"),
-        (lambda path: os.mkfifo(path), "is a FIFO; expected a regular file"),
-        (lambda path: None, "no such file"),
-    ],
-    ids=[
-        "0 bytes",
-        "text",
-        "10^12 values",
-        "2^80 values",
-        "negative",
-        "objects",
-        "npz",
-        "header",
-        "folder",
-        "pipe",
-        "missing",
-    ],
-)
-def test_what_is_no_array_is_told_t8_u2_u4(write, message: str, tmp_path: Path):
+NO_ARRAYS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "0 bytes": (lambda path: path.write_bytes(b""), "cannot read this NumPy array: EOF"),
+    "text": (lambda path: path.write_text("1.0 2.0 3.0 4.0"), "the magic string is not correct"),
+    "10^12 values": (lambda path: header(path, (10**12, 4)), "the file is shorter than its header says"),
+    "2^80 values": (lambda path: header(path, (2**40, 2**40)), "cannot read this NumPy array"),
+    "negative": (lambda path: header(path, (-1, 4)), "cannot read this NumPy array"),
+    "objects": (lambda path: np.save(path.open("wb"), np.array([{}], dtype=object)), "Python objects"),
+    "npz": (lambda path: np.savez(path.open("wb"), np.eye(3)), "cannot read this NumPy array"),
+    "header": (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x06\x00{'a':\n"), "cannot read this NumPy array"),
+    "folder": (lambda path: path.mkdir(), "is a folder"),
+    "pipe": (lambda path: os.mkfifo(path), "is a FIFO; expected a regular file"),
+    "missing": (lambda path: None, "no such file"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_ARRAYS)
+def test_what_is_no_array_is_told_t8_u2_u4(kind: str, tmp_path: Path):
+    write, message = NO_ARRAYS[kind]
     write(tmp_path / "x.npy")
     line = refused(read_array, tmp_path / "x.npy")
     assert line.startswith(f"{tmp_path / 'x.npy'}: ") and message in line

@@ -46,8 +46,8 @@ MESSAGE = (
 
 
 def test_a_folder_of_images(photos: Path, caplog: pytest.LogCaptureFixture):
-    assert len(images_at(photos)) == 8
-    assert len(images_at(photos)) == 8
+    for _ in range(2):
+        assert len(images_at(photos)) == 8
     assert caplog.messages[0] == f"{photos}: 8 files are left out: {MESSAGE}"
     assert len(caplog.messages) == 2 and "'a' of 'a/deeper'" in caplog.messages[1]  # once
 

@@ -59,11 +59,10 @@ PLOT = ["plot", "pca", "run", "--device", "cpu"]
     "words",
     [
         *(["export", "emb", "--format", kind, "-o", f"emb/{name}"]
-          for kind in EMBEDDING_FORMATS[:3] for name in ("embeddings.npy", "items.parquet", "manifest.json")),
+          for kind, name in zip(EMBEDDING_FORMATS, ("embeddings.npy", "items.parquet", "manifest.json"), strict=False)),
         ["export", "emb", "--format", "tensorboard", "-o", "emb"],
         ["export", "emb", "--format", "lancedb", "-o", "emb"],
-        *(["export", "run", "--format", kind, "-o", f"run/{name}"]
-          for kind in MODEL_FORMATS for name in ("checkpoints/best.pt", "checkpoints/last.pt", "summary.json")),
+        ["export", "run", "--format", "safetensors", "-o", "run/checkpoints/best.pt"],
         ["eval", "run", "--device", "cpu", "--output", "run/recipe.yaml"],
         ["eval", "emb", "--output", "emb/items.parquet"],
         [*ARRAYS, "--output", "y.npy"],
@@ -83,7 +82,6 @@ def test_sources_and_what_dmlkit_keeps_are_never_replaced_d6(dmlkit, here: Path,
         (["export", "run", "--format", "safetensors", "-o"], "new/out.x"),
         (["report", "st", "-o"], "new/out.tex"),
         ([*PLOT, "-o"], "new/out.png"),
-        ([*PLOT, "-o"], "new/out.svg"),
         ([*ARRAYS, "--metric", "recall@1", "--output"], "new/out.csv"),
         (["inspect", "emb", "-o"], "new/out.html"),
     ],
@@ -103,20 +101,15 @@ def test_a_file_is_replaced_whoever_wrote_it(dmlkit, here: Path, words: list[str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["identify", "emb", "photos", "-o", "photos/a.csv"], "inside photos, where every file is read as data"),
-        (["inspect", "emb", "-o", "run/new.html"], "inside a run"),
-        (["inspect", "emb", "-o", "birds/new.html"], "inside a gallery"),
         (["export", "emb", "--format", "lancedb", "-o", "photos"], "has a.png but not a LanceDB database"),
         (["export", "emb", "--format", "tensorboard", "-o", "photos"], "has a.png but not TensorBoard's projector"),
         (["study", "study.yaml", "-o", "photos"], "has a.png but not a study"),
     ],
     ids=str,
 )
-def test_data_runs_galleries_and_folders_of_others_stay(dmlkit, here: Path, words: list[str], message: str):
+def test_folders_of_others_stay(dmlkit, here: Path, words: list[str], message: str):
     (here / "photos").mkdir()
     Image.new("RGB", (8, 8)).save("photos/a.png")
-    (here / "birds").mkdir()
-    (here / "birds" / "gallery.json").touch()
     before = set(here.rglob("*"))
     dmlkit(*words).refused(message)
     assert set(here.rglob("*")) == before
@@ -128,21 +121,15 @@ def test_a_folder_that_dmlkit_wrote_is_written_again(dmlkit, here: Path):
     assert [path.name for path in Path("db").iterdir()] == ["embeddings.lance"]
 
 
-@pytest.mark.parametrize("kind", [*EMBEDDING_FORMATS[:3], *MODEL_FORMATS])
-@pytest.mark.parametrize("output", ["", "emb", "r.yaml/x"])
-def test_an_output_that_can_be_no_file_is_one_line_t4(dmlkit, here: Path, kind: str, output: str):
-    dmlkit("export", "emb" if kind in EMBEDDING_FORMATS else "run", "--format", kind, "-o", output).refused()
-
-
-def test_other_outputs_that_can_be_no_file_are_one_line_t4(dmlkit, here: Path):
-    for words in (["export", "emb", "--format", "tensorboard"], ["report", "st"], PLOT, ARRAYS):
+def test_outputs_that_can_be_no_file_are_one_line_t4(dmlkit, here: Path):
+    exports = [["export", *words] for words in (["emb", "--format", "npz"], ["run", "--format", "safetensors"])]
+    for words in (*exports, ["report", "st"], PLOT, ARRAYS):
         for output in ("emb", "", "r.yaml/x.png"):
-            if words[1:] == ["emb", "--format", "tensorboard"] and output == "emb":
-                continue  # a folder is what it expects
             dmlkit(*words, "--output" if words[0] == "eval" else "-o", output).refused()
+    dmlkit("export", "emb", "--format", "tensorboard", "-o", "r.yaml/x").refused()
 
 
-@pytest.mark.parametrize("kind", [*EMBEDDING_FORMATS, *MODEL_FORMATS, "lancedb", "qdrant", "pgvector"])
+@pytest.mark.parametrize("kind", ["npz", "tensorboard", "onnx", "lancedb"])
 def test_an_empty_output_of_export_is_refused_before_anything_is_written_u2(dmlkit, here: Path, kind: str):
     before = set(here.rglob("*"))
     dmlkit("export", "run" if kind in MODEL_FORMATS else "emb", "--format", kind, "-o", "").refused("--output is empty")

@@ -141,6 +141,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: parquet.write_table(pa.table({"v": [[0.5] * (2 + (row == 7)) for row in range(30)]}), path),
         r"column 'v': row 7 \(counted from 0\) is blank or differs",
     ),
+    "null.parquet": (
+        lambda path: parquet.write_table(pa.table({"v": [[0.5, 1.0]] * 5 + [[0.5, None]]}), path),
+        r"column 'v': row 5 \(counted from 0\) is blank or differs",
+    ),
     "no.parquet": (lambda path: parquet.write_table(pa.table({"label": NAMES}), path), r"no vectors \(label\)"),
     "two.csv": (csv_of("e0,e1,e2,f0,f1,f2", [[1, 2, 3, 4, 5, 6]]), "'e' and 'f' may be the vectors"),
     "gap.csv": (csv_of("label,e0,e1,e3", [["a", 1, 2, 3]]), "expected 3 or more columns of numbers"),

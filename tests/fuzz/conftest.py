@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.gallery.conftest import place  # noqa: F401 - a fixture
+
 FULL = "DMLKIT_FUZZ" in os.environ  # `make fuzz`
 ALLOWED = {0, 1, 2, 130}  # well, a verdict, a user's mistake, stopped
 RECIPE = """\

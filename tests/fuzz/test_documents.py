@@ -85,7 +85,7 @@ def workplace(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Workpla
     return Workplace(ground, tmp_path_factory.mktemp("documents") / "case")
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_what_is_not_damaged_is_read(workplace: Workplace, command: Callable[..., tuple[int, str]]):
     for _, words in CASES:  # a command that ended at a fault of its own would never reach the damage
         with chdir(workplace.whole()):

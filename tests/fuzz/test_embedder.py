@@ -13,24 +13,16 @@ from PIL import Image
 
 import dmlkit
 from dmlkit.errors import UserError
-from tests.fuzz.conftest import Workplace, examples
+from tests.fuzz.conftest import RECIPE, Workplace, examples
 
 MODES = (
     *("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "LA", "PA", "RGBX", "RGBa", "La"),
     "I;16",
 )
 DTYPES = ("uint8", "int8", "uint16", "int64", "float16", "float32", "float64", "bool", "complex64", "U3", "O", "M8[s]")
-VECTORS = """\
-seed: 0
-dataset: {name: vectors, embeddings: vectors.npy, labels: labels.npy}
-transform: null
-backbone: {name: identity}
-embedding_dim: 6
-loss: {name: proxy_anchor}
-sampler: {name: random, batch_size: 6}
-training: {epochs: 1, workers: 0}
-metrics: [{name: recall, k: [1]}, {name: map_at_r}]
-"""
+DATA = "{name: vectors, embeddings: vectors.npy, labels: labels.npy}"
+VECTORS = RECIPE.replace("{name: glyphs, classes: 12, images_per_class: 3, size: 16}", DATA)
+VECTORS = VECTORS.replace("{name: plain, size: 16}", "null").replace("{name: small_cnn, width: 4}", "{name: identity}")
 
 
 @st.composite
@@ -125,14 +117,13 @@ def test_similarity_is_of_embeddings_or_refused(a: Any, b: Any, given_models: Gi
     assert similarity.shape == (len(a), len(b)) and similarity.dtype == np.float32
 
 
-@pytest.fixture(scope="module")
-def workplace(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    return Workplace(ground, tmp_path_factory.mktemp("damaged") / "case")
-
-
 @pytest.mark.parametrize(
     "run", ["", ".", "\0", "nowhere", "a" * 300, "photos", "x.npy", "run/checkpoints", "base.yaml"]
 )
-def test_what_is_no_run_is_not_loaded(run: str, workplace: Workplace):
-    with chdir(workplace.whole()), pytest.raises((UserError, OSError)):
+def test_what_is_no_run_is_not_loaded(run: str, tmp_path: Path):
+    for name in ("photos", "run/checkpoints"):
+        (tmp_path / name).mkdir(parents=True)
+    for name, text in (("x.npy", ""), ("base.yaml", RECIPE), ("run/checkpoints/best.pt", "")):
+        (tmp_path / name).write_text(text)
+    with chdir(tmp_path), pytest.raises((UserError, OSError)):
         dmlkit.load(run, device="cpu")

@@ -30,10 +30,10 @@ from dmlkit.gallery.index import index_gallery
 from dmlkit.identify.identify import identify
 from dmlkit.identify.rule import LabelRule
 from dmlkit.identify.search import search
+from dmlkit.vectors.run import embed
 from tests.conftest import END
 from tests.datasets import trees
 from tests.fuzz.conftest import FULL, examples
-from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.gallery.test_faults import started
 from tests.gallery.test_gallery import rows_of
 from tests.gallery.test_index import stocked
@@ -45,19 +45,14 @@ LABELS = ("crow", "dove", "c1", "c2")
 
 
 @pytest.fixture(scope="module")
-def home(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def home(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stocked gallery and folders of photos to add, each embedded."""
-    from dmlkit.cli.app import main
-
     folder = tmp_path_factory.mktemp("home")
     stocked(place, folder / "stock", rows=STOCK, dim=4)
     trees.photos(folder, (f"new{index // 2}/{index}.jpg" for index in range(8)), first=400, side=(40, 30))
     trees.photos(folder / "asked", (f"{index}.jpg" for index in range(4)), first=500, side=(40, 30))
     for name in ("asked", *(f"new{group}" for group in range(4))):
-        words = ["embed", place / "run", folder / name, "-o", folder / f"{name}.points", "--device", "cpu"]
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-            patch.setattr("sys.argv", ["dmlkit", *map(str, words)])
-            main()
+        embed(place / "run", folder / name, output=folder / f"{name}.points", device="cpu")
     return folder
 
 

@@ -97,6 +97,12 @@ def meant(cells: Iterable[str | None]) -> list[str]:
     return [label for cell in cells if (label := label_of(cell)) is not None]
 
 
+def test_a_plain_table_is_listed(folder: Path):
+    plain = [("path", ["a.jpg", "b.jpg", "c.jpg"]), ("label", ["ant", "bee", "ant"])]
+    (folder / "plain.csv").write_bytes(csv_of(plain))
+    assert labels_of(folder / "plain.csv") == ["ant", "bee", "ant"]  # or the tests below could refuse all
+
+
 @examples(80, 10_000)
 @given(table=columns())
 def test_a_csv_table_is_listed_as_it_reads_or_refused(table: Columns, folder: Path):

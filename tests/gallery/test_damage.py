@@ -26,7 +26,8 @@ from dmlkit.gallery.index import index_gallery
 from dmlkit.identify.identify import identify
 from dmlkit.identify.rule import LabelRule
 from dmlkit.identify.search import search
-from tests.conftest import Cli, Result
+from dmlkit.vectors.run import embed
+from tests.conftest import Cli
 from tests.datasets import trees
 from tests.fuzz.conftest import FULL
 from tests.gallery.conftest import BIRDS
@@ -36,7 +37,7 @@ from tests.vectors.stored import ON_CPU
 
 
 @pytest.fixture(scope="module")
-def whole(place: Path, tmp_path_factory: pytest.TempPathFactory, dmlkit_once: Cli) -> Path:
+def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gallery of four parts and five versions, and embeddings to ask with."""
     folder = tmp_path_factory.mktemp("whole")
     gallery = folder / "gallery"
@@ -46,23 +47,8 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory, dmlkit_once: Cl
         add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     remove_images(gallery, images=[str(place / "photos" / name / "1.jpg") for name in ("crow", "dove")])
     trees.photos(folder / "asked", (f"{index}.jpg" for index in range(6)), first=300, side=(40, 30))
-    result = dmlkit_once("embed", place / "run", folder / "asked", "-o", folder / "asked_points", "--device", "cpu")
-    assert result.code == 0
+    embed(place / "run", folder / "asked", output=folder / "asked_points", device="cpu")
     return folder
-
-
-@pytest.fixture(scope="module")
-def dmlkit_once() -> Cli:
-    from dmlkit.cli.app import main
-
-    def run(*words: object) -> Result:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", ["dmlkit", *map(str, words)])
-            with pytest.raises(SystemExit) as ended:
-                main()
-        return Result(int(ended.value.code or 0), "", "")
-
-    return run
 
 
 class Damage(NamedTuple):
@@ -148,11 +134,11 @@ def outcome(ask: Callable[[], Any]) -> Any:
         return None
 
 
-def hold(whole: Path, folder: Path, count: int, seed: int, without: tuple[str, ...] = ()) -> tuple[int, int]:
-    """Damage a gallery many times; how often something was refused, and how often something was changed silently."""
+def hold(whole: Path, folder: Path, count: int, seed: int) -> int:
+    """Damage a gallery many times; after how many of them something was refused."""
     gallery = folder / "gallery"
     shutil.copytree(whole / "gallery", gallery)
-    asks = {name: ask for name, ask in answers(gallery, whole / "asked_points").items() if name not in without}
+    asks = answers(gallery, whole / "asked_points")
     expected = {name: ask() for name, ask in asks.items()}
     refusals = 0
     for damage in damages(whole / "gallery", count, seed):
@@ -166,12 +152,11 @@ def hold(whole: Path, folder: Path, count: int, seed: int, without: tuple[str, .
             else:
                 assert answer is None or answer == expected[name], (damage, name)
         refusals += None in found.values()
-    return refusals, count
+    return refusals
 
 
-def test_a_damaged_gallery_answers_as_before_or_is_refused(whole: Path, tmp_path: Path, place: Path):
-    refusals, count = hold(whole, tmp_path, 12, 0)
-    assert count / 4 < refusals <= count
+def test_a_damaged_gallery_answers_as_before_or_is_refused(whole: Path, tmp_path: Path):
+    assert hold(whole, tmp_path, 12, 0) > 3
 
 
 @pytest.mark.heavy
@@ -235,11 +220,11 @@ def test_the_way_back_from_a_damaged_part_is_an_earlier_version(whole: Path, tmp
     assert rows_of(gallery) == rows_of(whole / "gallery")
 
 
-def test_info_verifies(whole: Path, tmp_path: Path, dmlkit: Cli):
+def test_info_verifies(whole: Path, dmlkit: Cli):
     result = dmlkit("gallery", "info", whole / "gallery", "--verify")
     assert result.code == 0 and "verified: all files match their checksums" in result.out
     assert dmlkit("gallery", "info", whole / "gallery", "--verify", "--json").json()["verified"] is True
-    assert "verified" not in dmlkit("gallery", "info", whole / "gallery").out
+    assert "verified" not in dmlkit("gallery", "info", whole / "gallery").ok().out
 
 
 def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit: Cli):

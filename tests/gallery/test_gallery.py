@@ -3,13 +3,14 @@
 import json
 import shutil
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 from safetensors.numpy import load_file
@@ -26,15 +27,15 @@ from dmlkit.gallery.change import (
 )
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
-from dmlkit.gallery.manifest import GalleryManifest
 from dmlkit.model import EmbeddingModel
 from dmlkit.nearest.search import Gallery
-from dmlkit.training.train import train
+from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.fusion import ModelChoice
 from tests.cli.test_early import without_torch
-from tests.conftest import Cli, refuses
+from tests.conftest import ONE_EPOCH, Cli, refuses
 from tests.datasets import trees
+from tests.fuzz.conftest import examples
 from tests.gallery.conftest import BIRDS
 from tests.vectors.stored import ON_CPU
 
@@ -138,7 +139,7 @@ def test_an_id_is_of_what_a_file_holds_and_the_box(tmp_path: Path):
     other = trees.photo(tmp_path / "3.jpg", 3)
     ids = [LabelledImage(str(path), None).id() for path in (first, second, other)]
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 32
-    assert ids[0] == __import__("hashlib").sha256(first.read_bytes()).hexdigest()[:32]
+    assert ids[0] == sha256(first.read_bytes()).hexdigest()[:32]
     boxes = Box(0, 0, 5, 5), Box(0.0, 0.0, 5.0, 5.0), Box(0, 0, 5, 6)
     boxed = [LabelledImage(str(first), None, box).id() for box in boxes]
     assert boxed[0] == boxed[1] != boxed[2] and ids[0] not in boxed
@@ -213,11 +214,7 @@ def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):
     assert reader.items_at(torch.tensor([0]))[0].label == "crow" and len(GalleryFolder(gallery)) == 10
 
 
-@settings(
-    max_examples=6,  # tests/fuzz/test_galleries.py makes more
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@examples(6, 6)  # tests/fuzz/test_galleries.py makes more
 @given(changes=st.lists(st.tuples(st.sampled_from(["add", "remove", "compact"]), st.sampled_from(BIRDS)), max_size=6))
 def test_any_changes_equal_a_fresh_build(changes, place, tmp_path_factory):
     folder = tmp_path_factory.mktemp("changes")
@@ -282,12 +279,10 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, mon
     assert dmlkit("search", tmp_path / "crows", gallery).code == 0  # no query, no answer
 
 
-def test_points_whose_products_overflow_do_not_come_in(
-    place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
-):
-    train(place / "recipe.yaml", tmp_path / "flat", device="cpu", overrides=["manifold={name: euclidean}"])
+def test_points_whose_products_overflow_do_not_come_in(place, tmp_path, dmlkit, trained_once, monkeypatch):
+    run = trained_once(tmp_path, ONE_EPOCH + "manifold: {name: euclidean}\n")
     gallery, forward = tmp_path / "birds", EmbeddingModel.forward
-    create_gallery(tmp_path / "flat", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
+    create_gallery(run, place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
     before = rows_of(gallery)
     monkeypatch.setattr(EmbeddingModel, "forward", lambda model, images: 1e25 * forward(model, images))
     added = dmlkit("gallery", "add", gallery, place / "photos", "--device", "cpu")
@@ -311,12 +306,20 @@ def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path,
     dmlkit("gallery", "info", gallery).refused(f"{gallery}: this gallery is damaged: versions/1.parquet is missing")
 
 
-def test_a_gallery_takes_over_the_threshold_that_its_run_was_calibrated_to(tiny_recipe, tmp_path, dmlkit):
-    run = tmp_path / "run"
-    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
-    assert dmlkit("calibrate", run, "--far", "0.5", "--device", "cpu").code == 0
-    answer = json.loads((run / "threshold.json").read_text())["threshold"]
-    for option, expected in (((), answer), (("--threshold", "0.25"), 0.25)):
-        gallery = tmp_path / f"gallery{len(option)}"
-        assert dmlkit("gallery", "create", run, "-o", gallery, *option, "--device", "cpu").code == 0
-        assert GalleryManifest.read(gallery / "gallery.json").threshold == expected
+def test_an_image_that_gets_a_label_is_not_embedded_again(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gallery, photo = tmp_path / "birds", trees.photo(tmp_path / "new.jpg", 97)
+    create_gallery(place / "run", photo, gallery, model=ON_CPU)
+    before = rows_of(gallery)
+    monkeypatch.setattr(PartEmbedder, "__call__", None)
+    assert add_images(gallery, photo, label="wren", model=ON_CPU).added == 1
+    assert rows_of(gallery) == {name: ("wren", *row[1:]) for name, row in before.items()}
+
+
+def test_messages_name_the_option_and_the_label_that_were_given(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery, column = tmp_path / "birds", ("--column", "label=kind")
+    create = ("gallery", "create", place / "run", "-o", gallery)
+    dmlkit(*create, *column).refused("--column: applies only to IMAGES; give images, or remove it")
+    dmlkit("embed", place / "run", "--split", "test", *column).refused("embed: --column applies only to IMAGES")
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
+    assert "renamed from crow to 3\n" in dmlkit("gallery", "rename", gallery, "crow", "3.0").ok().out
+    assert Counter(GalleryFolder(gallery).labels)["3"] == 3

@@ -84,7 +84,7 @@ def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, Galler
     return found, StoredGallery(gallery.manifold, gallery).search(queries, k), gallery
 
 
-OF_KIND = {"ivf_pq": SPACES, "ivf_hnsw_sq": ("ball", "dot"), "int8": ("ball",), "binary": ("sphere",)}
+OF_KIND = {"ivf_hnsw_sq": SPACES, "ivf_pq": ("ball", "dot"), "int8": ("ball",), "binary": ("sphere",)}
 BYTES = {"int8": 1, "binary": 1 / 8}
 """Of a number."""
 
@@ -241,8 +241,7 @@ def test_rows_that_are_no_points_are_refused(place: Path, tmp_path: Path, monkey
     refuses(message, gallery.points_at, torch.tensor([7, 525]))
 
 
-@pytest.mark.parametrize("run", [1, 10**6])
-@pytest.mark.parametrize("kept", [0, 2**28])
+@pytest.mark.parametrize(("run", "kept"), [(1, 0), (10**6, 0), (10**6, 2**28)])
 def test_points_are_found_where_they_are_in_files(run, kept, place, tmp_path, monkeypatch):
     """Parts of 520 and 60 images, of which 15 are removed: rows in sequence and scattered ones."""
     monkeypatch.setattr(folder, "RUN", run)

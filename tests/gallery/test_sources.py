@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from dmlkit.files.source import kind_of
 from dmlkit.gallery.change import GallerySettings, create_gallery
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify.identify import identify
-from dmlkit.vectors.points import PointsInMemory, in_memory
+from dmlkit.vectors.points import in_memory
 from dmlkit.vectors.run import embed
 from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
@@ -87,8 +88,7 @@ def nearest_of(points: np.ndarray, query: np.ndarray, count: int) -> list[tuple[
     return sorted(((cosine, row) for row, cosine in enumerate(cosines)), key=lambda one: (-one[0], one[1]))[:count]
 
 
-@every_kind
-@pytest.mark.parametrize("queries", KINDS)
+@pytest.mark.parametrize(("kind", "queries"), [*zip(KINDS, KINDS, strict=True), *pairwise((*KINDS, KINDS[0]))])
 def test_search_is_that_of_a_loop(kind: str, queries: str, home: Home, dmlkit: Cli):
     answer = dmlkit("search", getattr(home, kind), getattr(home, queries), "-k", 3, "--json").json()["queries"]
     assert len(answer) == len(home.points[queries])
@@ -101,14 +101,10 @@ def test_search_is_that_of_a_loop(kind: str, queries: str, home: Home, dmlkit: C
                 assert neighbor["label"] == (None if kind == "array" else home.labels[kind][row])
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["run", "embeddings", "gallery"])
 def test_photos_are_searched_with_in_every_source_whose_model_is_known(kind: str, home: Home, dmlkit: Cli):
-    result = dmlkit("search", getattr(home, kind), home.photos, "-k", 1, "--json")
-    if kind == "array":
-        assert result.code == 2 and "the model of an array is unknown" in result.err
-        return
-    assert result.code == 0, result.err
-    for query, point in zip(json.loads(result.out)["queries"], home.points["gallery"], strict=True):
+    answer = dmlkit("search", getattr(home, kind), home.photos, "-k", 1, "--json").json()["queries"]
+    for query, point in zip(answer, home.points["gallery"], strict=True):
         (expected,) = nearest_of(home.points[kind], point, 1)
         assert query["neighbors"][0]["similarity"] == pytest.approx(expected[0], abs=1e-5)
 
@@ -148,17 +144,9 @@ def test_identify_takes_the_nearest_label(kind: str, home: Home, tmp_path: Path,
         assert answer["label"] == home.labels[kind][row]
 
 
-def test_identify_takes_the_threshold_of_a_run_that_was_calibrated_later(home: Home, tmp_path: Path, dmlkit: Cli):
-    table = tmp_path / "answers.csv"
-    assert "without a threshold" in dmlkit("identify", home.gallery, home.embeddings, "-o", table).out
-    assert dmlkit("calibrate", home.run, "--far", "0.3", "--device", "cpu").code == 0
-    again = dmlkit("identify", home.gallery, home.embeddings, "-o", table)
-    (home.run / "threshold.json").unlink()
-    assert again.code == 0 and "without a threshold" not in again.out
-
-
-def test_a_run_that_is_calibrated_again_gives_its_newest_threshold(home: Home, tmp_path: Path, dmlkit: Cli):
+def test_a_run_gives_the_newest_threshold_that_it_was_calibrated_to(home: Home, tmp_path: Path, dmlkit: Cli):
     threshold, calibrate = home.run / "threshold.json", ("calibrate", home.run, "--device", "cpu", "--far")
+    assert identify(home.gallery, home.embeddings).threshold is None
     assert dmlkit(*calibrate, "0.3").code == 0
     own, taken = tmp_path / "own", tmp_path / "taken"
     create_gallery(home.run, home.photos, taken, model=ON_CPU)
@@ -169,6 +157,7 @@ def test_a_run_that_is_calibrated_again_gives_its_newest_threshold(home: Home, t
     second = json.loads(threshold.read_text())["threshold"]
     assert second < first
     assert identify(taken, home.embeddings).threshold == second
+    assert identify(home.gallery, home.embeddings).threshold == second  # created before it was calibrated
     assert identify(own, home.embeddings).threshold == 0.125
     threshold.unlink()  # or the run has moved
     assert identify(taken, home.embeddings).threshold == first
@@ -201,8 +190,10 @@ def test_other_commands_find_the_same_by_every_door(kind: str, home: Home, tmp_p
     assert "Inspection of" in page.read_text()
 
 
-@pytest.mark.parametrize("command", ["cluster", "inspect", "eval"])
-@every_kind
+OPTIONS = [*product(("cluster", "inspect"), KINDS), *product(["eval"], ("run", "embeddings", "gallery"))]
+
+
+@pytest.mark.parametrize(("command", "kind"), OPTIONS)  # eval refuses those of an array in other words
 def test_an_option_that_does_not_apply_is_refused_in_the_same_words(kind, command, home, tmp_path, dmlkit):
     rest = {"cluster": ["-k", 3], "inspect": ["-o", tmp_path / "x.html"], "eval": []}[command]
     of_a_run = [("--split", "test", "a run"), ("--set", "dataset.root=x", "a run")]
@@ -210,14 +201,7 @@ def test_an_option_that_does_not_apply_is_refused_in_the_same_words(kind, comman
         of_a_run.append(("--device", "cpu", "a run or an image or a folder of images"))
     of_an_array = [("--manifold", "euclidean", "a file of vectors"), ("--labels", home.array, "a file of vectors")]
     refused = of_an_array if kind == "run" else of_a_run if kind == "array" else [*of_a_run, *of_an_array]
-    if command == "eval" and kind == "array":
-        return  # its own words: see tests/evaluation
-    names = {
-        "run": "a run",
-        "embeddings": "a folder of embeddings",
-        "array": "a file of vectors",
-        "gallery": "a gallery",
-    }
+    names = dict(zip(KINDS, ("a run", "a folder of embeddings", "a file of vectors", "a gallery"), strict=True))
     for option, value, where in refused:
         result = dmlkit(command, getattr(home, kind), *rest, option, value)
         error = f"error: {option} {value}: applies to {where}, but {getattr(home, kind)} is {names[kind]}; remove this"
@@ -244,20 +228,6 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
         dmlkit(*words).refused(message)
 
 
-def test_points_of_a_class_of_ones_own_are_searched(home: Home):
-    """What has the protocol's members is enough: here a plain list."""
-    from dmlkit.identify.search import nearest
-
-    found = open_points(home.embeddings)
-    mine = PointsInMemory(
-        "mine", found.manifold, torch.tensor(home.points["embeddings"]), list(found.paths), [None] * len(found)
-    )
-    answers = nearest(found, mine, 1)
-    assert answers.rows[:, 0].tolist() == [
-        nearest_of(home.points["embeddings"], one, 1)[0][1] for one in home.points["run"]
-    ]
-
-
 def test_commands_without_set_say_where_a_run_has_the_place_of_its_images(dmlkit, trained_once, tmp_path):
     run = trained_once(tmp_path)
     trees.photos(tmp_path / "photos", (f"{index // 3}/{index}.jpg" for index in range(12)), side=(40, 30))
@@ -276,3 +246,20 @@ def test_commands_without_set_say_where_a_run_has_the_place_of_its_images(dmlkit
     assert result.code == 2 and result.err.endswith("if it has moved, use --set dataset.root=PATH\n")
     recipe.write_text(recipe.read_text().replace(str(tmp_path / "gone"), str(tmp_path / "photos")))
     assert dmlkit("search", run, photo, "--device", "cpu").code == 0  # the advice works
+
+
+@pytest.mark.parametrize("option", [("--column", "label=kind"), ("--root", "."), ("--box-confidence", "0")])
+def test_options_on_images_do_not_apply_to_points(option: tuple[str, str], home: Home, tmp_path: Path, dmlkit: Cli):
+    """A table of images with their vectors is one of vectors, where an array is searched."""
+    table = tmp_path / "both.csv"
+    names = [f"e{index}" for index in range(home.points["array"].shape[1])]
+    rows = [",".join(map(str, point)) for point in home.points["array"].tolist()]
+    table.write_text("\n".join([",".join(["path", *names]), *(f"{row}.jpg,{cells}" for row, cells in enumerate(rows))]))
+    assert len(dmlkit("search", home.array, table, "-k", 1, "--json").json()["queries"]) == len(rows)
+    for source, queries, kind in (
+        (home.embeddings, home.embeddings, "a folder of embeddings"),
+        (home.gallery, home.gallery, "a gallery"),
+        (home.array, table, "a file of vectors"),
+    ):
+        wrong = f"{' '.join(option)}: applies to an image or a folder of images, but {queries} is {kind}; remove this"
+        dmlkit("search", source, queries, *option).refused(wrong)

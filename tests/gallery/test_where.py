@@ -14,12 +14,13 @@ from dmlkit.errors import UserError
 from dmlkit.files.where import Where
 from dmlkit.gallery.change import create_gallery
 from dmlkit.gallery.sources import open_points
+from dmlkit.identify.calibrated import Identification
+from dmlkit.identify.calibration import calibrate_by_value
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.vectors.fusion import ModelChoice
-from tests.conftest import Cli
+from tests.conftest import Cli, Killed
 from tests.datasets import trees
+from tests.vectors.stored import ON_CPU
 
-ON_CPU = ModelChoice(device="cpu")
 SIDES = ["left", "right", None, "Left", "left "]
 CELLS = {
     "side": SIDES,
@@ -88,11 +89,8 @@ def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., P
 def test_a_limited_gallery_answers_as_one_of_its_rows_alone(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(home)
     where = ("--where", "side=left and year=..2030")
-    whole, limited, alone = (
-        open_points(Path("all")),
-        open_points(Path("all"), where=Where.of(where[1])),
-        open_points(Path("left")),
-    )
+    whole, alone = (open_points(Path(name)) for name in ("all", "left"))
+    limited = open_points(Path("all"), where=Where.of(where[1]))
     assert (len(whole), len(limited), len(alone)) == (32, 16, 16) and limited.paths == alone.paths
     for ours, theirs in zip(limited.blocks(5), alone.blocks(5), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -113,7 +111,7 @@ def test_a_limited_gallery_answers_as_one_of_its_rows_alone(home: Path, dmlkit: 
     assert not Path("all/identification.json").exists()
     words = ("identify", "all", "photos")
     assert "run dmlkit calibrate all to choose" in " ".join(dmlkit(*words).out.split())
-    assert "calibrate" not in dmlkit(*words, *where).out
+    assert "calibrate" not in dmlkit(*words, *where).ok().out
     other = " ".join(dmlkit(*words, "--where", "side=right").out.split())
     assert "run dmlkit calibrate all --where side=right to choose" in other
 
@@ -205,10 +203,8 @@ def test_what_calibrating_by_value_and_identify_say(sides: Path, dmlkit: Cli):
     assert "with all images, by the common one: no side (1), top (1)" in screen
     screen = " ".join(dmlkit("identify", sides, "photos", "--device", "cpu").out.split())
     assert "the thresholds per side do not apply: photos is no table with this column" in screen
-    assert not any(
-        "per side" in dmlkit("identify", sides, "photos", *words, "--device", "cpu").out
-        for words in (("--threshold", 0.5), ("--where", "side=left"))
-    )
+    for words in (("--threshold", 0.5), ("--where", "side=left")):
+        assert "per side" not in dmlkit("identify", sides, "photos", *words, "--device", "cpu").ok().out
     create_gallery(Path("run"), Path("photos"), Path("folder"), model=ON_CPU)
     for words, message in (
         ((sides, "--by", "sied"), "--by sied: sides: has no column 'sied'; it has side, year, burst; did you mean"),
@@ -220,7 +216,7 @@ def test_what_calibrating_by_value_and_identify_say(sides: Path, dmlkit: Cli):
     assert none.code == 0 and "threshold of all images for 2015, 2016, 2017, 2018, 2019 and 3 more" in " ".join(
         none.out.split()
     )
-    assert "per year" not in dmlkit("identify", sides, "sides.csv", "--device", "cpu").out
+    assert "per year" not in dmlkit("identify", sides, "sides.csv", "--device", "cpu").ok().out
     assert not list(sides.glob("identification-*.json"))[2:]  # those of the sides alone
 
 
@@ -234,16 +230,10 @@ def test_tables_of_queries_and_vectors_are_limited(home: Path, dmlkit: Cli, monk
     labels, sites = [f"c{row % 3}" for row in range(12)], [["a", "b"][row // 6] for row in range(12)]
     np.savez("x.npz", x=x, label=labels, site=sites)
     np.savez("a.npz", x=x[:6], label=labels[:6])
-    limited, alone = (
-        dmlkit("eval", *words, "--metric", "map@r", "--json").json()["metrics"]
-        for words in (("x.npz", "--where", "site=a"), ("a.npz",))
-    )
-    assert limited == alone
-    for words in (
-        ("eval", "all", "--where", "side=left"),
-        ("duplicates", "all", "--threshold", 0.5, "--where", "side=left"),
-    ):
-        assert dmlkit(*words).code == 0
+    for sources in ((("x.npz", "--where", "site=a"), ("a.npz",)), (("all", "--where", "side=left"), ("left",))):
+        limited, alone = (dmlkit("eval", *words, "--metric", "map@r", "--json").json() for words in sources)
+        assert limited["metrics"] == alone["metrics"]
+    assert "16 images: " in dmlkit("duplicates", "all", "--threshold", 0.5, "--where", "side=left").ok().out
 
 
 def test_a_run_is_limited_to_rows_of_its_table(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
@@ -281,3 +271,42 @@ def test_a_run_is_limited_to_rows_of_its_table(home: Path, dmlkit: Cli, monkeypa
     text = "dataset: {name: table, file: all-split.csv, where: left}"
     with pytest.raises(UserError, match=r"dataset.where: --where 'left': got 'left'; expected COLUMN=VALUE"):
         parse_recipe(text, "recipe.yaml")
+
+
+@pytest.mark.slow
+def test_a_value_with_too_few_images_to_list_is_compared_with_all(sides: Path, dmlkit: Cli):
+    """When all but two of its images are removed, the left side has the common threshold; answers list three images."""
+    report = dmlkit("calibrate", sides, "--fpir", 0.4, "--by", "side", "--device", "cpu", "--json").json()
+    common, right = (fits["fits"][0]["threshold"] for fits in (report, report["values"]["right"]))
+    with Path("sides.csv").open() as table:
+        rows = [row for row in csv.DictReader(table) if row["side"] == "left"]
+    dmlkit("gallery", "remove", sides, *(row["path"] for row in rows[2:])).ok()
+    answers = answers_of(dmlkit, sides, "sides.csv")
+    assert common != right and {len(answer["nearest"]) for answer in answers.values()} == {3}
+    left = {str(Path(row["path"]).absolute()) for row in rows}
+    minimums = {path: answer["least_probability"] for path, answer in answers.items()}
+    assert {minimums[path] for path in minimums if str(Path(path).absolute()) in left} == {common}
+    assert {*minimums.values()} == {common, right}
+    screen = " ".join(dmlkit("identify", sides, "sides.csv", "--device", "cpu").ok().out.split())
+    assert f"by the common one: left ({len(rows)}), no side (1), top (1)" in screen
+
+
+@pytest.mark.slow
+def test_a_killed_calibration_by_value_changes_no_threshold_of_identify(
+    sides: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
+):
+    words = ("--by", "side", "--device", "cpu")
+    dmlkit("calibrate", sides, "--fpir", 0.4, *words).ok()
+    kept, written, write = (sides / "identification.json").read_bytes(), list[Path](), Identification.write
+
+    def write_or_die(calibration: Identification, path: Path) -> None:
+        if len(written) == 2:
+            raise Killed
+        written.append(path)
+        write(calibration, path)
+
+    monkeypatch.setattr(Identification, "write", write_or_die)
+    with pytest.raises(Killed):
+        calibrate_by_value(sides, "side", fpir=0.5, model=ON_CPU)
+    assert (sides / "identification.json").read_bytes() == kept and json.loads(kept)["column"] == "side"
+    assert len(written) == 2 and all("identification-" in path.name for path in written)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
 from tests.vectors.stored import EUCLIDEAN, embeddings_at
@@ -188,3 +189,27 @@ def test_equal_embeddings_are_equal_to_the_rounding_of_float32(dmlkit: Cli, tmp_
     source = embeddings_at(tmp_path / "e", points, **({"manifold": space} if space else {}))
     result = dmlkit("duplicates", source, "--threshold", 0 if space else 1)
     assert result.code == 0 and "82 images: 80 of them in 40 groups of near-duplicates" in result.out, result.out
+
+
+def test_a_source_takes_the_options_of_its_kind(run: Path, dmlkit: Cli, tmp_path: Path):
+    stored, config = tmp_path / "stored", RunFolder(run).recipe().dataset
+    dmlkit("embed", run, "--split", "test", "-o", stored, "--device", "cpu").ok()
+    train, test = (len(config.build(split)) for split in ("train", "test"))
+    assert train != test
+    options = ("--threshold", 0.99, "--split", "train", "--device", "cpu")
+    for sides, sizes in (((run, stored), (train, test)), ((stored, run), (test, train)), ((run, run), (train, train))):
+        found = re.findall(r"of (\d+) images in a, \d+ of (\d+) in b", dmlkit("duplicates", *sides, *options).ok().out)
+        assert [tuple(map(int, counts)) for counts in found] == [sizes]
+    dmlkit("duplicates", stored, stored, *options).refused("--split train: applies to a run")
+
+
+def test_a_threshold_that_nothing_reaches_is_refused_before_images_are_embedded(
+    run: Path, dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def work(*_: object) -> None:
+        raise AssertionError("the work has started")
+
+    trees.birds(tmp_path / "photos", ("crow", "dove"), 2)
+    monkeypatch.setattr("dmlkit.identify.duplicates.embedded_points", work)
+    words = ("data", "check", tmp_path / "photos", "--run", run, "--threshold", 2, "--device", "cpu")
+    dmlkit(*words).refused("--threshold 2: expected at most 1")

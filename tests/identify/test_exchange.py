@@ -147,3 +147,43 @@ def test_a_file_of_another_program_needs_its_images(tmp_path: Path):
     labels.mkdir()
     (labels / "a.txt").write_text("0 0.5 0.5 0.4 0.6\n")
     refuses(r"a MOT text needs boxes with tracks", writer_of, tmp_path / "x.txt", tmp_path / "photos", Boxes(labels))
+
+
+def test_the_names_of_labels_are_written_over_nothing_that_is_read_or_named(tmp_path: Path):
+    """A box without a track is in no line, and counted."""
+    photos(tmp_path / "frames", "clip_2.jpg", "clip_10.jpg")
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    (labels / "clip_10.txt").write_text("0 0.5 0.5 0.4 0.6 0.9\n")
+    (labels / "clip_2.txt").write_text("0 0.5 0.5 0.5 1.0 0.9 3\n")
+    boxes = Boxes(labels)
+    refuses("the names of labels are written there", writer_of, tmp_path / "Labels.txt", tmp_path / "frames", boxes)
+    (tmp_path / "out" / "labels.txt").mkdir(parents=True)
+    refuses("labels.txt: this is a folder", writer_of, tmp_path / "out" / "mot.txt", tmp_path / "frames", boxes)
+    text = written(answers("rex", "leo"), tmp_path / "mot.txt", tmp_path / "frames", boxes)
+    assert text.startswith("1 box, and") and text.endswith("; 1 box without a track left out")
+    assert [line.split(",")[1] for line in (tmp_path / "mot.txt").read_text().splitlines()] == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("o3,d1", ",d1", r"observations.csv:4: has no observationID; expected one of its own"),
+        ("o3,d1", "o1,d1", r"observations.csv:4: observationID 'o1' comes a second time; expected one of its own"),
+        ("observationID,", "name,", r"observations.csv:2: has no observationID; expected one of its own"),
+    ],
+)
+def test_observations_are_told_apart_by_their_ids(old: str, new: str, message: str, tmp_path: Path):
+    package(tmp_path / "package")
+    file = tmp_path / "package" / "observations.csv"
+    file.write_text(file.read_text().replace(old, new))
+    for images in (tmp_path / "package", file):
+        refuses(message, writer_of, tmp_path / "out" / "observations.csv", images, None)
+
+
+def test_observations_are_those_of_the_package_also_where_its_photos_have_moved(tmp_path: Path):
+    package(tmp_path / "package")
+    (tmp_path / "package" / "media").rename(tmp_path / "media")
+    moved = Boxes(root=tmp_path)
+    written(answers("rex", "leo", "rex"), tmp_path / "out" / "observations.csv", tmp_path / "package", moved)
+    assert [row["individualID"] for row in csv_rows(tmp_path / "out" / "observations.csv")][:2] == ["rex", "tom"]

@@ -12,9 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.image import VideoFrames
 from dmlkit.errors import UserError
-from dmlkit.gallery.change import create_gallery
+from dmlkit.gallery.change import add_images, create_gallery
+from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify import decisions
 from dmlkit.identify.calibrated import SIZES
@@ -27,7 +29,6 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
-from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.vectors.stored import ON_CPU
 
 DIM = 8
@@ -99,7 +100,7 @@ def test_too_few_groups_give_no_probability():
 
 
 @pytest.fixture(scope="module")
-def gallery(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def gallery(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grouped")
     for label in range(4):
         for index in range(7):
@@ -203,7 +204,7 @@ def test_a_video_needs_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         VideoFrames(tmp_path / "a.mp4")
 
 
-def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: Cli):  # noqa: F811
+def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: Cli):
     """Two frames per second, with the pixels that were written; one answer, like that of the frames as files."""
     shades = np.linspace(0, 255, 30).astype(np.uint8)
     write_video(tmp_path / "a.mp4", [np.full((32, 48, 3), shade, np.uint8) for shade in shades], rate=10)
@@ -234,11 +235,31 @@ def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: 
         frame.sample_rate = 8000
         sound.mux(stream.encode(frame))
         sound.mux(stream.encode())
-    for name, more, message in (
+    for name, more, *messages in (
         ("empty.mp4", (), "empty.mp4: cannot read this video: "),
         ("text.mkv", (), "text.mkv: cannot read this video: "),
         ("sound.mp4", (), "sound.mp4: this video has no frames"),
         ("a.mp4", ("--boxes", tmp_path / "files"), "--boxes: applies to images, but"),
-        ("a.mp4", ("--method", "vote"), "--by folder: applies to --method nearest, got --method vote"),
+        ("a.mp4", ("--column", "label=bird"), "--column: applies to images, but"),
+        ("a.mp4", ("--method", "vote"), "--method vote: ", "a.mp4 is a video, whose frames are a group; use --method"),
     ):
-        dmlkit(*words[:2], tmp_path / name, *more, "--device", "cpu").refused(message)
+        dmlkit(*words[:2], tmp_path / name, *more, "--device", "cpu").refused(*messages)
+
+
+def test_groups_are_parts_of_the_path(gallery: Path, tmp_path: Path):
+    """Of a folder and of a table, whose pattern is that of the labels too."""
+    names = ("01_cam1_0.jpg", "02_cam2_0.jpg", "01_cam1_1.jpg")
+    folder, table = trees.photos(tmp_path / "asked", names, first=8000, side=(40, 30)), tmp_path / "asked.csv"
+    table.write_text("\n".join(["path", *(f"asked/{name}" for name in names)]))
+    boxes = Boxes(columns={"label": r"(?P<label>\d\d)_(?P<group>cam\d)"})
+    single = identify(gallery / "birds", folder / names[1], model=ON_CPU).answers[0]
+    for images in (folder, table):
+        identified = identify(gallery / "birds", images, rule=LabelRule(by="group"), boxes=boxes, model=ON_CPU)
+        assert identified.neighbors.queries == ["cam1", "cam2"]
+        assert [answer.images for answer in identified.answers] == [2, 1]
+        assert identified.answers[1].score == pytest.approx(single.score, abs=1e-6)
+    add_images(birds := shutil.copytree(gallery / "birds", tmp_path / "birds"), folder, label="wren", boxes=boxes)
+    added = GalleryFolder(birds)
+    assert added.labels[-3:] == ["wren"] * 3
+    found = {Path(path).name: cell for path, cell in zip(added.paths, added.cells()["group"], strict=True) if cell}
+    assert found == {name: name[3:7] for name in names}

@@ -21,7 +21,6 @@ from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.manifest import Description, Manifest, index_of
-from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.gallery.test_index import add_points
 from tests.vectors.stored import ON_CPU
 
@@ -69,7 +68,7 @@ def decide(space: str, voting: int, points: np.ndarray, owners: list[str], query
     return winner, best[winner], best[winner] - max(score for label, score in best.items() if label != winner)
 
 
-def stocked(place: Path, folder: Path, space: str) -> tuple[np.ndarray, list[str], np.ndarray]:  # noqa: F811
+def stocked(place: Path, folder: Path, space: str) -> tuple[np.ndarray, list[str], np.ndarray]:
     """A gallery and queries; a third of the images is there twice, under another label, and some queries are images."""
     gallery, manifold = folder / "gallery", SPACES[space].build(DIM)
     create_gallery(place / "run", None, gallery, model=ON_CPU)
@@ -97,12 +96,7 @@ def stocked(place: Path, folder: Path, space: str) -> tuple[np.ndarray, list[str
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_decisions_are_those_of_numpy(
-    space: str,
-    place: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_decisions_are_those_of_numpy(space: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decisions, "FIRST", 2)  # so that it has to look further
     points, labels, queries = stocked(place, tmp_path, space)
     ties = 0

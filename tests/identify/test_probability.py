@@ -16,16 +16,12 @@ from dmlkit.identify.probability import LEAST, estimate_probability, fit_sigmoid
 from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.points import PointsInMemory
-from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.identify.test_identify_numpy import SPACES, decide, stocked
 
 
 @pytest.mark.parametrize("space", SPACES)
 def test_images_are_decided_on_without_themselves(
-    space: str,
-    place: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    space: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(decisions, "FIRST", 2)  # so that it has to look further
     points, labels, _ = stocked(place, tmp_path, space)
@@ -126,7 +122,7 @@ def test_too_few_images_give_no_probability():
         assert estimate_probability(Decider(points_of(labels), codes, "nearest")) is None
 
 
-def test_the_probability_of_an_answer_is_that_of_its_margin(place: Path, tmp_path: Path):  # noqa: F811
+def test_the_probability_of_an_answer_is_that_of_its_margin(place: Path, tmp_path: Path):
     stocked(place, tmp_path, "sphere")
     identified = identify(tmp_path / "gallery", tmp_path / "asked", rule=LabelRule(threshold=1e9))
     searched = open_points(tmp_path / "gallery")

@@ -17,7 +17,7 @@ from dmlkit.manifolds import Poincare
 from dmlkit.vectors.folder import EmbeddingFolder
 from tests.conftest import ON_THE_BALL, Cli, csv_rows
 from tests.datasets import trees
-from tests.vectors.stored import EUCLIDEAN, POINCARE, POINTS, embeddings_at, manifest
+from tests.vectors.stored import EUCLIDEAN, POINTS, embeddings_at, manifest
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,6 @@ SMALLER = {**manifest()["preprocessing"], "size": 8}
     [
         ({"model": OTHER}, "embeddings of another model (fingerprint 000000000000, "),
         ({"manifold": EUCLIDEAN}, "embeddings of another model (manifold.name: was sphere, now euclidean"),
-        ({"manifold": POINCARE}, "embeddings of another model (manifold.name: was sphere, now poincare"),
         ({"preprocessing": SMALLER}, "embeddings of another model (preprocessing.size: was 16, now 8)"),
         ({"dim": 4, "features": 4, "points": POINTS[:, :4]}, "embeddings with 4 dimensions, but "),
     ],
@@ -159,11 +158,9 @@ def test_embeddings_of_another_model_are_refused(changes: dict[str, Any], messag
 
 def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: Path):
     source = embeddings_at(tmp_path / "source")
-    for k in (0, -3):
-        dmlkit("search", source, source, "-k", k).refused(f"-k {k}: expected at least 1 neighbor")
+    dmlkit("search", source, source, "-k", 0).refused("-k 0: expected at least 1 neighbor")
     dmlkit("search", source, source, "--run", place / "run").refused("applies to an image or a folder of images, but")
     dmlkit("search", source, place / "new").refused("name the run with --run RUN")
-    dmlkit("search", source, place / "new", "--run", tmp_path).refused("no run here")
     dmlkit("search", source, place / "new", "--run", place / "run").refused("embeddings with 4 dimensions, but")
     empty = embeddings_at(tmp_path / "empty", POINTS[:0])
     dmlkit("search", empty, source).refused("is empty")
@@ -174,3 +171,15 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: 
     (tmp_path / "bad.jpg").write_bytes(b"none")
     dmlkit("search", photos, tmp_path / "bad.jpg").refused("bad.jpg: cannot read this image")
     assert "rank" not in dmlkit("search", source, empty, "-k", 1).ok().out
+
+
+def test_images_of_either_side_that_could_not_be_read_are_counted(tmp_path: Path, dmlkit: Cli):
+    """One of the source and two others; a source that is compared with itself has its own once."""
+    lines = [f"{name}.jpg: cannot read this image" for name in ("old/0", "new/1", "new/2")]
+    source = embeddings_at(tmp_path / "source", skipped=lines[:1])
+    other = embeddings_at(tmp_path / "other", skipped=lines[1:])
+    for command, *more in (["search"], ["identify"], ["select"], ["duplicates"], ["duplicates", "--threshold", 0.9]):
+        assert "3 images could not be read" in dmlkit(command, source, other, *more).ok().out, command
+        assert "1 image could not be read" in dmlkit(command, source, source, *more).ok().out, command
+    assert dmlkit("search", source, other, "--json").json()["skipped"] == lines
+    assert dmlkit("select", source, other, "--json").json()["skipped"] == lines

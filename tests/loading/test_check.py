@@ -116,9 +116,6 @@ def test_a_truncated_archive_and_a_missing_member(tmp_path: Path):
 
 
 def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
-    dmlkit("data", "check", tmp_path / "none").refused("no such file or folder")
-    for name, md5 in {"cub200": "97eceeb1", "cars196": "b407c608", "sop": "7f73d41a"}.items():
-        assert md5 in dmlkit("data", "check", tmp_path / "none", "--dataset", name).err
     result = dmlkit("data", "check", tmp_path / "none", "--dataset", "sop")
     assert result.code == 2 and "Stanford_Online_Products.zip" in result.err and "CUB" not in result.err
     dmlkit("data", "check", tmp_path / "none", "--dataset", "sob").refused(
@@ -131,9 +128,6 @@ def test_command(dmlkit, tmp_path: Path, tiny_recipe: Path):
     result = dmlkit("data", "check", tiny_recipe, "--set", f"dataset={{name: folder, root: '{root}'}}")
     assert result.code == 1 and "error: " in result.out and re.search(r"\d errors? found\n$", result.out)
     dmlkit("data", "check", root, "--set", "seed=1").refused("--set applies only to recipes")
-    (tmp_path / "table.csv").write_text("path,label\ntree/train/1/0.jpg,a\n../x.jpg,b\n")
-    result = dmlkit("data", "check", tmp_path / "table.csv")
-    assert result.code == 1 and "leads out of the root" in result.out
 
 
 def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dmlkit, tmp_path: Path):
@@ -169,7 +163,6 @@ def test_a_table_that_cannot_be_trained_on_is_an_error_u11(rows: list[tuple[str,
 
 def test_a_recipe_is_checked_with_its_own_validation_classes_u11(dmlkit, tiny_recipe: Path, tmp_path: Path):
     root = trees.presplit(tmp_path / "tree")
-    assert dmlkit("data", "check", root).code == 0
     result = dmlkit("data", "check", tiny_recipe, "--set", f"dataset={{name: folder, root: '{root}'}}")
     assert result.code == 1 and "dataset.validation_fraction: 0.1 of 2 training classes" in " ".join(result.out.split())
     ours = f"dataset={{name: folder, root: '{root}', validation_fraction: 0}}"

@@ -1,6 +1,5 @@
 """Images that could not be read: where all are, no command goes on as if there were nothing to see."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -42,12 +41,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def spoilt(trained: Path, tmp_path: Path):
+def spoilt(trained: Path):
     """The same, while no photo can be read."""
-    shutil.copytree(trained / "photos", tmp_path / "good")
     spoil(trained / "photos")
     yield trained
-    shutil.copytree(tmp_path / "good", trained / "photos", dirs_exist_ok=True)
+    photos(trained / "photos")
 
 
 def test_training_on_nothing_stops_after_an_epoch_w5(dmlkit, tmp_path: Path):

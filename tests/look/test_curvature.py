@@ -9,7 +9,7 @@ import torch
 from dmlkit.look.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.manifolds import Euclidean, Poincare
 from dmlkit.vectors.index_vectors import index_vectors
-from tests.conftest import TINY_RECIPE, refuses
+from tests.conftest import ONE_EPOCH, refuses
 
 
 def test_delta_equals_the_triple_loop():
@@ -51,12 +51,6 @@ def test_the_suggested_curvature_is_the_published_formula():
     assert Hyperbolicity([0.2, 0.28]).curvature == pytest.approx(-((0.144 / 0.24) ** 2))
 
 
-def test_scale_does_not_matter():
-    points = torch.randn(60, 4, dtype=torch.float64)
-    first, second = (hyperbolicity(Euclidean(4), scale * points, sample=40, draws=2) for scale in (1, 100))
-    assert first.mean == pytest.approx(second.mean, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("points", "message"),
     [
@@ -71,7 +65,7 @@ def test_what_has_no_delta_is_refused(points: torch.Tensor, message: str):
 def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
     recipe, run = tmp_path / "disk.yaml", tmp_path / "run"
     recipe.write_text(
-        TINY_RECIPE.replace("embedding_dim: 8", "embedding_dim: 2")
+        ONE_EPOCH.replace("embedding_dim: 8", "embedding_dim: 2")
         + "manifold: {name: poincare, curvature: -0.5, learnable_curvature: true}\nhead: {name: mobius_linear}\n"
     )
     assert dmlkit("train", recipe, "-o", run, "--device", "cpu").code == 0
@@ -90,9 +84,6 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
         assert result.code == 0 and "24 images of 4 classes" in result.out
         start = b"\x89PNG" if name.endswith("png") else b"<?xml"
         assert (tmp_path / name).read_bytes().startswith(start)
-    dmlkit("plot", "pca", run, "-o", tmp_path / "a.jpg", "--device", "cpu").refused(
-        "expected a name that ends in .png, .svg or .pdf"
-    )
 
 
 def check_manifest(embeddings, dmlkit):

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.losses.base import Loss
-from dmlkit.manifolds import Poincare
+from dmlkit.manifolds import Poincare, Sphere
 from dmlkit.manifolds.hyperbolic import Hyperbolic
 
 Naive = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -19,6 +19,23 @@ PAIR_LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 1, 0, 3, 4])  # classes of 4
 def bend(space: Hyperbolic, curvature: float) -> None:
     """Set a learned curvature, as a step of an optimizer does."""
     space.geometry.k = torch.full_like(space.geometry.k, curvature if isinstance(space, Poincare) else -1 / curvature)
+
+
+def value_and_gradient(function, x):
+    leaf = x.clone().requires_grad_()
+    value = function(leaf)
+    return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+
+def mined(miner, x, labels):
+    """The triplets (a, p, n) that a miner chooses of points on the sphere, whose rules are in contracts/test_miners."""
+    alike = labels[:, None] == labels
+    triplets = miner(Sphere(x.shape[1]).distance(x, x), alike.clone().fill_diagonal_(False), ~alike)
+    found = []
+    for a, p in triplets.keep.nonzero().tolist():
+        negatives = range(len(labels)) if triplets.negative is None else [triplets.negative[a, p].item()]
+        found += [(a, p, n) for n in negatives if labels[n] != labels[a]]
+    return found
 
 
 @pytest.fixture
@@ -93,16 +110,11 @@ def assert_equals():
     """
 
     def check(loss, oracle, embeddings, *, finite_differences=True, rtol=1e-9):
-        results = []
-        for function in (loss, oracle):
-            leaf = embeddings.clone().requires_grad_()
-            value = function(normalize(leaf, dim=1))
-            (gradient,) = torch.autograd.grad(value, leaf)
-            results.append((value.detach(), gradient))
-        (value, gradient), (expected_value, expected_gradient) = results
-        assert expected_value != 0
-        torch.testing.assert_close(value, expected_value, rtol=rtol, atol=1e-12)
-        torch.testing.assert_close(gradient, expected_gradient, rtol=rtol, atol=1e-12)
+        found, expected = (
+            value_and_gradient(lambda x, of=of: of(normalize(x, dim=1)), embeddings) for of in (loss, oracle)
+        )
+        assert expected[0] != 0
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-12)
         if finite_differences:
             leaf = embeddings.clone().requires_grad_()
             assert torch.autograd.gradcheck(lambda x: loss(normalize(x, dim=1)), leaf, fast_mode=True)

@@ -59,9 +59,11 @@ def naive_loss(
     return torch.stack(pulls).mean() + torch.stack(pushes).mean()
 
 
-@pytest.mark.parametrize("name", MANIFOLDS)
 @pytest.mark.parametrize("scope", ["grouplet", "batch"])
-@pytest.mark.parametrize(("batch", "group_size"), [(12, 4), (10, 4), (3, 4), (9, 1), (13, 8)])
+@pytest.mark.parametrize(
+    ("name", "batch", "group_size"),
+    [("sphere", 12, 4), ("negative distance", 10, 4), ("sphere", 3, 4), ("sphere", 9, 1), ("sphere", 13, 8)],
+)
 def test_equals_the_paper(name: str, scope: str, batch: int, group_size: int):
     manifold = MANIFOLDS[name]()
     loss = grouplet(manifold, scope=scope, group_size=group_size, scale=3.0)
@@ -167,12 +169,6 @@ def test_exact_and_the_papers_programme_agree():
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_a_batch_that_is_not_finite_reaches_the_trainer():
-    similarity = torch.full((4, 4), math.nan)
-    group = TransportWeights().solve(torch.arange(4)[None], similarity, torch.arange(4))
-    assert group.plan.isfinite().all() and group.similarity.isnan().all()
-
-
 def test_recipe_options():
     config = Grouplet.Config.model_validate({"solver": {"name": "quadratic", "regularization": 0.1}, "group_size": 8})
     loss = config.build(Sphere(DIM), CLASSES)
@@ -203,3 +199,4 @@ def test_a_similarity_that_is_not_finite_costs_nothing_and_the_solver_does_not_f
     expected = torch.zeros(4, 4, dtype=torch.float64)
     expected[linear_sum_assignment(cost)] = 1
     torch.testing.assert_close(found.plan[0], expected)
+    assert torch.equal(found.similarity[0].isfinite(), similarity.isfinite())

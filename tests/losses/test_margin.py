@@ -6,6 +6,7 @@ from pytorch_metric_learning.losses import MarginLoss
 from dmlkit.losses import Margin
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.miners import All, DistanceWeighted, SemiHard
+from tests.losses.conftest import mined
 
 
 def naive(x, labels, triplets, margin, beta):
@@ -17,15 +18,6 @@ def naive(x, labels, triplets, margin, beta):
     return sum(terms) / sum(term > 0 for term in terms)
 
 
-def as_list(triplets, labels):
-    """The triplets that a miner chose, one by one."""
-    found = []
-    for a, p in triplets.keep.nonzero().tolist():
-        negatives = range(len(labels)) if triplets.negative is None else [triplets.negative[a, p].item()]
-        found += [(a, p, n) for n in negatives if labels[n] != labels[a]]
-    return found
-
-
 @pytest.mark.parametrize("kind", ["all", "semi_hard", "distance_weighted"])
 def test_equals_the_loop_over_triplets(pair_batch, assert_equals, kind):
     x, labels = pair_batch
@@ -34,9 +26,8 @@ def test_equals_the_loop_over_triplets(pair_batch, assert_equals, kind):
     loss = Margin(sphere, num_classes=5, miner=miner).double()
     with torch.no_grad():
         loss.beta.copy_(torch.linspace(0.9, 1.3, 5))
-    alike = labels[:, None] == labels
     torch.manual_seed(0)
-    chosen = as_list(miner(sphere.distance(x, x), alike.clone().fill_diagonal_(False), ~alike), labels)
+    chosen = mined(miner, x, labels)
 
     def ours(x):
         torch.manual_seed(0)
@@ -65,8 +56,3 @@ def test_boundary_is_a_constant_on_request():
     loss = Margin(Sphere(3), 4, learn_beta=False)
     assert not loss.beta.requires_grad
     assert "beta" in loss.state_dict()
-
-
-def test_default_miner_needs_the_sphere():
-    with pytest.raises(ValueError, match="expected Sphere, because it weights a negative by the density"):
-        Margin(Euclidean(3), 4)

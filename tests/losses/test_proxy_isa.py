@@ -104,9 +104,15 @@ def a_batch(seed: int, proxies: Tensor, size: int = 9) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("positive", "negative"), [("none", "none"), ("none", "1/E"), ("1/E", "1/E"), ("v", "1/E"), ("sigma", "1/E")]
+    ("positive", "negative", "size", "chunk_size"),
+    [
+        ("none", "none", 1024, None),
+        ("none", "1/E", 7, 4),
+        ("1/E", "1/E", 1024, None),
+        ("v", "1/E", 7, 4),
+        *(("sigma", "1/E", *sizes) for sizes in ((1024, None), (7, 4))),
+    ],
 )
-@pytest.mark.parametrize(("size", "chunk_size"), [(1024, None), (7, 4)])
 def test_the_columns_of_table_3_over_a_training_run(positive: str, negative: str, size: int, chunk_size: int | None):
     torch.manual_seed(0)
     loss = ProxyISA(
@@ -171,13 +177,12 @@ def test_a_batch_of_one_class_has_no_images_of_others():
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [1024, 7])
-def test_the_weights_on_proxy_nca(size: int):
+def test_the_weights_on_proxy_nca():
     torch.manual_seed(0)
-    options = InformativeOptions.Config(volume=V, memory_size=size)
+    options = InformativeOptions.Config(volume=V, memory_size=7)
     loss = ProxyNCA.Config(scale=5.0, informative=options).build(Sphere(DIM), CLASSES).double()
     plain = ProxyNCA(Sphere(DIM), CLASSES, scale=5.0).double()
-    naive, weighted = Naive("sigma", "1/E", size), 0
+    naive, weighted = Naive("sigma", "1/E", 7), 0
     for seed in range(16):
         loss.set_epoch(seed // 4)
         naive.epoch = seed // 4

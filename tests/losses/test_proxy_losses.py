@@ -1,6 +1,6 @@
 """Losses over proxies: loops straight from the papers, and pytorch-metric-learning with the same proxies."""
 
-from math import degrees, exp, log
+from math import degrees
 
 import pytest
 import torch
@@ -107,41 +107,41 @@ EQUATIONS = {
     "norm_softmax": (
         lambda tau, **options: NormSoftmax(SPHERE, 6, temperature=tau, **options),
         lambda x, y, p, tau: margin_softmax(x, y, p, rows(0.0), kind="cos", scale=1 / tau),
-        [(0.05,), (1.0,)],
+        [(0.3,)],
     ),
     "cosface": (
         lambda scale, margin, **options: CosFace(SPHERE, 6, scale=scale, margin=margin, **options),
         lambda x, y, p, scale, margin: margin_softmax(x, y, p, rows(margin), kind="cos", scale=scale),
-        [(64.0, 0.35), (3.0, 0.0)],
+        [(3.0, 0.2)],
     ),
     "arcface": (
         lambda scale, margin, centers, **options: ArcFace(
             SPHERE, 6, scale=scale, margin=margin, centers_per_class=centers, **options
         ),
         lambda x, y, p, scale, margin, _: margin_softmax(x, y, p, rows(margin), kind="arc", scale=scale),
-        [(64.0, 0.5, 1), (64.0, 0.5, 3), (3.0, 2.0, 1), (3.0, 2.0, 3)],
+        [(64.0, 0.5, 3), (3.0, 2.0, 1)],
     ),
     "proxy_anchor": (
         lambda alpha, delta, **options: ProxyAnchor(SPHERE, 6, scale=alpha, margin=delta, **options),
         proxy_anchor,
-        [(32.0, 0.1), (4.0, 0.0), (1.0, 0.5)],
+        [(4.0, 0.5)],
     ),
     "proxy_nca": (  # 1 - |x - p|^2 / 2 to the loss: the paper's has half the scale
         of_proxy_nca,
         lambda x, y, p, positive, squared: proxy_nca(x, y, p, 2.5 if squared else 5.0, positive, squared),
-        [(positive, squared) for positive in (True, False) for squared in (True, False)],
+        [(True, True), (False, False)],
     ),
     "mpa": (
         lambda kind, each, **options: MPA(SPHERE, 6, proxies_per_class=each, class_similarity=kind, **options),
         mpa,
-        [(kind, each) for kind in ("softmax", "max", "mean") for each in (1, 2, 4)],
+        [("softmax", 4), ("max", 2), ("mean", 1)],
     ),
     "soft_triple": (
         lambda tau, each, **options: SoftTriple(
             SPHERE, 6, centers_per_class=each, regularizer_weight=tau, scale=20.0, gamma=0.1, margin=0.01, **options
         ),
         soft_triple,
-        [(tau, each) for tau in (0.0, 0.2, 1.0) for each in (1, 2, 4)],
+        [(0.0, 2), (0.2, 1), (1.0, 4)],
     ),
 }
 
@@ -197,18 +197,6 @@ def test_peer(agree_with_peer, name: str):
     agree_with_peer(build().double(), peer, getattr(peer, weight), as_theirs)
 
 
-def test_equal_centers_are_one_center(batch):
-    features, labels = batch
-    one, three = ArcFace(SPHERE, 6).double(), ArcFace(SPHERE, 6, centers_per_class=3).double()
-    three.proxies.data.copy_(one.proxies.data[:, None].expand(-1, 3, -1))
-    values = [loss(SPHERE.from_features(features), labels) for loss in (one, three)]
-    torch.testing.assert_close(*values, rtol=1e-12, atol=0)
-    (of_one,), (of_three,) = (
-        torch.autograd.grad(value, loss.proxies) for value, loss in zip(values, (one, three), strict=True)
-    )
-    torch.testing.assert_close(of_three.sum(1), of_one, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("cosine", [1.0, -1.0])
 def test_the_gradient_of_arcface_is_finite_on_the_proxy_and_opposite_to_it(cosine: float):
     loss = ArcFace(Sphere(2), 2)
@@ -218,20 +206,10 @@ def test_the_gradient_of_arcface_is_finite_on_the_proxy_and_opposite_to_it(cosin
     assert points.grad is not None and points.grad.isfinite().all()
 
 
-def test_proxy_nca_over_negatives_only_can_be_negative_and_needs_two_classes():
-    loss = ProxyNCA(Sphere(2), 2, scale=1.0, positive_in_denominator=False)
-    loss.proxies.data.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-    assert loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item() == pytest.approx(-2)
+def test_proxy_nca_over_negatives_only_needs_two_classes():
     with pytest.raises(ValueError, match="positive_in_denominator=False needs at least 2 classes, got 1"):
         ProxyNCA(Sphere(2), 1, positive_in_denominator=False)
     assert ProxyNCA(Sphere(2), 1)(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item() == 0
-
-
-def test_proxy_anchor_of_one_image_on_its_proxy_in_closed_form():
-    loss = ProxyAnchor(Sphere(2), 2, scale=2.0, margin=0.25).double()
-    loss.proxies.data.copy_(torch.eye(2))
-    value = loss(torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([0]))
-    assert value.item() == pytest.approx(log(1 + exp(-1.5)) + log(1 + exp(0.5)) / 2, rel=1e-12)
 
 
 def test_frozen_parts_get_no_gradient_and_change_no_other():

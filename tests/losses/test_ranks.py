@@ -1,5 +1,7 @@
 """Losses over ranks: loops straight from the papers, peers, and what they share: chunks, memory, nothing to order."""
 
+from functools import partial
+
 import pytest
 import torch
 from pytorch_metric_learning.losses import SmoothAPLoss
@@ -9,25 +11,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dmlkit.losses import ROADMAP, CrossBatchMemory, RecallSurrogate, SmoothAP, SupCon, ranks
 from dmlkit.losses.pair_loss import Pairs
 from dmlkit.manifolds import Sphere
+from tests.losses.conftest import value_and_gradient
 
 LOSSES = [SmoothAP, RecallSurrogate, ROADMAP]
 
 
-def value_and_gradient(loss, x, labels):
-    leaf = x.clone().requires_grad_()
-    value = loss(leaf, labels)
-    return value.detach(), torch.autograd.grad(value, leaf)[0]
+def average_precisions(x, labels):
+    """Of each query that has a positive."""
+    found = []
+    for q in range(len(x)):
+        order = [i for i in (x @ x[q]).argsort(descending=True).tolist() if i != q]
+        hits = [place for place, i in enumerate(order, start=1) if labels[i] == labels[q]]
+        found += [sum(count / place for count, place in enumerate(hits, start=1)) / len(hits)] if hits else []
+    return torch.tensor(found, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1e-4])  # the second has differences at which sigmoids are 0
 @pytest.mark.parametrize("kind", LOSSES)
 def test_neither_chunks_nor_a_list_of_positives_change_the_loss(pair_batch, kind, temperature, monkeypatch):
-    loss = kind(Sphere(4), temperature=temperature)
-    expected = value_and_gradient(loss, *pair_batch)
+    x, labels = pair_batch
+    loss = partial(kind(Sphere(4), temperature=temperature), labels=labels)
+    expected = value_and_gradient(loss, x)
     monkeypatch.setattr(ranks, "CHUNK", 50)  # 4 pairs of 12 columns
-    torch.testing.assert_close(value_and_gradient(loss, *pair_batch), expected)
+    torch.testing.assert_close(value_and_gradient(loss, x), expected)
     monkeypatch.setattr(ranks, "may_list", lambda positive: False)  # as a GPU for small batches
-    torch.testing.assert_close(value_and_gradient(loss, *pair_batch), expected)
+    torch.testing.assert_close(value_and_gradient(loss, x), expected)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -45,7 +53,7 @@ def test_no_tensor_is_larger_than_the_pairs_or_a_chunk(kind, monkeypatch):
     monkeypatch.setattr(ranks, "CHUNK", 2**15)
     points, labels = normalize(torch.randn(240, 4), dim=1), torch.arange(240) // 8
     with Largest() as largest:
-        value_and_gradient(kind(Sphere(4)), points, labels)
+        value_and_gradient(partial(kind(Sphere(4)), labels=labels), points)
     assert largest.numel == 240 * 240  # 1 680 positives x 240 columns would be 403 200
 
 
@@ -53,7 +61,7 @@ def test_no_tensor_is_larger_than_the_pairs_or_a_chunk(kind, monkeypatch):
 @pytest.mark.parametrize("labels", [[0, 0, 0, 0], [0, 1, 2, 3], [0]], ids=["one class", "no pair", "one image"])
 def test_without_anything_to_order_loss_and_gradient_are_0(kind, labels):
     points = normalize(torch.randn(len(labels), 4), dim=1)
-    value, gradient = value_and_gradient(kind(Sphere(4)), points, torch.tensor(labels))
+    value, gradient = value_and_gradient(partial(kind(Sphere(4)), labels=torch.tensor(labels)), points)
     assert value == 0 and not gradient.any()
 
 
@@ -73,23 +81,10 @@ def naive(x, labels, tau):
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("tau", [0.01, 0.2])
-def test_equals_the_triple_loop(pair_batch, assert_equals, tau):
-    x, labels = pair_batch
-    loss = SmoothAP(Sphere(4), temperature=tau)
-    assert_equals(lambda x: loss(x, labels), lambda x: naive(x, labels, tau), x)
-
-
 def test_narrow_sigmoids_give_the_average_precision(pair_batch):
     x, labels = pair_batch
-    losses = []
-    for q in range(len(x)):
-        order = [i for i in (x @ x[q]).argsort(descending=True).tolist() if i != q]
-        hits = [place for place, i in enumerate(order, start=1) if labels[i] == labels[q]]
-        if hits:
-            losses.append(1 - sum(count / place for count, place in enumerate(hits, start=1)) / len(hits))
     value = SmoothAP(Sphere(4), temperature=1e-6)(x, labels)
-    torch.testing.assert_close(value, torch.tensor(losses, dtype=torch.float64).mean())
+    torch.testing.assert_close(value, 1 - average_precisions(x, labels).mean())
 
 
 def test_equals_pytorch_metric_learning(assert_equals):
@@ -130,39 +125,15 @@ def naive_roadmap(x, labels, tau, rho, delta, weight, alpha, beta):
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize(
-    ("tau", "rho", "delta", "weight", "alpha", "beta"),
-    [(0.01, 100.0, 0.05, 0.5, 0.9, 0.6), (0.2, 3.0, 0.4, 0.0, 0.9, 0.6), (0.2, 3.0, 0.4, 0.9, 0.3, 0.1)],
-)
-def test_roadmap_equals_the_triple_loop(pair_batch, assert_equals, tau, rho, delta, weight, alpha, beta):
-    x, labels = pair_batch
-    loss = ROADMAP(
-        Sphere(4),
-        temperature=tau,
-        slope=rho,
-        sigmoid_end=delta,
-        calibration_weight=weight,
-        positive_threshold=alpha,
-        negative_threshold=beta,
-    )
-    options = tau, rho, delta, weight, alpha, beta
-    assert_equals(lambda x: loss(x, labels), lambda x: naive_roadmap(x, labels, *options), x)
-
-
 def test_bounds_the_average_precision():
     """Without calibration it is at least 1 - AP, which no sigmoid promises."""
     labels, above = torch.arange(30) // 3, 0
     loss = ROADMAP(Sphere(3), calibration_weight=0.0)
     for seed in range(5):
         x = normalize(torch.randn(30, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=1)
-        precisions = []
-        for q in range(30):
-            order = [i for i in (x @ x[q]).argsort(descending=True).tolist() if i != q]
-            hits = [place for place, i in enumerate(order, start=1) if labels[i] == labels[q]]
-            precisions += [count / place for count, place in enumerate(hits, start=1)]
-        exact = 1 - sum(precisions) / len(precisions)
-        assert loss(x, labels) >= exact
-        above += float(loss(x, labels)) - exact
+        value, exact = float(loss(x, labels)), 1 - float(average_precisions(x, labels).mean())
+        assert value >= exact
+        above += value - exact
     assert 0 < above / 5 < 0.5
 
 
@@ -182,13 +153,26 @@ def naive_recall_surrogate(x, labels, at, tau_1, tau_2):
     return sum(losses) / len(losses)
 
 
+ROADMAP_KEYS = "temperature slope sigmoid_end calibration_weight positive_threshold negative_threshold"
+LOOPS = [  # loss, loop, and options in the loop's order
+    (SmoothAP, naive, "temperature", [(0.01,), (0.2,)]),
+    (ROADMAP, naive_roadmap, ROADMAP_KEYS, [(0.01, 100.0, 0.05, 0.5, 0.9, 0.6), (0.2, 3.0, 0.4, 0.9, 0.3, 0.1)]),
+    (
+        RecallSurrogate,
+        naive_recall_surrogate,
+        "at rank_temperature temperature",
+        [((1, 2, 4, 8, 16), 1.0, 0.01), ((1,), 0.3, 0.2), ((2, 3), 9.0, 0.1)],
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("at", "tau_1", "tau_2"), [((1, 2, 4, 8, 16), 1.0, 0.01), ((1,), 0.3, 0.2), ((2, 3), 9.0, 0.1)]
+    ("kind", "loop", "keys", "values"), [(*case, values) for *case, every in LOOPS for values in every]
 )
-def test_recall_surrogate_equals_the_triple_loop(pair_batch, assert_equals, at, tau_1, tau_2):
+def test_equals_the_triple_loop(pair_batch, assert_equals, kind, loop, keys, values):
     x, labels = pair_batch
-    loss = RecallSurrogate(Sphere(4), at=at, rank_temperature=tau_1, temperature=tau_2)
-    assert_equals(lambda x: loss(x, labels), lambda x: naive_recall_surrogate(x, labels, at, tau_1, tau_2), x)
+    loss = kind(Sphere(4), **dict(zip(keys.split(), values, strict=True)))
+    assert_equals(lambda x: loss(x, labels), lambda x: loop(x, labels, *values), x)
 
 
 def test_narrow_sigmoids_give_the_recall(pair_batch):

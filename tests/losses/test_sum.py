@@ -15,24 +15,16 @@ from dmlkit.manifolds import ManifoldConfig, Poincare, Sphere
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import draw_proxies
-from dmlkit.training.train import train
 from tests.conftest import refuses
-from tests.training.test_tuning import Stopper
+from tests.training.test_tuning import Stopper, trained
 
 LABELS = torch.tensor([0, 1, 1, 2, 0, 2])
-RECIPE = """\
-dataset: {name: glyphs, classes: 24, images_per_class: 10, size: 16}
-transform: {name: plain, size: 16}
-backbone: {name: small_cnn, width: 4}
-embedding_dim: 8
-loss:
-  name: sum
-  losses: [{name: arcface, scale: 8}, {name: triplet}, {name: triplet, smooth: true}]
-  weights: [1, 2, 0.5]
-sampler: {name: class_balanced, classes_per_batch: 4, images_per_class: 4}
-training: {epochs: 2}
-metrics: [map@r]
-"""
+LOSSES = "[{name: arcface, scale: 8}, {name: triplet}, {name: triplet, smooth: true}]"
+CHANGES = (
+    f"loss={{name: sum, losses: {LOSSES}, weights: [1, 2, 0.5]}}",
+    "sampler={name: class_balanced, classes_per_batch: 2, images_per_class: 4}",
+    "training.epochs=2",
+)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +72,13 @@ def test_one_loss_of_weight_1_is_the_loss_to_the_bit():
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sum") / "run"
-    train(parse_recipe(RECIPE, "recipe.yaml"), folder, device="cpu")
-    return folder
+    return trained(folder, *CHANGES)
 
 
 def test_the_terms_of_an_epoch_add_up_to_its_loss(whole: Path):
-    for row in RunFolder(whole).read_metrics():
+    rows = RunFolder(whole).read_metrics()
+    assert len(rows) == 2
+    for row in rows:
         terms = row.terms or {}
         assert list(terms) == ["arcface", "triplet", "triplet_2"]
         assert row.loss == pytest.approx(terms["arcface"] + 2 * terms["triplet"] + 0.5 * terms["triplet_2"])
@@ -93,8 +86,8 @@ def test_the_terms_of_an_epoch_add_up_to_its_loss(whole: Path):
 
 def test_a_run_stopped_within_an_epoch_writes_the_same_terms(whole: Path, tmp_path: Path):
     with pytest.raises(TrainingStoppedError, match="in epoch 1"):
-        train(parse_recipe(RECIPE, "r.yaml"), tmp_path / "cut", device="cpu", progress=Stopper(0, last=False))
-    train(parse_recipe(RECIPE, "r.yaml"), tmp_path / "cut", device="cpu", resume=True)
+        trained(tmp_path / "cut", *CHANGES, progress=Stopper(0, last=False))
+    trained(tmp_path / "cut", *CHANGES, resume=True)
     rows = [RunFolder(run).read_metrics() for run in (whole, tmp_path / "cut")]
     assert [row.terms for row in rows[0]] == [row.terms for row in rows[1]]
 

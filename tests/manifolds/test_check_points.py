@@ -34,7 +34,7 @@ def off_by_closed_form(manifold: Manifold, points: Tensor) -> np.ndarray:
             return np.zeros(len(x))
 
 
-@pytest.mark.parametrize("dim", [2, 64, 2048])
+@pytest.mark.parametrize("dim", [2, 2048])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_all_that_we_make_are_points_from_the_origin_to_the_edge(dim: int, dtype: torch.dtype):
     """Also where they were kept in half precision in between, and read as float32."""
@@ -73,8 +73,7 @@ def test_the_boundary_of_the_ball_is_outside(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize(
-    ("manifold", "value"),
-    [*product(manifolds(3), [np.nan]), *product([Sphere(3), Euclidean(3), Poincare(3), Lorentz(3)], [np.inf, -np.inf])],
+    ("manifold", "value"), list(product([Sphere(3), Euclidean(3), Poincare(3), Lorentz(3)], [np.nan, np.inf, -np.inf]))
 )
 def test_the_first_faulty_row_of_all_blocks_is_named(manifold: Manifold, value: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(base, "ROWS", 3)

@@ -1,7 +1,5 @@
 """Hyperbolic space against mpmath, geoopt and itself in the other model."""
 
-from itertools import pairwise
-
 import geoopt
 import mpmath
 import pytest
@@ -104,8 +102,7 @@ def test_flat_space_is_the_limit(dtype: torch.dtype):
             manifold = model(5, curvature=curvature, clip_distance=None).to(dtype)
             bent = manifold.distance(manifold.from_features(x), manifold.from_features(y))
             errors.append(((bent - flat).abs() / flat).max().item())
-        assert all(later < 0.05 * earlier for earlier, later in pairwise(errors[:2]))
-        assert errors[-1] < 1e-5
+        assert errors[1] < 0.05 * errors[0] and errors[2] < 1e-5
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -113,11 +110,9 @@ def test_cosine_of_the_log_maps_is_the_feature_cosine_after_the_exponential_map_
     """log0(exp0(v)) = v: the Grouplet similarity without a Möbius layer is the Euclidean cosine."""
     manifold = model(8, similarity="origin_cosine", clip_distance=None).double()
     x, y = random(10, 8), random(11, 8, seed=1)
-    euclidean = Euclidean(8, similarity="cosine").similarity(x, y)
-    assert torch.allclose(manifold.similarity(manifold.from_features(x), manifold.from_features(y)), euclidean)
-    theirs = geoopt.PoincareBall(c=torch.tensor(1.0, dtype=torch.float64))
-    logs = theirs.logmap0(theirs.expmap0(x)), theirs.logmap0(theirs.expmap0(y))
-    assert torch.allclose(torch.cosine_similarity(logs[0][:, None], logs[1], dim=-1), euclidean, atol=1e-5)
+    cosines = torch.cosine_similarity(x[:, None], y, dim=-1)
+    assert torch.allclose(manifold.similarity(manifold.from_features(x), manifold.from_features(y)), cosines)
+    assert torch.allclose(Euclidean(8, similarity="cosine").similarity(x, y), cosines)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -263,7 +258,6 @@ def test_a_projection_onto_the_sheet_keeps_what_is_near_and_shortens_what_is_far
         ({"curvature": 0.0}, "curvature: got 0.0, expected less than 0"),
         ({"curvature": float("nan")}, "curvature: got nan, expected"),
         ({"clip_distance": 0.0}, "clip_distance: got 0.0, expected greater than 0"),
-        ({"similarity": "cosine"}, "similarity: got 'cosine', expected 'negative_distance'"),
     ],
 )
 def test_impossible_options_are_refused(model: type[Manifold], options: dict[str, object], message: str):

@@ -42,26 +42,15 @@ def test_information_against_counts_and_scikit_learn(items):
 
 @settings(deadline=None, max_examples=40)
 @given(partitions)
-def test_rand_index_against_all_pairs(items):
+def test_rand_index_and_f1_against_all_pairs(items):
     pairs = list(combinations(items, 2))
     same_class = sum(a[0] == b[0] for a, b in pairs)
     same_cluster = sum(a[1] == b[1] for a, b in pairs)
-    both = sum(a == b for a, b in pairs)
+    both, total = sum(a == b for a, b in pairs), same_class + same_cluster
     chance = same_class * same_cluster / len(pairs) if pairs else 0.0
-    room = (same_class + same_cluster) / 2 - chance
+    room = total / 2 - chance
     labels, clusters = (torch.tensor(column) for column in zip(*items, strict=True))
     assert AriConfig().agreement(labels, clusters) == pytest.approx((both - chance) / room if room else 1.0, abs=1e-12)
-
-
-@settings(deadline=None, max_examples=40)
-@given(partitions)
-def test_f1_against_all_pairs(items):
-    pairs = list(combinations(items, 2))
-    same_class = [a[0] == b[0] for a, b in pairs]
-    same_cluster = [a[1] == b[1] for a, b in pairs]
-    both = sum(x and y for x, y in zip(same_class, same_cluster, strict=True))
-    total = sum(same_class) + sum(same_cluster)
-    labels, clusters = (torch.tensor(column) for column in zip(*items, strict=True))
     assert F1Config().agreement(labels, clusters) == pytest.approx(2 * both / total if total else 1.0)
 
 
@@ -117,13 +106,14 @@ def test_restarts_and_seeds():
     points = blobs(30, 10, 1.0)
     one, again = (kmeans(points, 30, seed=3) for _ in range(2))
     assert torch.equal(one.assignments, again.assignments)
-    assert kmeans(points, 30, seed=3, restarts=6).inertia <= one.inertia
+    inertias = [[kmeans(points, 30, seed=seed, restarts=count).inertia for count in (1, 6)] for seed in range(5)]
+    assert all(best <= first for first, best in inertias) and any(best < first for first, best in inertias)
 
 
 DRAWS = 1000
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("scale", [1.0, 1e-30])
 def test_seeds_follow_the_squared_distances(scale):
     """The second and third seed of five points on a line, by chi-square against their exact probabilities; also where
     float32 holds no square of them."""

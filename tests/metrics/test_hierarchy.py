@@ -136,19 +136,6 @@ def test_one_level_gives_the_plain_metrics():
     assert retrieval_metrics(points, {"class": labels}, metrics=["h_ap"])["h_ap"] == pytest.approx(plain["h_ap"])
 
 
-def test_an_error_within_the_genus_costs_less_than_one_outside():
-    """The figure of the paper's introduction in small: two lists of equal AP."""
-    labels = {"genus": [0, 0, 0, 1, 1, 2], "species": [0, 0, 1, 2, 2, 3]}
-    near = [[0.0], [2.0], [1.0], [9.0], [9.5], [20.0]]
-    far = [[0.0], [2.0], [20.0], [9.0], [9.5], [1.0]]
-    found = [
-        score_retrieval(Labeled(points, labels), manifold=Euclidean(1), metrics=["h_ap", "mrr"]).per_query
-        for points in (near, far)
-    ]
-    assert found[0]["mrr"][0] == found[1]["mrr"][0]
-    assert found[0]["h_ap"][0] > found[1]["h_ap"][0]
-
-
 def test_metrics_of_points_are_those_of_the_level():
     points = torch.randn(60, 4)
     species = torch.arange(60) % 6

@@ -48,7 +48,6 @@ ZERO[3] = ZERO[6] = 0
         ((POINTS * 1e25, LABELS), {"manifold": Sphere(4)}, "embeddings: row 0: its length is "),
         ((POINTS, LABELS), {"metrics": []}, "expected at least one metric"),
         ((POINTS, LABELS), {"metrics": ["recall@0"]}, "'recall@0': k must be at least 1, got 0"),
-        ((POINTS, LABELS), {"metrics": ["recall@-3"]}, "'recall@-3': k must be at least 1, got -3"),
         ((POINTS, LABELS), {"metrics": [f"recall@{10**20}"]}, f"'recall@{10**20}': k must fit into 64 bits"),
         ((POINTS, LABELS), {"metrics": ["recall@²"]}, "unknown metric 'recall@²'"),
         ((POINTS, LABELS), {"metrics": ["recal@1"]}, "unknown metric 'recal@1'; expected one of ami, ari, auroc"),
@@ -71,14 +70,11 @@ def test_score_retrieval_takes_labeled_sides():
         score_retrieval(Labeled(POINTS, LABELS, LABELS))
 
 
-def test_read_only_and_half_precision_arrays():
-    array = POINTS.numpy().astype(np.float16)
-    array.flags.writeable = False
-    assert retrieval_metrics(array, LABELS) == retrieval_metrics(POINTS, LABELS)
-
-
-def test_big_endian_arrays_are_read():
-    assert retrieval_metrics(POINTS.numpy().astype(">f4"), LABELS) == retrieval_metrics(POINTS, LABELS)
+def test_read_only_half_precision_and_big_endian_arrays_are_read():
+    half, other = POINTS.numpy().astype(np.float16), POINTS.numpy().astype(">f4")
+    half.flags.writeable = False
+    expected = retrieval_metrics(POINTS, LABELS)
+    assert retrieval_metrics(half, LABELS) == retrieval_metrics(other, LABELS) == expected
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-7, 3e19, 1e38])

@@ -51,14 +51,6 @@ def test_equals_loops_over_sets_of_labels(backend: str, monkeypatch: pytest.Monk
     assert figures == pytest.approx(naive(points, matrix, items, labels, hidden), abs=1e-9)
 
 
-def test_one_label_each_gives_the_plain_metrics():
-    points, _ = random_items(2, 30)
-    labels = torch.arange(30) % 4
-    matrix = torch.nn.functional.one_hot(labels).bool()
-    options = {"manifold": Euclidean(2), "metrics": list(NAMES)}
-    assert retrieval_metrics(points, matrix, **options) == retrieval_metrics(points, labels, **options)
-
-
 @pytest.mark.parametrize(
     ("matrix", "gallery", "metrics", "said"),
     [
@@ -156,7 +148,7 @@ def sides(seed: int, *, has_ties: bool) -> tuple[Labeled, Labeled]:
 
 @pytest.mark.parametrize("ties", ["expected", "pessimistic"])
 @pytest.mark.parametrize("has_ties", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_against_all_draws(seed, has_ties, ties, monkeypatch):
     monkeypatch.setattr(single_shot, "BLOCK_ENTRIES", 3 * 13)  # blocks of 3 queries or fewer
     queries, gallery = sides(seed, has_ties=has_ties)

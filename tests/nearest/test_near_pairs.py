@@ -59,9 +59,8 @@ def scipy_groups(points: torch.Tensor, threshold: float) -> set[frozenset[int]]:
 
 
 @pytest.mark.parametrize("threshold", [-0.1, -0.4, -0.9, -2.0])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_groups_are_those_of_scipy(threshold: float, seed: int):
-    points = torch.randn(600, 3, generator=torch.Generator().manual_seed(seed))
+def test_groups_are_those_of_scipy(threshold: float):
+    points = torch.randn(600, 3, generator=torch.Generator().manual_seed(0))
     groups = complete_groups(near_pairs(Euclidean(3), points, None, threshold), len(points))
     assert {frozenset(group.tolist()) for group in groups} == scipy_groups(points, threshold)
     assert [int(group[0]) for group in groups] == sorted(int(group[0]) for group in groups)
@@ -89,8 +88,8 @@ def test_without_pairs_there_is_no_group():
     assert complete_groups(near_pairs(Sphere(2), points, None, 0.9), 2) == []
 
 
-@pytest.mark.parametrize("manifold", [Sphere(4), Euclidean(4), Lorentz(4)], ids=lambda one: type(one).__name__)
-def test_neighbors_are_those_of_all_pairs(manifold: Manifold):
+def test_neighbors_are_those_of_all_pairs():
+    manifold = Lorentz(4)
     points = manifold.from_features(torch.randn(300, 4, generator=torch.Generator().manual_seed(0)))
     exact = manifold.paired_similarity(points.double()[:, None], points.double()).fill_diagonal_(-torch.inf)
     assert torch.equal(neighbors_of(manifold, points, 7).indices, exact.argsort(1, descending=True)[:, :7])

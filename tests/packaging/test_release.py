@@ -18,6 +18,7 @@ from tests.conftest import ONE_EPOCH, ROOT, Cli
 from tests.packaging.conftest import needed
 
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def read(path: Path) -> Any:
@@ -25,9 +26,8 @@ def read(path: Path) -> Any:
 
 
 def test_all_files_have_one_version():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    assert read(ROOT / "CITATION.cff")["version"] == declared
-    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[1] == declared
+    assert read(ROOT / "CITATION.cff")["version"] == PROJECT["version"]
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[1] == PROJECT["version"]
 
 
 def test_workflows_call_targets_of_the_makefile_and_have_no_secrets():
@@ -51,10 +51,9 @@ def test_only_the_job_that_publishes_may_ask_for_a_token_of_the_index():
 
 
 def test_the_container_installs_extras_that_exist_and_copies_only_what_the_build_needs():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     text = (ROOT / "Dockerfile").read_text("utf-8")
     extras = re.findall(r"'\.\[(.+)\]'", text)[0].split(",")
-    assert set(extras) <= set(project["optional-dependencies"])
+    assert set(extras) <= set(PROJECT["optional-dependencies"])
     copied = [name for line in re.findall(r"^COPY (?!--from)(.+)", text, re.MULTILINE) for name in line.split()[:-1]]
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
     assert sorted(copied) == sorted(kept) and all((ROOT / name).exists() for name in copied)
@@ -96,9 +95,10 @@ def test_a_recipe_that_editors_know_gives_its_run_the_plain_name(tmp_path, monke
 LOCK = (ROOT / "requirements.lock").read_text("utf-8")
 
 
-def extras_of_the_lock() -> list[str]:
-    """The extras that `make lock` and `make setup` take."""
-    return re.findall(r"^EXTRAS := (.+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)[0].split(",")
+def required() -> list[str]:
+    """The requirements of dmlkit and of the extras that `make lock` and `make setup` take."""
+    extras = re.findall(r"^EXTRAS := (.+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)[0].split(",")
+    return [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
 
 
 def locked() -> dict[str, Version]:
@@ -108,9 +108,7 @@ def locked() -> dict[str, Version]:
 
 
 def test_the_lock_has_each_requirement_in_an_allowed_version_with_hashes_and_without_addresses():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = [line for extra in extras_of_the_lock() for line in project["optional-dependencies"][extra]]
-    wanted, versions = [Requirement(line) for line in (*project["dependencies"], *extras)], locked()
+    wanted, versions = [Requirement(line) for line in required()], locked()
     assert [str(one) for one in wanted if versions[canonicalize_name(one.name)] not in one.specifier] == []
     entries = re.split(r"^(?=[\w.-]+==)", LOCK, flags=re.MULTILINE)[1:]
     assert [entry for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry)] == []
@@ -120,10 +118,8 @@ def test_the_lock_has_each_requirement_in_an_allowed_version_with_hashes_and_wit
 def test_the_lock_has_nothing_that_no_requirement_brings():
     if version("torch").partition("+")[0] != str(locked()["torch"]):
         pytest.skip("other versions than those of constraints.txt bring other packages")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = [line for extra in extras_of_the_lock() for line in project["optional-dependencies"][extra]]
     try:
-        brought = {canonicalize_name(name) for name in needed([*project["dependencies"], *extras])}
+        brought = {canonicalize_name(name) for name in needed(required())}
     except PackageNotFoundError as error:
         pytest.skip(f"{error.name} is not installed")
     everywhere = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==\S+ \\$", LOCK, re.MULTILINE)}
@@ -137,9 +133,7 @@ def test_the_lock_has_the_pinned_versions():
 
 
 def test_the_list_of_licenses_has_every_requirement_and_nothing_else():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = [line for extra in extras_of_the_lock() for line in project["optional-dependencies"][extra]]
-    wanted = {canonicalize_name(Requirement(line).name) for line in (*project["dependencies"], *extras)}
+    wanted = {canonicalize_name(Requirement(line).name) for line in required()}
     rows = re.findall(r"^\| .+ \| (.+) \|$", (ROOT / "docs/licenses.md").read_text("utf-8"), re.MULTILINE)[1:]
     listed = {canonicalize_name(name) for row in rows for name in row.split(", ")}
     assert wanted <= listed and listed - {"dmlkit"} <= locked().keys()

@@ -30,10 +30,11 @@ MINIATURE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=name)
 def test_each_takes_steps(path: Path, tmp_path: Path):
-    """Three epochs: Proxy-ISA opens its memory in the second, and its filter in the third."""
-    train(miniature(read_recipe(path), **MINIATURE), tmp_path / "run", device="cpu")
+    """Proxy-ISA opens its memory in the second epoch, and its filter in the third."""
+    epochs = 3 if path.stem == "proxy_isa" else 1
+    train(miniature(read_recipe(path), epochs, **MINIATURE), tmp_path / "run", device="cpu")
     rows = RunFolder(tmp_path / "run").read_metrics()
-    assert len(rows) == 3 and all(abs(row.loss) < float("inf") for row in rows)
+    assert len(rows) == epochs and all(abs(row.loss) < float("inf") for row in rows)
     assert rows[-1].validation is not None and 0 < rows[-1].validation["map@r"] <= 1
 
 

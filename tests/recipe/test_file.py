@@ -1,7 +1,5 @@
 """Recipes as text: YAML 1.2, overrides, and every fault with its place."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,6 @@ from dmlkit.errors import UserError
 from dmlkit.files.yaml_tree import parse_yaml
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
-from dmlkit.recipe.reference import schema
 from dmlkit.recipe.schema import Recipe
 from tests.conftest import refuses
 
@@ -123,7 +120,6 @@ def test_values_of_one_part_that_do_not_go_together_are_told_plainly():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("a: 1\nb: [1\n", "r.yaml:2: not valid YAML"),
         ("a: 1\na: 2\n", "r.yaml:2: a: this key is given twice"),
         ("a: !!python/object/apply:os.system [ls]\n", "is not allowed"),
         ("a: .nan\n", "r.yaml:1: .nan is not a finite number"),
@@ -208,12 +204,6 @@ def test_unreadable_files(tmp_path):
     refuses("expected a recipe", read_recipe, tmp_path / "big.yaml")
 
 
-def test_the_schema_knows_every_loss_and_its_ranges():
-    definitions = json.loads(json.dumps(schema()))["$defs"]
-    assert definitions["TripletConfig"]["properties"]["margin"]["minimum"] == 0
-    assert definitions["TripletConfig"]["additionalProperties"] is False
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -221,9 +211,7 @@ def test_the_schema_knows_every_loss_and_its_ranges():
         ("seed=18446744073709551616", "does not fit into 64 bits"),
         ("seed=" + "9" * 5000, "has more than 400 digits"),
         ("seed=!!int x", "the tag tag:yaml.org,2002:int is not allowed"),
-        ("training.clip_grad_norm=!!float x", "is not allowed"),
         ("seed=!!map x", "is not allowed"),
-        ("seed=!!bool x", "is not allowed"),
         ("optimizer={<<: {lr: 1}}", "<<: YAML's merge keys are not supported"),
         ("<<={seed: 1}", "merge keys are not supported"),
         ("? [a, b]\n: 1", "expected key.subkey=value"),
@@ -234,7 +222,7 @@ def test_the_schema_knows_every_loss_and_its_ranges():
         ("metrics." + "9" * 5000 + ".k=1", "expected a list"),
         (".".join(["a"] * 2000) + "=1", "expected key.subkey=value"),
     ],
-    ids=range(16),
+    ids=range(14),
 )
 def test_values_that_hurt_are_one_line(change: str, message: str):
     with pytest.raises(UserError) as error:
@@ -290,7 +278,6 @@ def test_faults_are_told_once_and_in_words_of_recipes_u6_u8(change: str, message
         ("a: 1\nb: *x\n", 2),
         ("a: 1\n---\nb: 2\n", 2),
         ("a: 1\nb: \x07\n", 2),
-        ("a: 1\nb: 2\na: 3\n", 3),
         ("a: 1\nb: *\n", 2),
         ('a: 1\nb: "\\q"\n', 2),
         ("a: 1\nloss: {name: triplet margin: 2}\n", 2),

@@ -19,12 +19,12 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import load
 from tests.conftest import csv_rows
 from tests.datasets import trees
-from tests.gallery.conftest import BIRDS, place  # noqa: F401 - a fixture
+from tests.gallery.conftest import BIRDS
 from tests.vectors.stored import ON_CPU
 
 
 @pytest.fixture
-def reviewed(place: Path, tmp_path: Path) -> Path:  # noqa: F811
+def reviewed(place: Path, tmp_path: Path) -> Path:
     """A gallery of a run, and a review of an inbox in which every image but the last three has an answer."""
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     for index in range(30):
@@ -46,7 +46,7 @@ def accuracy(run: Path, known: dict[Path, str], asked: dict[Path, str]) -> float
     return float((labels[nearest] == np.array([*asked.values()])).mean())
 
 
-def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dmlkit, reviewed: Path, place: Path):  # noqa: F811
+def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dmlkit, reviewed: Path, place: Path):
     words = ("train", place / "recipe.yaml", "--review", reviewed / "review", "-o", reviewed / "new")
     settings = ("--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
     result = dmlkit(*words, *settings).ok()
@@ -73,22 +73,22 @@ def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dml
     assert dmlkit(*words, *settings, "--resume").ok().out.splitlines()[-1] == result.out.splitlines()[-1]
 
 
-def test_images_held_out_stay_so_and_those_of_a_gallery_that_changed_are_left_out(reviewed: Path, place: Path):  # noqa: F811
+def test_images_held_out_stay_so_and_those_of_a_gallery_that_changed_are_left_out(reviewed: Path, place: Path):
     folder, photo = reviewed / "review", place / "photos" / "crow" / "0.jpg"
     first = labels_of((table := write_training_table(folder, "a")).file, table.root)
     assert (table.left_out, table.images) == (0, len(first))
     ImageGallery(reviewed / "gallery", device="cpu").add(reviewed / "inbox", label="crow")
-    content = photo.read_bytes()
-    photo.write_bytes(content + b"another file")
+    kept = photo.rename(reviewed / "kept.jpg")
+    photo.write_bytes(kept.read_bytes() + b"another file")
     try:
         table = write_training_table(folder, "b")
     finally:
-        photo.write_bytes(content)
+        kept.replace(photo)
     second = labels_of(table.file, table.root)  # the labels of the review precede those of the gallery
     assert table.left_out == 1 and second == {path: label for path, label in first.items() if path != photo.resolve()}
 
 
-def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path, place: Path):  # noqa: F811
+def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path, place: Path):
     train = ("train", place / "recipe.yaml", "-o", reviewed / "new", "--device", "cpu", "--review")
     for words, message in (
         ((reviewed / "inbox",), "no review here (review.json is missing)"),
@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path
         compare_on_answers(reviewed / "review", RunFolder(place / "run"), start_ranks("cpu"))
 
 
-def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Path, tmp_path: Path):  # noqa: F811
+def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Path, tmp_path: Path):
     """Labels that are paths stay paths, also where the run resumes; an answer that is none is refused in one line."""
     labels = Path(shutil.copytree(place / "photos", tmp_path / "photos")) / "labels.csv"
     rows = [f"{name}/{index}.jpg,{name[0]}/{name}" for name in BIRDS for index in range(3)]
@@ -127,3 +127,36 @@ def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Pat
         assert dataset.build("all").levels["initial"].unique().tolist() == [0, 1, 2, 3]
     found.reply(dict.fromkeys(range(8), "heron"), "ada")
     dmlkit(*words, tmp_path / "other").refused("the class 'heron' has 1 level, expected 2: initial/bird, the")
+
+
+def test_a_table_that_a_run_may_have_been_trained_on_stays(reviewed: Path):
+    """Another run of the same name gets another table, and the same one again for the same answers."""
+    folder = reviewed / "review"
+    first = write_training_table(folder, "june")
+    kept = first.file.read_bytes()
+    ReviewFolder(folder).reply({len(ReviewFolder(folder).review.proposals) - 1: "emu"}, "ada")
+    files = [write_training_table(folder, "june").file for _ in range(2)]
+    assert first.file.name == "train_june.csv" and first.file.read_bytes() == kept
+    assert files[0] == files[1] != first.file and files[0].read_bytes() != kept
+
+
+def test_boxes_of_embeddings_and_images_of_the_review_are_left_out(dmlkit, place: Path, tmp_path: Path):
+    photos = Path(shutil.copytree(place / "photos", tmp_path / "photos"))
+    trees.photos(tmp_path / "inbox", (f"{index}.jpg" for index in range(8)), first=100, side=(40, 30))
+    shutil.copy(tmp_path / "inbox" / "0.jpg", photos / "dove" / "copy.jpg")
+    lines = [
+        f"crow/{index}.jpg,{label},{box}"
+        for index in range(3)
+        for label, box in (("crow", "0,0,20,20"), ("gull", "9,9,30,30"))
+    ]
+    others = [path.relative_to(photos) for name in ("dove", "finch") for path in sorted((photos / name).iterdir())]
+    lines += [f"{path},{path.parent},,,," for path in others]
+    (photos / "table.csv").write_text("\n".join(["path,label,x1,y1,x2,y2", *lines]))
+    stored = tmp_path / "stored"
+    dmlkit("embed", place / "run", photos / "table.csv", "-o", stored, "--labels", "label", "--device", "cpu").ok()
+    review(stored, tmp_path / "inbox", tmp_path / "review", model=ON_CPU)
+    table = write_training_table(tmp_path / "review", "new")
+    trained = labels_of(table.file, table.root)
+    assert table.left_out == 6 and len(trained) == table.images
+    of_photos = {path: label for path, label in trained.items() if photos in path.parents}
+    assert of_photos == {photos / path: path.parent.name for path in others if path.name != "copy.jpg"}

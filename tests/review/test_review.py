@@ -14,7 +14,6 @@ from dmlkit.review.folder import ReviewFolder
 from dmlkit.review.proposals import ProposedLabel, Review
 from tests.conftest import csv_rows, refuses
 from tests.datasets import trees
-from tests.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.vectors.stored import ON_CPU
 
 
@@ -29,7 +28,7 @@ def write_answers(path: Path, answers: list[str]) -> None:
 
 
 @pytest.fixture
-def inbox(place: Path, tmp_path: Path) -> tuple[Path, Path]:  # noqa: F811
+def inbox(place: Path, tmp_path: Path) -> tuple[Path, Path]:
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     trees.photos(tmp_path / "inbox", (f"{index}.jpg" for index in range(6)), first=100, side=(40, 30))
     return tmp_path / "gallery", tmp_path / "inbox"
@@ -233,7 +232,7 @@ def test_answers_are_compared_after_case_and_a_final_dot(tmp_path: Path, said: s
     assert state.statement().corrected == (label != "a")
 
 
-def test_embeddings_and_arrays_can_be_reviewed(dmlkit, inbox: tuple[Path, Path], place: Path, tmp_path: Path):  # noqa: F811
+def test_embeddings_and_arrays_can_be_reviewed(dmlkit, inbox: tuple[Path, Path], place: Path, tmp_path: Path):
     gallery, images = inbox
     stored = tmp_path / "stored"
     assert dmlkit("embed", place / "run", images, "-o", stored, "--device", "cpu").code == 0
@@ -266,15 +265,6 @@ def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, P
     }
 
 
-def test_an_image_with_two_answers_is_refused(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
-    gallery, images = inbox
-    words, table = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu"), tmp_path / "r/questions.csv"
-    assert dmlkit(*words).code == 0
-    path = csv_rows(table)[0]["path"]
-    table.write_text(f"path,label,answer\n{path},x,one\n{path},x,two\n")
-    dmlkit(*words).refused(f"questions.csv:3: {path} has the answers one and two; keep one of them")
-
-
 def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
     gallery, images = inbox
     folder = tmp_path / "review"
@@ -282,9 +272,14 @@ def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path)
     (tmp_path / "full" / "notes.txt").write_text("mine")
     assert dmlkit("review", gallery, images, "-o", folder, "--device", "cpu").code == 0
     before = (folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()
-    rows = csv_rows(folder / "questions.csv")
-    (folder / "questions.csv").write_text(f"path,label,answer\n{rows[0]['path']},{rows[0]['label']},unknown\n")
-    dmlkit("review", gallery, images, "-o", folder, "--device", "cpu").refused("'unknown' is no label")
+    path = csv_rows(folder / "questions.csv")[0]["path"]
+    for answers, message in (
+        (["unknown"], "'unknown' is no label"),
+        (["one", "two"], f"questions.csv:3: {path} has the answers one and two; keep one of them"),
+    ):
+        lines = ["path,label,answer", *(f"{path},x,{answer}" for answer in answers)]
+        (folder / "questions.csv").write_text("\n".join(lines))
+        dmlkit("review", gallery, images, "-o", folder, "--device", "cpu").refused(message)
     (folder / "questions.csv").write_text("path,label,answer\nother.jpg,a,same\n")
     for words, message in (
         ((gallery, images, "-o", folder), "questions.csv:2: expected the columns path, label, answer"),
@@ -294,3 +289,38 @@ def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path)
     ):
         dmlkit("review", *words, "--device", "cpu").refused(message)
     assert ((folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()) == before
+
+
+def test_images_that_a_review_leaves_out_are_told_when_it_starts(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    for name in ("x.jpg", "y.jpg"):
+        (images / name).write_bytes(b"none")
+    result = dmlkit("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu").ok()
+    assert "x.jpg: cannot read this image" in result.err and "1 more of this kind" in result.err
+    assert f"no image is unknown without a threshold; run dmlkit calibrate {gallery}" in result.err  # it has none
+    assert "of 6 labels" in result.out
+
+
+def test_what_is_not_added_is_told(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    words = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu")
+    dmlkit(*words).ok()
+    ImageGallery(gallery, device="cpu").add(images / "0.jpg", label="emu")
+    (images / "1.jpg").unlink()
+    result = dmlkit(*words, "--add").ok()
+    assert f"4 images added to {gallery}" in result.out and "restore undoes it" in result.out
+    assert "1 image skipped: already in the gallery" in result.out and "the label 'emu', which it keeps" in result.out
+    assert "1 image skipped: could not be read" in result.out and "1.jpg: cannot read this image" in result.out
+    again = dmlkit(*words, "--add").ok()
+    assert "0 images added" in again.out and "5 images skipped: already" in again.out and "undoes" not in again.out
+
+
+def test_only_a_gallery_gets_the_advice_to_serve_or_change_it(
+    dmlkit, inbox: tuple[Path, Path], place: Path, tmp_path: Path
+):
+    stored = tmp_path / "stored"
+    dmlkit("embed", place / "run", place / "photos", "-o", stored, "--device", "cpu").ok()
+    for source, advises in ((stored, False), (inbox[0], True)):
+        shown = dmlkit("review", source, inbox[1], "-o", tmp_path / f"of_{source.name}", "--device", "cpu").ok().out
+        assert "next: write answers into" in shown and "all labels: " in shown
+        assert ("dmlkit serve" in shown, "--add" in shown) == (advises, advises)

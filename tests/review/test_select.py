@@ -16,7 +16,6 @@ from dmlkit.review.select import ROUNDS, Rule, measure, select
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
-from tests.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
 
 HIGHEST = {"sphere": 1.0, "euclidean": 0.0, "dot": 1e9, "poincare": 0.0}
 SPACES = {
@@ -169,7 +168,7 @@ def test_a_rare_class_is_found_sooner_than_by_chance_and_noise_is_not_separable(
     assert not measured.is_separable
 
 
-def test_a_folder_is_chosen_from_labeled_and_added(dmlkit: Cli, place: Path, tmp_path: Path):  # noqa: F811
+def test_a_folder_is_chosen_from_labeled_and_added(dmlkit: Cli, place: Path, tmp_path: Path):
     gallery, table = tmp_path / "gallery", tmp_path / "next.csv"
     assert dmlkit("gallery", "create", place / "run", place / "photos", "-o", gallery).code == 0
     inbox = tmp_path / "inbox"
@@ -219,6 +218,7 @@ def test_labels_of_an_array_and_the_measurement(dmlkit: Cli, tmp_path: Path):
     [
         (["--measure", "-n", "31"], "too few for two rounds; expected at most 14"),
         (["--measure", "-n", "0"], "-n 0: expected at least 1 image"),
+        (["--measure", "-n", "5", "--threshold", "1.5"], "--threshold 1.5: expected at most 1"),
         (["--measure", "-o", "next.csv"], "leave out --output next.csv"),
         (["x.npy", "--measure"], "leave out IMAGES x.npy"),
         (["x.npy", "-n", "0"], "-n 0: expected at least 1 image"),

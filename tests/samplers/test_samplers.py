@@ -1,7 +1,5 @@
 """Samplers that draw pairs and hard classes."""
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
@@ -20,9 +18,10 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.samplers import ClassBalanced, HardClasses, Paired
 from dmlkit.samplers.base import ALL_PAIRS, SamplerConfig
-from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
 from tests.conftest import ONE_EPOCH, refuses
+from tests.training.test_train import assert_equal_weights
+from tests.training.test_tuning import Stopper
 
 PAIR_LOSSES = sorted(
     [
@@ -111,19 +110,12 @@ def test_halves_hold_the_same_classes_in_the_same_order():
         assert len(set(batch)) == 40
 
 
-def test_small_classes_repeat_images_but_stay_aligned():
-    labels = torch.tensor([0, 0, 0, 1, 1, 1])
-    (batch,) = Paired(labels, seed=0, classes_per_batch=2, images_per_class=2).batches(epoch=0)
-    first, second = labels[batch].chunk(2)
-    assert torch.equal(first, second)
-    assert set(batch) == set(range(6))
-
-
 @pytest.mark.parametrize("images", [2, 5, 13, 19])
-def test_no_image_stands_beside_itself(images: int):
+def test_small_classes_repeat_images_but_none_stands_beside_itself(images: int):
     labels = torch.arange(6 * images) // images
     for batch in Paired(labels, seed=0, classes_per_batch=6, images_per_class=10).batches(epoch=0):
         first, second = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+        assert torch.equal(labels[first], labels[second]) and set(batch) == set(range(6 * images))
         assert all(one != other for one, other in zip(first, second, strict=True))
         for start in range(0, len(first), 10):
             assert len({*first[start : start + 10]} & {*second[start : start + 10]}) <= 1
@@ -210,33 +202,20 @@ def test_more_drawn_than_a_batch_has_are_refused():
     refuses(r"sampler\.drawn_classes: expected at most 5, the classes of a batch, got 6", hard, drawn_classes=6)
 
 
-class Stopper(Silent):
-    """Asks the run to stop after a step of an epoch."""
-
-    def __init__(self, epoch: int, share: float) -> None:
-        self.when = epoch, share
-
-    def step(self, *, epoch: int, progress: float, **_: Any) -> None:
-        if (epoch, progress) == self.when:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-@pytest.mark.parametrize("when", [(1, 1.0), (2, 0.5)], ids=["between epochs", "in an epoch"])
-def test_a_run_that_stops_anywhere_ends_with_the_same_bits(when: tuple[int, float], tmp_path: Path):
+def test_a_run_that_stops_anywhere_ends_with_the_same_bits(tmp_path: Path):
     text = ONE_EPOCH.replace("epochs: 1", "epochs: 4").replace("images_per_class: 6", "images_per_class: 8")
     text = text.replace("{name: random, batch_size: 8}", "{name: hard_classes, classes_per_batch: 3}")
     recipe = parse_recipe(text, "recipe.yaml")
     train(recipe, tmp_path / "whole", device="cpu")
-    with pytest.raises(TrainingStoppedError):
-        train(recipe, tmp_path / "cut", device="cpu", progress=Stopper(*when))
-    train(recipe, tmp_path / "cut", device="cpu", resume=True)
-    whole, cut = (RunFolder(tmp_path / run).load_checkpoint("last") for run in ("whole", "cut"))
-    for part in ("model", "sampler"):
-        assert whole[part].keys() == cut[part].keys()
-        for name, tensor in whole[part].items():
-            assert torch.equal(tensor, cut[part][name]), name
+    whole = RunFolder(tmp_path / "whole").load_checkpoint("last")
+    for run, epoch, last in (("between epochs", 1, True), ("in an epoch", 2, False)):
+        with pytest.raises(TrainingStoppedError):
+            train(recipe, tmp_path / run, device="cpu", progress=Stopper(epoch, last))
+        train(recipe, tmp_path / run, device="cpu", resume=True)
+        cut = RunFolder(tmp_path / run).load_checkpoint("last")
+        for part in ("model", "sampler"):
+            assert_equal_weights(cut[part], whole[part])
     balanced = parse_recipe(text.replace("hard_classes", "class_balanced"), "recipe.yaml")
-    if when == (2, 0.5):
-        train(balanced, tmp_path / "balanced", device="cpu")
-        other = RunFolder(tmp_path / "balanced").load_checkpoint("last")
-        assert not torch.equal(other["model"]["head.linear.weight"], whole["model"]["head.linear.weight"])
+    train(balanced, tmp_path / "balanced", device="cpu")
+    other = RunFolder(tmp_path / "balanced").load_checkpoint("last")
+    assert not torch.equal(other["model"]["head.linear.weight"], whole["model"]["head.linear.weight"])

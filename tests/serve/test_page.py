@@ -178,3 +178,33 @@ def test_axe_finds_no_violation_in_any_view(page: Any, server: tuple[str, Path],
     page.click("nav a[href='#review']")
     page.locator("#asked").wait_for()
     assert violations() == [], "review"
+
+
+def test_what_is_not_listed_is_told_and_a_removal_hides_no_image(page: Any, server: tuple[str, Path]):
+    import dmlkit.serve
+
+    code = (Path(dmlkit.serve.__path__[0]) / "page" / "app.js").read_text(encoding="utf-8")
+    for before, after in (("PAGE = 60", "PAGE = 2"), ("LABELS = 500", "LABELS = 2"), ("VERSIONS = 50", "VERSIONS = 1")):
+        assert code.count(before) == 1
+        code = code.replace(before, after)
+    page.route("**/page/app.js", lambda sent: sent.fulfill(body=code, content_type="text/javascript"))
+    page.reload()
+    page.click("nav a[href='#gallery']")
+    page.locator("#unlisted", has_text="more label").wait_for()
+    assert page.locator("#labels li").count() == 2
+    page.click("text='crow (4)'")
+    page.locator("#images figure").nth(1).wait_for()
+    page.click("#images button >> nth=0")
+    page.locator("#message", has_text="Removed 0.jpg").wait_for()
+    assert page.inner_text("#shown-label") == "crow, 3 images"
+    page.click("#more")
+    page.locator("#images figure").nth(2).wait_for()
+    names = [name.split()[0] for name in page.locator("#images figcaption").all_inner_texts()]
+    assert names == ["1.jpg", "2.jpg", "3.jpg"] and page.locator("#more").is_hidden()
+    page.click("#history summary")
+    page.locator("#versions li", has_text="older version").wait_for()
+    page.unroute("**/page/app.js")
+    page.reload()
+    page.click("#history summary")
+    page.locator("#versions button").first.click()
+    page.locator("#message", has_text="Restored").wait_for()

@@ -22,6 +22,7 @@ from dmlkit.gallery.change import add_images, create_gallery
 from dmlkit.identify.why import explain
 from dmlkit.review import journal
 from dmlkit.review.folder import ReviewFolder
+from dmlkit.review.proposals import ProposedLabel, Review
 from dmlkit.review.table import review
 from dmlkit.serve import service as serving
 from dmlkit.serve.access import Access
@@ -30,7 +31,7 @@ from dmlkit.serve.service import Service
 from tests.conftest import END, refuses
 from tests.datasets import trees
 from tests.fuzz.conftest import FULL
-from tests.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
+from tests.gallery.conftest import BIRDS
 from tests.processes import Forked, wait_until
 from tests.vectors.stored import ON_CPU
 
@@ -38,7 +39,7 @@ LOCAL = "http://127.0.0.1"
 
 
 @pytest.fixture
-def folder(place: Path, tmp_path: Path) -> Path:  # noqa: F811
+def folder(place: Path, tmp_path: Path) -> Path:
     """A gallery, an inbox and a review of its labels."""
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     trees.photos(tmp_path / "inbox", (f"{index}.jpg" for index in range(8)), first=100, side=(40, 30))
@@ -159,18 +160,13 @@ def test_an_addition_is_timed_from_its_begin(serve: Any, monkeypatch: pytest.Mon
     assert "dmlkit_request_seconds_count 1.0" in client.get("/metrics").text
 
 
-def test_why_is_that_of_the_command(folder: Path, place: Path, serve: Any):  # noqa: F811
+def test_why_is_that_of_the_command(folder: Path, place: Path, serve: Any):
     client = serve()
     question = ask(client, "ada")
     assert question is not None
     id_ = question["nearest"][0]["id"]
-    names = {image["id"]: image["path"] for image in client.get("/v1/gallery/images?label=crow").json()["images"]}
-    path = names.get(id_) or next(
-        image["path"]
-        for label in ("dove", "finch", "gull")
-        for image in client.get(f"/v1/gallery/images?label={label}").json()["images"]
-        if image["id"] == id_
-    )
+    listed = (client.get(f"/v1/gallery/images?label={label}").json()["images"] for label in BIRDS)
+    (path,) = (image["path"] for images in listed for image in images if image["id"] == id_)
     expected, _ = explain(place / "run", Path(question["path"]), Path(path))
     answer = client.post(f"/v1/why?row={question['row']}&id={id_}").json()
     assert answer["score"] == pytest.approx(expected.score, abs=1e-5) and answer["grid"] == list(expected.grid)
@@ -182,10 +178,7 @@ def test_why_is_that_of_the_command(folder: Path, place: Path, serve: Any):  # n
 
 
 def test_what_a_review_refuses_has_a_status_and_a_message(
-    folder: Path,
-    place: Path,  # noqa: F811
-    serve: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, place: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ):
     client = serve()
     question = ask(client, "ada")
@@ -245,8 +238,6 @@ def _answer_all(folder: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_kill_loses_no_acknowledged_answer_and_doubles_none(tmp_path: Path):
-    from dmlkit.review.proposals import ProposedLabel, Review
-
     kills, seed = 100 if FULL else 4, random.Random(0)
     proposals = tuple(
         ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(20_000)

@@ -17,7 +17,6 @@ pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
 from dmlkit.gallery.change import create_gallery
 from dmlkit.serve.client import Client
 from tests.conftest import END
-from tests.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
 from tests.processes import wait_until
 from tests.vectors.stored import ON_CPU
 
@@ -37,7 +36,7 @@ def counted(url: str, name: str) -> float:
     return float(value)
 
 
-def test_workers_share_a_gallery_and_their_counts_are_replaced_and_finish_what_runs(place: Path, tmp_path: Path):  # noqa: F811
+def test_workers_share_a_gallery_and_their_counts_are_replaced_and_finish_what_runs(place: Path, tmp_path: Path):
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     words = ["serve", str(tmp_path / "gallery"), "--port", "0", "--allow-writes", "--device", "cpu", "--workers", "2"]
     environment = {**os.environ, "COLUMNS": "300"}
@@ -85,7 +84,7 @@ def test_workers_share_a_gallery_and_their_counts_are_replaced_and_finish_what_r
             process.kill()
 
 
-def test_a_process_that_cannot_start_again_ends_all(place: Path, tmp_path: Path):  # noqa: F811
+def test_a_process_that_cannot_start_again_ends_all(place: Path, tmp_path: Path):
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     words = ["serve", str(tmp_path / "gallery"), "--port", "0", "--device", "cpu", "--workers", "2"]
     with Popen([sys.executable, "-m", "dmlkit", *words], stdout=PIPE, stderr=PIPE, text=True) as process:

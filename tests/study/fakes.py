@@ -11,7 +11,8 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.runs import run_study as study_run
-from tests.conftest import TINY_RECIPE
+from dmlkit.study.verdicts import Cost, StudyResults, VariantResults
+from tests.conftest import TINY_RECIPE, Killed
 
 STUDY = """\
 claim: A larger margin is better
@@ -65,6 +66,31 @@ def write_run(recipe: Recipe, folder: Path, figures: tuple[float, float], *, epo
             last=end, best=end, selected_by="map@r", seconds=10.0 * total, images_per_second=1.0, skipped_images=()
         )
         summary.write(run.summary_path)
+
+
+def results_of(figures: dict[str, list[dict[str, float]]], claim: str = "A claim") -> StudyResults:
+    """The results of variants whose runs have these figures, by seed."""
+    metrics = tuple(next(iter(figures.values()))[0])
+    variants = {name: VariantResults.of(dict(enumerate(runs)), metrics) for name, runs in figures.items()}
+    return StudyResults(
+        claim=claim,
+        seeds=tuple(range(len(next(iter(figures.values()))))),
+        metrics=metrics,
+        reference=next(iter(figures)),
+        axis=None,
+        verdicts=(),
+        variants=variants,
+        cost=Cost(models=4, seconds=1.5, on=("1 CPU thread",)),
+        command="dmlkit study",
+    )
+
+
+def kill_after(number: int) -> Callable[[int], None]:
+    def kill(trained: int) -> None:
+        if trained == number:
+            raise Killed
+
+    return kill
 
 
 class Trained:

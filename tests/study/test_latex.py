@@ -10,8 +10,9 @@ import pytest
 
 from dmlkit.study.report import read_results
 from dmlkit.study.tables import MARK, best_cells, study_tables, write_tables
-from dmlkit.study.verdicts import Cost, StudyResults, Tuned, VariantResults
+from dmlkit.study.verdicts import Tuned
 from tests.conftest import ROOT
+from tests.study.fakes import results_of
 
 STUDIES = ROOT / "docs" / "studies"
 SPECIALS = {
@@ -43,26 +44,6 @@ SPECIALS = {
     r"\input{x}": r"\textbackslash{}input\{x\}",
     "a-b 0.5": "a-b 0.5",
 }
-
-
-def results_of(figures: dict[str, list[dict[str, float]]], claim: str = "A claim") -> StudyResults:
-    """The results of variants whose runs have these figures, by seed."""
-    metrics = tuple(next(iter(figures.values()))[0])
-    variants = {name: VariantResults.of(dict(enumerate(runs)), metrics) for name, runs in figures.items()}
-    return StudyResults(
-        claim=claim,
-        paper=None,
-        table=None,
-        protocol="official",
-        seeds=tuple(range(len(next(iter(figures.values()))))),
-        metrics=metrics,
-        reference=next(iter(figures)),
-        axis=None,
-        verdicts=(),
-        variants=variants,
-        cost=Cost(models=4, seconds=1.5, on=("1 CPU thread",)),
-        command="dmlkit study",
-    )
 
 
 def tables_of(text: str) -> list[list[list[str]]]:
@@ -153,11 +134,6 @@ def test_what_tex_reads_as_a_command_is_text(text: str, escaped: str):
     assert f"\n{escaped} & " in table
     assert f"variant & m{escaped} \\\\\n" in table
     assert rf"\caption{{That {escaped} wins. " in table
-
-
-def test_a_file_ends_in_md_or_tex(dmlkit, tmp_path: Path):
-    dmlkit("report", STUDIES / "mpa_proxies", "-o", tmp_path / "tables.html").refused("ends in .md or .tex")
-    assert not list(tmp_path.iterdir())
 
 
 def test_tables_of_one_paper_have_its_statements_alone(dmlkit, tmp_path: Path):

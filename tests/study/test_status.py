@@ -1,6 +1,5 @@
 """How far a study is, against what was written into its folder; durations as options take them."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,8 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.status import parse_duration, status_of
 from tests.conftest import Killed, refuses
-from tests.study.fakes import STUDY, Told, study, train_by, write_run, write_study
+from tests.study.fakes import STUDY, Told, kill_after, study, train_by, write_run, write_study
 from tests.study.test_plan import TUNED, peak
-
-
-def kill_after(number: int) -> Callable[[int], None]:
-    def kill(trained: int) -> None:
-        if trained == number:
-            raise Killed
-
-    return kill
 
 
 @pytest.fixture
@@ -98,13 +89,6 @@ def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(dmlkit, tmp_
     assert {run.state for run in status.runs} == {"done"} and len(status.runs) == 10
     text = dmlkit("status", out).out
     assert "small lr=0.008 (best)" in text and "10 of 10 runs done" in text and "left" not in text
-
-
-@pytest.mark.parametrize("name", ["nothing", "photos"])
-def test_a_folder_that_is_no_study_is_one_line(dmlkit, tmp_path: Path, name: str):
-    (tmp_path / "photos").mkdir()
-    dmlkit("status", tmp_path / name).refused("expected a folder that dmlkit study wrote")
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_a_damaged_record_is_one_line(dmlkit, killed: Path):

@@ -24,6 +24,7 @@ from dmlkit.distributed import stopping
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.distributed.stopping import stop_signals
 from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.run_folder.documents import ClassMetrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Axis, StudyConfig
 from dmlkit.study.definition.file import read_study
@@ -32,9 +33,11 @@ from dmlkit.study.report import plot_study
 from dmlkit.study.runs import run_study as study_run
 from dmlkit.study.runs import workers
 from dmlkit.study.runs.workers import _begin as begin_worker
-from dmlkit.study.verdicts import Cost, StudyResults, VariantResults
+from dmlkit.study.verdicts import StudyResults
 from tests.conftest import ROOT, TINY_RECIPE, draw_pictures
 from tests.processes import WARM, Forked, command_line, held_command_line, hold_at_step, wait_until
+from tests.study import fakes
+from tests.study.fakes import study
 
 STUDY = """\
 claim: A larger margin is better
@@ -54,10 +57,7 @@ SEEDS, NAMES, METRICS = (0, 1), ("small", "large"), ("recall@1", "ndcg@3")
 
 
 def write_study(folder: Path, text: str = STUDY) -> Path:
-    (folder / "tiny.yaml").write_text(TINY_RECIPE)
-    path = folder / "study.yaml"
-    path.write_text(text)
-    return path
+    return fakes.write_study(folder, text)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "out")
+
+
 def figure(out: Path, run: str, metric: str) -> float:
     return json.loads((out / "runs" / run / "summary.json").read_text())["best"]["test"][metric]
 
@@ -81,6 +86,11 @@ def finished(out: Path) -> dict[str, int]:
 
 def results_of(out: Path) -> dict:
     return json.loads((out / "results.json").read_text())
+
+
+def assert_same(out: Path, whole: Path) -> None:
+    for key in ("variants", "verdicts"):
+        assert results_of(out)[key] == results_of(whole)[key]
 
 
 def test_the_runs_are_the_recipes_that_the_study_says(whole: Path):
@@ -167,26 +177,34 @@ def test_the_last_epoch_and_the_pretrained_checkpoint_are_reported_too(dmlkit, w
         assert f"| {mean:.4f} ± " in text and f"| {metrics['recall@1']:.4f} |" in text
 
 
-@pytest.mark.parametrize("text", ["", "{}"])
-def test_a_damaged_score_before_training_is_made_again(dmlkit, whole: Path, tmp_path: Path, text: str):
-    out = tmp_path / "out"
-    shutil.copytree(whole, out, copy_function=shutil.copy2)
-    stored = out / "runs" / NAMES[0] / "seed-0" / "evaluations" / "test-pretrained.json"
-    stored.write_text(text)
-    assert dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu").code == 0
-    assert results_of(out)["variants"] == results_of(whole)["variants"]
+def test_a_damaged_score_before_training_is_made_again(dmlkit, whole: Path, copied: Path, tmp_path: Path):
+    stored = copied / "runs" / NAMES[0] / "seed-0" / "evaluations" / "test-pretrained.json"
+    stored.write_text("{}")
+    study(dmlkit, write_study(tmp_path)).ok()
+    assert results_of(copied)["variants"] == results_of(whole)["variants"]
     assert json.loads(stored.read_text())["metrics"]["recall@1"]
 
 
-def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(dmlkit, whole: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    shutil.copytree(whole, out, copy_function=shutil.copy2)
+def test_without_the_figures_of_classes_the_verdicts_are_over_seeds_alone(dmlkit, copied: Path, tmp_path: Path):
+    for name, one in StudyResults.read(copied / "results.json").variants.items():
+        for seed, run in one.runs.items():
+            stored = ClassMetrics.read(RunFolder(copied / "runs" / name / f"seed-{seed}").test_classes_path)
+            weighted = np.average(stored.metrics["recall@1"], weights=stored.queries)
+            assert run["recall@1"] == pytest.approx(weighted, abs=1e-6) and sum(stored.queries) > len(stored.names)
+    assert [judged["classes"] for judged in results_of(copied)["verdicts"]] == [len(stored.names)]
+    (copied / "runs" / "large" / "seed-1" / "test_classes.json").unlink()
+    study(dmlkit, write_study(tmp_path)).ok()
+    assert [judged["classes"] for judged in results_of(copied)["verdicts"]] == [None]
+
+
+def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(dmlkit, copied: Path, tmp_path: Path):
+    out = copied
     path, before, results = write_study(tmp_path), finished(out), results_of(out)
-    assert "run 1/4" not in dmlkit("study", path, "-o", out, "--device", "cpu").ok().out
+    assert "run 1/4" not in study(dmlkit, path).ok().out
     assert finished(out) == before
     assert {**results_of(out), "command": ""} == {**results, "command": ""}
     path.write_text(STUDY.replace("[0, 1]", "[0, 1, 5]").replace("A larger", "A much larger"))
-    more = dmlkit("study", path, "-o", out, "--device", "cpu")
+    more = study(dmlkit, path)
     assert "4 of 6 runs are already finished" in more.out and "run 5/6  small/seed-5" in more.out
     assert "left" in more.out and "run 6/6  large/seed-5" in more.out
     after = finished(out)
@@ -196,31 +214,28 @@ def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(
 
 
 def test_a_study_takes_the_runs_that_train_wrote(dmlkit, whole: Path, tmp_path: Path):
-    out = tmp_path / "out"
+    path, out = write_study(tmp_path), tmp_path / "out"
     shutil.copytree(whole / "runs", out / "runs")
     shutil.rmtree(out / "runs" / "large" / "seed-1")
     keys = ("seed=1", "loss.margin=0.3", "training.epochs=2", "metrics=[recall@1, ndcg@3, map@r]")
-    study = write_study(tmp_path)
     sets = [word for key in keys for word in ("--set", key)]
     words = ("train", tmp_path / "tiny.yaml", "-o", out / "runs" / "large" / "seed-1", *sets, "--device", "cpu")
     assert dmlkit(*words).code == 0
     before = finished(out)
-    assert dmlkit("study", study, "-o", out, "--device", "cpu").code == 0
+    study(dmlkit, path).ok()
     assert finished(out) == before and len(before) == 4
     assert results_of(out)["variants"] == results_of(whole)["variants"]
 
 
-def test_a_run_without_its_empty_folder_of_checkpoints_starts_over(dmlkit, whole: Path, tmp_path: Path):
+def test_a_run_without_its_empty_folder_of_checkpoints_starts_over(dmlkit, whole: Path, copied: Path, tmp_path: Path):
     """As a copy without empty folders leaves a run that was killed before its first checkpoint."""
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    run = out / "runs" / "small" / "seed-1"
+    run = copied / "runs" / "small" / "seed-1"
     shutil.rmtree(run / "checkpoints")
     for name in ("summary.json", "metrics.jsonl"):
         (run / name).unlink()
-    (out / "runs" / "large" / "seed-1" / "summary.json").unlink()
-    dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu").ok()
-    assert len(finished(out)) == 4 and results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+    (copied / "runs" / "large" / "seed-1" / "summary.json").unlink()
+    study(dmlkit, write_study(tmp_path)).ok()
+    assert len(finished(copied)) == 4 and results_of(copied)["verdicts"] == results_of(whole)["verdicts"]
 
 
 RUN, ENVIRONMENT = "runs/large/seed-1/summary.json", "runs/large/seed-1/environment.json"
@@ -228,6 +243,10 @@ RUN, ENVIRONMENT = "runs/large/seed-1/summary.json", "runs/large/seed-1/environm
 
 def changed(**values: Any) -> Callable[[Path], object]:
     return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def cut_off(path: Path) -> None:
+    path.write_text(path.read_text()[:40])
 
 
 def without_a_metric(path: Path) -> None:
@@ -239,14 +258,8 @@ def without_a_metric(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        *(
-            (name, damage, message)
-            for name in ("study.json", "results.json", RUN, ENVIRONMENT)
-            for damage, message in (
-                (lambda path: path.write_text(path.read_text()[:40]), "cannot read this"),
-                (lambda path: path.write_text("{}"), "without a format"),
-            )
-        ),
+        *((name, cut_off, "cannot read this") for name in ("study.json", "results.json", RUN, ENVIRONMENT)),
+        *((name, lambda path: path.write_text("{}"), "without a format") for name in ("study.json", "results.json")),
         (ENVIRONMENT, lambda path: path.unlink(), "is not a dmlkit run"),
         (ENVIRONMENT, changed(packages={}), "torch is"),
         (RUN, changed(best=None), "must both be given"),
@@ -259,27 +272,25 @@ def without_a_metric(path: Path) -> None:
         ("results.json", changed(axis={"key": "a", "values": [1]}), "variants or metrics are missing"),
     ],
 )
-def test_a_damaged_document_is_one_line_t13(dmlkit, whole: Path, tmp_path: Path, name, damage, message: str):
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    damage(out / name)
+def test_a_damaged_document_is_one_line_t13(dmlkit, copied: Path, tmp_path: Path, name, damage, message: str):
+    damage(copied / name)
     if name != "results.json":
-        dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu").refused(message, str((out / name).parent))
+        study(dmlkit, write_study(tmp_path)).refused(message, str((copied / name).parent))
     if name in ("study.json", "results.json"):
-        dmlkit("report", out, "-o", tmp_path / "r.md").refused(message, str(out))
+        dmlkit("report", copied, "-o", tmp_path / "r.md").refused(message, str(copied))
 
 
-@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"0.5"', "true"])
-def test_a_figure_that_is_no_number_is_one_line_t13(dmlkit, whole: Path, tmp_path: Path, value: str):
+@pytest.mark.parametrize("value", ["NaN", '"0.5"'])
+def test_a_figure_that_is_no_number_is_one_line_t13(dmlkit, copied: Path, tmp_path: Path, value: str):
     """It went into reports as nan, or as the number that a text spells, or ended in the plot."""
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    summary = next(out.rglob("summary.json"))
+    summary, results = next(copied.rglob("summary.json")), copied / "results.json"
+    of_report = ("report", copied, "-o", tmp_path / "r.md")
+    of_study = ("study", write_study(tmp_path), "-o", copied, "--device", "cpu")
     for path, key, words in (
-        (out / "results.json", "mean", ("report", out, "-o", tmp_path / "r.md")),
-        (out / "results.json", "p_value", ("report", out, "-o", tmp_path / "r.md")),
-        (summary, "map@r", ("study", write_study(tmp_path), "-o", out, "--device", "cpu")),
-        (summary, "seconds", ("study", write_study(tmp_path), "-o", out, "--device", "cpu")),
+        (results, "mean", of_report),
+        (results, "p_value", of_report),
+        (summary, "map@r", of_study),
+        (summary, "seconds", of_study),
     ):
         text = path.read_text()
         changed = re.sub(rf'"{key}": [-\d.e]+', f'"{key}": {value}', text, count=1)
@@ -288,21 +299,6 @@ def test_a_figure_that_is_no_number_is_one_line_t13(dmlkit, whole: Path, tmp_pat
         dmlkit(*words).refused(f"{path}: ")
         path.write_text(text)
     assert not (tmp_path / "r.md").exists()
-
-
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
-def test_a_report_draws_its_plots_itself_t13(dmlkit, pictures_are_drawn: None, whole: Path, tmp_path: Path, damage):
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    damage(out / "results.png")
-    assert dmlkit("report", out, "-o", tmp_path / "r.md").code == 0
-    assert (tmp_path / "r" / "out.png").read_bytes() == (whole / "results.png").read_bytes()
-
-
-def test_a_report_has_a_suffix_t13(dmlkit, whole: Path, tmp_path: Path):
-    for name in ("results", "results.html", ""):
-        dmlkit("report", whole, "-o", tmp_path / name).refused("expected a name that ends in .md")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp_path: Path):
@@ -320,10 +316,6 @@ def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp
     assert "training.epochs: was 2, now 3" in refused(STUDY, "--set", "training.epochs=3")
     assert "expect: was" in refused(STUDY.replace("metric: recall@1", "metric: ndcg@3"))
     assert finished(whole) == before
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("mine")
-    path.write_text(STUDY)
-    assert "has notes.txt but not a study" in dmlkit("study", path, "-o", tmp_path / "other").err
 
 
 def held(step: int, path: Path, out: Path, marks: Path) -> Forked:
@@ -355,8 +347,7 @@ def test_stopped_then_killed_a_study_goes_on_to_the_same_figures(dmlkit, whole: 
     assert dmlkit("study", path, "-o", out, "--device", "cpu").code == 0
     complete = finished(out)
     assert {name: complete[name] for name in killed} == killed
-    assert results_of(out)["variants"] == results_of(whole)["variants"]
-    assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+    assert_same(out, whole)
 
 
 @pytest.mark.heavy
@@ -377,8 +368,7 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(dml
     monkeypatch.undo()
     monkeypatch.setattr(workers, "get_context", lambda _: WARM)  # 10 s faster than interpreters of their own
     assert dmlkit(*words, "--budget", "1h").code == 0
-    assert results_of(out)["variants"] == results_of(whole)["variants"]
-    assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+    assert_same(out, whole)
 
 
 def begin_held(step: int, marks: str, *begin: Any) -> None:
@@ -428,8 +418,7 @@ def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_anot
     assert "runs are already finished" in again.out and "run 4/4" in again.out
     complete = finished(out)
     assert {name: complete[name] for name in killed} == killed
-    assert results_of(out)["variants"] == results_of(whole)["variants"]
-    assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+    assert_same(out, whole)
     assert results_of(out)["command"] == results_of(whole)["command"].replace(str(whole), str(out)).replace(
         str(whole.parent), str(tmp_path)
     )
@@ -527,9 +516,9 @@ def test_a_signal_that_comes_in_a_run_is_known_to_its_study():
 
 
 def test_tuning_takes_the_best_on_validation_classes(dmlkit, tmp_path: Path):
-    text = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-5, 3e-3]}\nvariants:")
+    text = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-5, 3e-3]}\nvariants:").replace("epochs: 2", "epochs: 1")
     out = tmp_path / "out"
-    assert "run 6/6" in dmlkit("study", write_study(tmp_path, text), "-o", out, "--device", "cpu").ok().out
+    assert "run 6/6" in study(dmlkit, write_study(tmp_path, text)).ok().out
     for name in NAMES:
         variant = out / "runs" / name
         scores = {}
@@ -649,7 +638,6 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("[0, 1]", "[0, 1]\ntune_seeds: [-1]", "study.yaml:7: tune_seeds.0: got -1, expected"),
         ("[0, 1]", "[0, 1]\nextend: 2", "study.yaml:7: extend: nothing is tuned; give values under tune"),
         ("[0, 1]", "[0, 1]\nextend: -1", "study.yaml:7: extend: got -1, expected"),
-        ("[0, 1]", "[0, 1]\nextend: much", "study.yaml:7: extend: got 'much', expected"),
         ("[0, 1]", "[0, 1]\nnegligible: 0", "study.yaml:7: negligible: got 0, expected"),
         ("[0, 1]", "[0, 1]\nrotate_folds: true", "small has dataset.split official; only reality_check has folds"),
         ("[0, 1]", "[0, 1]\nprotocol: reality_check\nrotate_folds: true", "uses all folds; remove this key"),
@@ -692,7 +680,6 @@ def test_a_grid_that_is_too_large_is_counted_before_it_is_built_t16(dmlkit, tmp_
 
 
 def test_files_that_are_no_study(dmlkit, tmp_path: Path):
-    assert "none.yaml: no such file or folder; expected a study, e.g." in dmlkit("study", tmp_path / "none.yaml").err
     assert "cannot read this study" in dmlkit("study", tmp_path).err
     (tmp_path / "big.yaml").write_bytes(b"#" * 2_000_000)
     assert "expected a study" in dmlkit("study", tmp_path / "big.yaml").err
@@ -723,8 +710,9 @@ def test_grids_are_named_by_their_values_and_one_number_is_an_axis(tmp_path: Pat
 
 def test_every_variant_is_built_before_anything_trains(dmlkit, tmp_path: Path):
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{sampler.batch_size: 500}"))
-    dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu").refused("large: ", "training images, got 500;")
-    assert not (tmp_path / "out" / "runs").exists()
+    for words in ([], ["--dry-run"]):
+        study(dmlkit, path, *words).refused("large: ", "training images, got 500;")
+        assert not (tmp_path / "out" / "runs").exists()
 
 
 def test_a_dry_run_says_what_would_run_and_writes_nothing(dmlkit, whole: Path, tmp_path: Path):
@@ -736,9 +724,9 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(dmlkit, whole: Path, t
 
 
 def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlkit, pictures_are_drawn, whole, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(whole, other)
+    other = shutil.copytree(whole, tmp_path / "other")
     document = tmp_path / "docs" / "results.md"
+    (other / "results.png").unlink()  # a report draws its plots itself
     dmlkit("report", whole, other, "-o", document).ok()
     text, results = document.read_text(), results_of(whole)
     assert text.count("## A larger margin is better") == 2
@@ -758,25 +746,11 @@ def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlki
 
 @pytest.mark.parametrize(("key", "names"), [("loss.margin", ("a", "b", "c")), ("$x^", ("$x^", r"$\frac$", "c"))])
 def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(tmp_path, key: str, names):
-    def variant(*values: float) -> VariantResults:
-        runs = {seed: {"map@r": value} for seed, value in enumerate(values)}
-        return VariantResults.of(runs, ["map@r"])
-
-    for axis in (None, Axis(key=key, values=(1.0, 0.01, 0.1))):
-        results = StudyResults(
-            claim=r"Margins matter $\frac$",
-            paper=None,
-            table=None,
-            protocol="official",
-            seeds=(0, 1),
-            metrics=("map@r",),
-            reference=names[0],
-            axis=axis,
-            verdicts=(),
-            variants=dict(zip(names, (variant(0.5), variant(0.4, 0.6), variant(0.7)), strict=True)),
-            cost=Cost(models=4, seconds=1.5, on=("1 CPU thread",)),
-            command="dmlkit study",
-        )
+    runs = [[{"map@r": value} for value in values] for values in ([0.5], [0.4, 0.6], [0.7])]
+    swept = Axis(key=key, values=(1.0, 0.01, 0.1))
+    single = fakes.results_of(dict(zip(names, runs, strict=True)), r"Margins matter $\frac$")
+    for axis in (None, swept):
+        results = single.model_copy(update={"axis": axis})
         plot_study(results, tmp_path / "plot.png")
         plain = (tmp_path / "plot.png").read_bytes()
         assert plain.startswith(b"\x89PNG")
@@ -817,12 +791,11 @@ def test_every_study_begins_with_its_claim_and_all_its_recipes_assemble(dmlkit, 
     assert "dry run" in dmlkit("study", path, "-o", tmp_path / "out", "--dry-run", *sets).ok().out
 
 
-def test_a_claim_is_text_in_the_documents_s10(dmlkit, tmp_path: Path):
+def test_a_claim_is_text_in_the_documents_s10(dmlkit, copied: Path, tmp_path: Path):
     claim = "<img src=x onerror=alert(1)> [/x] ](http://evil) a|b `c`"
     path = write_study(tmp_path, STUDY.replace("A larger margin is better", json.dumps(claim)))
-    result = dmlkit("study", path, "-o", tmp_path / "out", "--device", "cpu", "--set", "training.epochs=1")
-    assert result.code == 0 and claim in result.out, result.err
-    text = (tmp_path / "out" / "results.md").read_text()
+    assert claim in study(dmlkit, path).ok().out
+    text = (copied / "results.md").read_text()
     assert r"# \<img src=x onerror=alert(1)\> \[/x\] \](http://evil) a\|b \`c\`" in text and "<img" not in text.replace(
         r"\<", ""
     )

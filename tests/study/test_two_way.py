@@ -1,21 +1,17 @@
 """Intervals over seeds and classes: against the bootstrap that draws both, plain loops and planted truths."""
 
 import statistics
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dmlkit.run_folder.documents import ClassMetrics, Summary
-from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.documents import ClassMetrics
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.tables import verdict_text
 from dmlkit.study.two_way import PairedClasses
 from dmlkit.study.verdicts import (
     PairedFigures,
-    StudyResults,
     VariantResults,
     compare_at_looks,
     differences,
@@ -23,7 +19,6 @@ from dmlkit.study.verdicts import (
     judge,
     least_p_values,
 )
-from tests.study.fakes import STUDY, write_study
 
 Array = np.ndarray
 
@@ -111,18 +106,6 @@ def test_the_interval_holds_the_truth_in_93_to_97_percent_for_20_to_100_classes(
         naive.append(float(np.mean(plain)))
     if "classes" in ground:
         assert max(naive) < 0.9  # what it is there for: intervals over seeds alone do not cover other classes
-
-
-@pytest.mark.slow
-def test_percentiles_of_the_plain_bootstrap_hold_the_truth_too_rarely_or_too_often():
-    rng = np.random.default_rng(4)
-    for ground, (low, high) in {"seeds": (0, 0.9), "neither": (0.98, 1)}.items():
-        holds: list[bool] = []
-        for _ in range(300):
-            one = planted(rng, 5, 41, ground)
-            least, most = np.quantile(drawn(rng, one.changes, one.queries, 400), (0.025, 0.975))
-            holds.append(bool(least <= 0 <= most))
-        assert low <= np.mean(holds) <= high, ground
 
 
 @pytest.mark.slow
@@ -246,26 +229,6 @@ def test_the_number_of_seeds_that_would_decide_does():
     size, spread = abs(by_seed.mean()), by_seed.std(ddof=1)
     enough = [n for n in range(2, 1000) if stats.t.ppf(0.975, n - 1) * spread / n**0.5 < size]
     assert needed is not None and abs(needed - enough[0]) <= 1
-
-
-@pytest.mark.slow
-def test_intervals_of_a_trained_study_are_over_its_classes_too(dmlkit: Callable, tmp_path: Path):
-    path, out = write_study(tmp_path, STUDY), tmp_path / "out"
-    assert dmlkit("study", path, "-o", out, "--device", "cpu").code == 0
-    results = StudyResults.read(out / "results.json")
-    for name, one in results.variants.items():
-        for seed, run in one.runs.items():
-            folder = RunFolder(out / "runs" / name / f"seed-{seed}")
-            chosen = Summary.read(folder.summary_path).chosen.test or {}
-            stored = ClassMetrics.read(folder.test_classes_path)
-            weighted = np.average(stored.metrics["map@r"], weights=stored.queries)
-            assert run["map@r"] == chosen["map@r"] == pytest.approx(weighted, abs=1e-6)
-            assert sum(stored.queries) > len(stored.names)
-    assert {judged.classes for judged in results.verdicts} == {len(stored.names)}
-    (out / "runs" / "large" / "seed-1" / "test_classes.json").unlink()
-    assert dmlkit("study", path, "-o", out, "--device", "cpu").code == 0
-    again = StudyResults.read(out / "results.json")
-    assert {judged.classes for judged in again.verdicts} == {None}
 
 
 def test_metrics_of_classes_of_other_lengths_are_refused():

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from dmlkit.study.definition.config import Expectation
 from dmlkit.study.definition.file import read_study
 from dmlkit.study.tables import verdict_text
 from dmlkit.study.verdicts import (
+    END_TEXTS,
     End,
     JudgedStatement,
     MeanInterval,
@@ -29,11 +30,7 @@ from tests.conftest import TINY_RECIPE
 
 def variant(values: Mapping[int, float] | list[float], **others: Any) -> VariantResults:
     figures = dict(enumerate(values)) if isinstance(values, list) else dict(values)
-    runs = {seed: {"map@r": value} for seed, value in figures.items()}
-    summary = {"map@r": MeanInterval.of(list(figures.values()))}
-    return VariantResults.model_validate(
-        {"tuned": None, "difference": None, **others, "runs": runs, "summary": summary}
-    )
+    return VariantResults.of({seed: {"map@r": value} for seed, value in figures.items()}, ["map@r"], **others)
 
 
 def statement(better: str = "method", than: str = "base") -> Expectation:
@@ -46,6 +43,7 @@ def one(**variants: VariantResults) -> JudgedStatement:
 
 
 BASE = [0.50, 0.52, 0.49, 0.51, 0.50]
+BETTER = [value + gain for value, gain in zip(BASE, (5e-3, 2e-2, 6e-3, 1e-2, 4e-3), strict=True)]
 
 
 def test_a_verdict_is_that_of_scipy_on_the_seeds_that_both_have():
@@ -71,17 +69,15 @@ def test_a_difference_that_does_not_matter_is_told_from_one_that_is_not_known():
 
 
 def test_looking_again_as_seeds_are_added_takes_more():
-    better = [value + gain for value, gain in zip(BASE, (5e-3, 2e-2, 6e-3, 1e-2, 4e-3), strict=True)]
-    variants = {"base": variant(BASE), "method": variant(better)}
+    variants = {"base": variant(BASE), "method": variant(BETTER)}
     once, often = (judge([statement()], variants, len(BASE), more)[0] for more in (0, 8))
-    expected = compare_at_looks(PairedFigures(BASE, better), 5, 13)
+    expected = compare_at_looks(PairedFigures(BASE, BETTER), 5, 13)
     assert (often.low, often.p_value) == pytest.approx((expected.low, expected.p_value))
     assert (once.verdict, often.verdict) == ("holds", "not separable at this size")
 
 
 def test_no_number_of_seeds_is_estimated_that_has_already_not_decided():
-    better = [value + gain for value, gain in zip(BASE, (5e-3, 2e-2, 6e-3, 1e-2, 4e-3), strict=True)]
-    variants = {"base": variant(BASE), "method": variant(better)}
+    variants = {"base": variant(BASE), "method": variant(BETTER)}
     (judged,) = judge([statement()], variants, len(BASE), 8)
     assert judged.verdict == "not separable at this size" and judged.runs_to_separate is not None
     assert judged.runs_to_separate <= len(BASE) and verdict_text(judged, variants) == judged.verdict
@@ -93,9 +89,7 @@ def test_no_number_of_seeds_is_estimated_that_has_already_not_decided():
 
 def test_the_correction_takes_back_what_one_of_many_statements_says():
     rng = np.random.default_rng(3)
-    gains = (5e-3, 2e-2, 6e-3, 1e-2, 4e-3)
-    better = [value + gain for value, gain in zip(BASE, gains, strict=True)]
-    variants = {"base": variant(BASE), "method": variant(better)}
+    variants = {"base": variant(BASE), "method": variant(BETTER)}
     for index in range(7):
         variants[f"same{index}"] = variant((np.array(BASE) + rng.normal(0, 0.01, 5)).tolist())
     alone = judge([statement()], variants, len(BASE), 0)
@@ -115,11 +109,7 @@ def test_a_statement_is_judged_by_both_figures_and_corrected_for_all_of_them():
     }
     for seed, row in runs["method"].items():
         row["map@r"] = runs["base"][seed]["map@r"] + 0.05 + 0.01 * rng.normal()
-    summary = {figure: MeanInterval.of([0.5]) for figure in figures}
-    variants = {
-        name: VariantResults.model_validate({"tuned": None, "difference": None, "runs": of, "summary": summary})
-        for name, of in runs.items()
-    }
+    variants = {name: VariantResults.of(of, figures) for name, of in runs.items()}
     judged = judge(by_both_figures([statement(), statement("other")], figures), variants, 6, 0)
     assert [(one.better, one.metric) for one in judged] == [(n, m) for n in ("method", "other") for m in figures]
     p_values = [
@@ -205,27 +195,18 @@ def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
     )
 
 
-@pytest.mark.parametrize(
-    ("end", "text"),
-    [
-        ("only", "loss.scale the only one tried with the other chosen values"),
-        ("only, highest", "loss.scale the highest tried, and the only one with the other chosen values"),
-        ("only, lowest", "loss.scale the lowest tried, and the only one with the other chosen values"),
-    ],
-)
-def test_a_value_that_is_the_only_one_tried_is_at_an_edge(end: End, text: str):
-    tuned = Tuned(chosen="scale=8", validation={}, edge={"loss.scale": end})
+def test_a_value_that_is_the_only_one_tried_is_at_an_edge():
+    tuned = Tuned(chosen="scale=8", validation={}, edge={"loss.scale": "only, highest"})
     variants = {"base": variant(BASE), "method": variant([value + 0.1 for value in BASE], tuned=tuned)}
+    text = "loss.scale the highest tried, and the only one with the other chosen values"
     assert verdict_text(one(**variants), variants) == f"holds; tuned at the edge: method ({text})"
+    assert END_TEXTS.keys() == {*get_args(End)}
 
 
 @pytest.mark.parametrize(
     ("tune", "edges"),
     [
-        ("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", ["lowest", None, "highest"]),
         ("{optimizer.lr: [4e-3, 1e-3, 2e-3]}", ["highest", "lowest", None]),
-        ("{optimizer.lr: [1e-3, 2e-3]}", ["lowest", "highest"]),
-        ("{sampler.batch_size: [4, 8, 12]}", ["lowest", None, "highest"]),
         ("{training.compile: [false, true]}", [None, None]),
         ("{training.epochs: [1, 3]}", [None, "highest"]),
         ("{optimizer.lr_multipliers.loss: [1, 3]}", ["lowest", "highest"]),

@@ -138,14 +138,8 @@ class Unseeded(Random.Config, frozen=True, abstract=True):
 
     def build(self, labels: Tensor, seed: int, super_classes: Tensor | None = None) -> Random:
         sampler = super().build(labels, seed)
-        count = sampler.batch_size
-
-        def batches(epoch: int) -> list[list[int]]:
-            return torch.randperm(len(labels)).tolist()[: len(sampler) * count] and [
-                torch.randperm(len(labels))[:count].tolist() for _ in range(len(sampler))
-            ]
-
-        sampler.batches = batches
+        rows, count = len(labels), sampler.batch_size
+        sampler.batches = lambda epoch: [torch.randperm(rows)[:count].tolist() for _ in range(len(sampler))]
         return sampler
 
 

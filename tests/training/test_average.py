@@ -1,7 +1,7 @@
 """The average of the weights: through an interruption, and what a run is judged by; test_gradients has its loop."""
 
 import signal
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from random import randrange, uniform
 
@@ -17,13 +17,6 @@ DECAY = 0.8
 AVERAGED = TINY_RECIPE.replace("epochs: 3", f"epochs: 3, ema: {DECAY}")
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "averaged.yaml"
-    path.write_text(AVERAGED)
-    return path
-
-
 def assert_same_bits(whole: Path, cut: Path, context: str = ""):
     """Of the average, of where the last step left the weights, and of the loss."""
     first, second = (RunFolder(run).load_checkpoint("last") for run in (whole, cut))
@@ -32,24 +25,6 @@ def assert_same_bits(whole: Path, cut: Path, context: str = ""):
         for name, tensor in first[part].items():
             assert torch.equal(tensor, second[part][name]), (name, context)
     assert any(not torch.equal(first["model"][name], weight) for name, weight in first["latest"].items())
-
-
-def test_an_interrupted_average_ends_with_the_same_bits(dmlkit, recipe, tmp_path, monkeypatch):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert dmlkit("train", recipe, "-o", whole, "--device", "cpu").code == 0
-    train = import_module("dmlkit.training.train")  # the package has a function of that name
-
-    def save_and_die(*arguments: object) -> None:
-        save(*arguments)
-        raise KeyError("the power is gone")
-
-    save = train.save
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "save", save_and_die)
-        assert dmlkit("train", recipe, "-o", cut, "--device", "cpu").code == 70
-    assert len(RunFolder(cut).read_metrics()) == 1
-    assert dmlkit("train", recipe, "-o", cut, "--device", "cpu", "--resume").code == 0
-    assert_same_bits(whole, cut)
 
 
 @pytest.mark.heavy
@@ -70,10 +45,8 @@ def test_an_average_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp
     assert_same_bits(tmp_path / "whole", cut, f"killed {moments} after which step and how many seconds")
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_run_is_judged_by_the_average(dmlkit, recipe: Path, tmp_path: Path, split: str):
-    run = tmp_path / "run"
-    summary = library.train(recipe, run, device="cpu")
-    reported = summary.last.test if split == "test" else RunFolder(run).read_metrics()[-1].validation
-    measured = library.evaluate(run, split=split, checkpoint="last", device="cpu").report.metrics
+def test_validation_judges_the_average(trained_once: Callable[..., Path], tmp_path: Path):
+    run = trained_once(tmp_path, AVERAGED)
+    reported = RunFolder(run).read_metrics()[-1].validation
+    measured = library.evaluate(run, split="validation", checkpoint="last", device="cpu").report.metrics
     assert {name: measured[name] for name in reported} == pytest.approx(reported, abs=1e-6)

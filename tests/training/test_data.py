@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.file import read_recipe
@@ -24,6 +24,7 @@ from tests.conftest import TINY_RECIPE, refuses
 from tests.datasets import trees
 from tests.processes import Forked
 from tests.training.test_train import assert_same_weights
+from tests.training.test_tuning import Stopper
 
 NONE = "backbone.tuning={name: none}"
 AUGMENTED = "transform={name: imagenet, size: 16, resize: 16}"
@@ -100,7 +101,6 @@ def test_folds_share_a_cache_in_which_test_images_are_once(recipe: Path, tmp_pat
 
 def test_overwrite_replaces_the_features_of_the_run(recipe: Path, tmp_path: Path):
     run = run_of(recipe, tmp_path / "run")
-    refuses("already holds a run", run_of, recipe, run)
     run_of(recipe, run, "seed=4", overwrite=True)  # random weights of another seed
     assert_same_weights(run, run_of(recipe, tmp_path / "new", "seed=4"))
     run_of(recipe, run, "backbone.tuning.features=live", overwrite=True)
@@ -108,45 +108,33 @@ def test_overwrite_replaces_the_features_of_the_run(recipe: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("override", "message"),
     [
-        (["backbone.tuning.feature_views=2"], "none needs transform.augments True, got False"),
-        (["backbone.tuning={name: none, features: live, feature_views: 2}"], "need features: cached"),
-        (["training.compile=true"], "none needs training.compile False, got True"),
+        ("backbone.tuning.feature_views=2", "none needs transform.augments True, got False"),
+        ("backbone.tuning={name: none, features: live, feature_views: 2}", "need features: cached"),
+        ("backbone.tuning={name: none, features: live, cache: shared}", "need features: cached"),
+        ("backbone.tuning={name: none, features: live, engine: bf16}", "need features: cached"),
+        ("backbone.tuning={name: last_blocks, cache: shared}", "cache needs feature_views"),
+        ("backbone.tuning={name: last_blocks, feature_views: 2}", "last_blocks needs transform.augments True, got F"),
+        ("training.compile=true", "none needs training.compile False, got True"),
+        ("dataset.on_bad_image=skip", "none needs dataset.on_bad_image error, got skip"),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(overrides: list[str], message: str, recipe: Path):
-    refuses(message, read_recipe, recipe, [NONE, *overrides])
+def test_options_that_would_be_ignored_are_refused(override: str, message: str, recipe: Path):
+    refuses(message, read_recipe, recipe, [NONE, override])
 
 
-def stopped(monkeypatch: pytest.MonkeyPatch, steps: int, recipe: Path, run: Path, *overrides: str):
-    """A run that is told to stop after some steps."""
-    from dmlkit.distributed.stopping import TrainingStoppedError
-
-    looks = iter([*([False] * steps), True])
-    stopping = sys.modules["dmlkit.training.train"]
-    stop_signals = stopping.stop_signals
-
-    class Stop:
-        def __enter__(self) -> Callable[..., bool]:
-            def stop_requested(_: object) -> bool:
-                return next(looks, False)
-
-            return stop_requested
-
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(stopping, "stop_signals", Stop)
-    with pytest.raises(TrainingStoppedError, match="in epoch 2 after step"):
-        run_of(recipe, run, *overrides)
-    monkeypatch.setattr(stopping, "stop_signals", stop_signals)
+def stopped(recipe: Path, run: Path, *overrides: str):
+    """A run that is told to stop after the first step of its second epoch."""
+    with pytest.raises(TrainingStoppedError, match="in epoch 2 after step 1"):
+        run_of(recipe, run, *overrides, progress=Stopper(1, last=False))
 
 
-def test_loggers_and_workers_may_differ_in_a_resumed_run(recipe, tmp_path, monkeypatch, caplog):
+def test_loggers_and_workers_may_differ_in_a_resumed_run(recipe, tmp_path, caplog):
     trees.photos(tmp_path / "photos", (f"{index // 4}/{index}.png" for index in range(24)))
     photos = f"dataset={{name: folder, root: {tmp_path / 'photos'}, validation_fraction: 0}}"
     images = (photos, AUGMENTED, "backbone.tuning={name: full}", "sampler.batch_size=4")
-    stopped(monkeypatch, 4, recipe, tmp_path / "run", *images, "training.workers=0")
+    stopped(recipe, tmp_path / "run", *images, "training.workers=0")
     run_of(recipe, tmp_path / "run", *images, "training.workers=2", "training.loggers=[tensorboard]", resume=True)
     now = RunFolder(tmp_path / "run").recipe().training
     assert (now.workers, now.loggers) == (2, ("tensorboard",)) and (tmp_path / "run" / "loggers.json").exists()
@@ -168,9 +156,9 @@ def test_loggers_and_workers_may_differ_in_a_resumed_run(recipe, tmp_path, monke
 
 
 @pytest.mark.parametrize("tuning", ["{name: none, feature_views: 2}", "{name: last_blocks, feature_views: 2}"])
-def test_cached_features_resume_inside_an_epoch_to_the_bit(tuning, recipe, tmp_path, monkeypatch):
+def test_cached_features_resume_inside_an_epoch_to_the_bit(tuning, recipe, tmp_path):
     views = (AUGMENTED, f"backbone.tuning={tuning}")
-    stopped(monkeypatch, 3, recipe, tmp_path / "run", *views)
+    stopped(recipe, tmp_path / "run", *views)
     run_of(recipe, tmp_path / "run", *views, resume=True)
     assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *views))
 
@@ -178,7 +166,7 @@ def test_cached_features_resume_inside_an_epoch_to_the_bit(tuning, recipe, tmp_p
 def test_a_run_keeps_its_maps_until_it_is_trained(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A stop keeps them; a finished run resumes without them and computes none, unless it trains longer."""
     maps, run = "backbone.tuning={name: last_blocks, feature_views: 0}", tmp_path / "run"
-    stopped(monkeypatch, 3, recipe, run, maps)
+    stopped(recipe, run, maps)
     assert list((run / "features").rglob("*.safetensors"))
     run_of(recipe, run, maps, resume=True)
     assert not (run / "features").exists()

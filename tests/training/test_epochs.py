@@ -49,13 +49,12 @@ def test_runs_that_differ_in_their_seed_alone_are_one_curve(tmp_path: Path):
     assert curves[1].metric.epochs == [1, 3] and curves[1].loss.mean == [9.0, 8.0, 7.0]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_the_picture_is_written_with_names_as_they_are(tmp_path: Path, suffix: str):
+def test_the_picture_is_written_with_names_as_they_are(tmp_path: Path):
     one = run_at(tmp_path / "_$x$", [0.1, 0.5])
     two = run_at(tmp_path / "b\x1b[31m", [0.2, 0.3], margin=0.3)
-    curves = plot_epochs(runs_by_recipe([one, two]), tmp_path / f"p{suffix}", metric="recall@1")
+    curves = plot_epochs(runs_by_recipe([one, two]), tmp_path / "p.svg", metric="recall@1")
     assert [curve.name for curve in curves] == ["_$x$", "b\\x1b[31m"]
-    assert (tmp_path / f"p{suffix}").stat().st_size > 2000
+    assert all(curve.name in (tmp_path / "p.svg").read_text() for curve in curves)
 
 
 def test_runs_without_figures_are_one_line(tmp_path: Path):

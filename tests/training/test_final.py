@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from PIL import Image
 from safetensors.numpy import load_file
@@ -26,18 +25,28 @@ CLASSES = 12  # of the tiny recipe, half of them for the test
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run whose summary names epoch 2 of 3 as the best; a cosine depends on the number of epochs."""
+    """A finished run whose summary names epoch 2 of 3 as the best, and its last training, in ``final``.
+
+    A cosine depends on the number of epochs.
+    """
     path = tmp_path_factory.mktemp("trained") / "run"
     train(parse_recipe(TINY_RECIPE, "tiny.yaml", ["schedule={name: cosine, warmup_epochs: 0.5}"]), path, device="cpu")
     summary = json.loads((path / "summary.json").read_text())
     summary["best"]["epoch"] = 2
     (path / "summary.json").write_text(json.dumps(summary))
+    recipe, basis = final_recipe(path)
+    train(recipe, path.with_name("final"), device="cpu", basis=basis)
     return path
 
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture
+def final(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained.with_name("final"), tmp_path / "final")
 
 
 def checkpoint(run: Path) -> dict[str, Any]:
@@ -55,35 +64,17 @@ def test_it_trains_on_every_class_for_the_epochs_that_validation_chose(dmlkit, r
     assert all(row.validation is None for row in rows)
     # the last step of an epoch, at whose rate a row is, comes later in it if it has more steps
     assert before[2].lr < rows[1].lr <= before[1].lr
-
-
-def test_its_weights_are_those_of_a_recipe_on_a_dataset_without_held_out_classes(dmlkit, run, tmp_path):
-    """By hand: a dataset that has the same classes, all of them for training, with the epochs cut after the second."""
-    assert dmlkit("final", run, "--device", "cpu").code == 0
+    # by hand: a dataset that has the same classes, all of them for training, with the epochs cut after the second
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     # the official split trains on the first half of twice as many glyphs: the same classes and images
     recipe["dataset"] |= {"classes": 2 * CLASSES, "validation_fraction": 0}
     recipe["training"]["stop_after"] = 2
     (tmp_path / "by_hand.yaml").write_text(yaml.safe_dump(recipe))
     assert dmlkit("train", tmp_path / "by_hand.yaml", "-o", tmp_path / "by_hand", "--device", "cpu").code == 0
-    assert_same_weights(tmp_path / "run-final", tmp_path / "by_hand")
+    assert_same_weights(final, tmp_path / "by_hand")
 
 
-def test_training_that_stops_after_an_epoch_has_the_weights_of_that_epoch(dmlkit, tiny_recipe, tmp_path):
-    cosine = ["--set", "schedule={name: cosine}", "--device", "cpu"]
-    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "all", *cosine).code == 0
-    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
-    stop = ["--set", f"training.stop_after={summary['best']['epoch']}"]
-    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "some", *cosine, *stop).code == 0
-    best, last = RunFolder(tmp_path / "all").load_checkpoint("best"), checkpoint(tmp_path / "some")
-    assert all(torch.equal(best["model"][name], last["model"][name]) for name in best["model"])
-    dmlkit("train", tiny_recipe, "-o", tmp_path / "no", "--set", "training.stop_after=4").refused(
-        "training.stop_after: got 4, expected at most training.epochs, 3"
-    )
-
-
-def test_a_killed_run_resumes_to_the_same_bits(dmlkit, run, tmp_path):
-    assert dmlkit("final", run, "--device", "cpu").code == 0
+def test_a_killed_run_resumes_to_the_same_bits(trained, run, tmp_path):
     final, marks = tmp_path / "killed", tmp_path / "marks"
     marks.mkdir()
     words = ("final", run, "-o", final, "--device", "cpu")
@@ -95,7 +86,7 @@ def test_a_killed_run_resumes_to_the_same_bits(dmlkit, run, tmp_path):
     resumed = start(*words, "--resume")
     assert resumed.communicate(timeout=END)[0].count("epoch 1/2") == 0
     assert resumed.returncode == 0
-    assert_same_weights(tmp_path / "run-final", final)
+    assert_same_weights(trained.with_name("final"), final)
     assert json.loads((final / "summary.json").read_text())["basis"]["run"] == str(run)
 
 
@@ -129,9 +120,7 @@ def test_messages_and_files_name_the_reference_run(dmlkit, run, tmp_path):
         assert f"; use {run}" in refused.err or f"; use dmlkit {command[0]} {run} --split test" in refused.err
 
 
-def test_it_is_used_as_any_run(dmlkit, run, tmp_path):
-    final = tmp_path / "final"
-    assert dmlkit("final", run, "-o", final, "--device", "cpu").code == 0
+def test_it_is_used_as_any_run(dmlkit, final):
     assert dmlkit("embed", final, "--split", "all", "--device", "cpu").code == 0
     assert dmlkit("search", final, final / "embeddings" / "all", "--json").json()
     assert dmlkit("export", final, "--format", "safetensors").code == 0
@@ -151,16 +140,19 @@ def test_a_reference_run_that_is_named_from_inside_is_recorded_by_its_path(run, 
     assert Path(final_recipe(Path())[1].run) == run.resolve()
 
 
-def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, run, tmp_path):
-    assert dmlkit("final", run, "--device", "cpu").code == 0
-    again = f"was trained on every class already, expected a run with test classes; use {run}"
-    dmlkit("final", tmp_path / "run-final").refused(again)
+def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, trained, run, final, tmp_path):
+    again = f"was trained on every class already, expected a run with test classes; use {trained}"
+    dmlkit("final", final).refused(again)
     same = "is the run to train again on every class; expected another folder"
     dmlkit("final", run, "-o", run, "--overwrite").refused(same)
     dmlkit("final", run, "--overwrite", "--set", "training.epochs=1").refused("expected a key of the dataset")
     (run / "summary.json").unlink()
     dmlkit("final", run, "-o", tmp_path / "other").refused("is not finished, expected a summary.json")
     assert not (tmp_path / "other").exists()
+    late = ("--set", "training.stop_after=4")
+    dmlkit("train", run / "recipe.yaml", "-o", tmp_path / "other", *late).refused(
+        "training.stop_after: got 4, expected at most training.epochs, 3"
+    )
 
 
 def test_a_frozen_backbone_computes_the_features_of_every_class(dmlkit, tiny_recipe, tmp_path):

@@ -12,9 +12,10 @@ from dmlkit.training.experiment import assemble
 from tests.conftest import TINY_RECIPE
 
 DECAYED = TINY_RECIPE.replace("lr: 0.003,", "lr: 0.003, layer_decay: 0.5,")
+VIT = "{name: timm, model: test_vit, image_size: 32}"
 
 
-@pytest.mark.parametrize("backbone", ["{name: small_cnn, width: 4}", "{name: resnet18}", "{name: vit, image_size: 32}"])
+@pytest.mark.parametrize("backbone", ["{name: small_cnn, width: 4}", "{name: resnet18}", VIT])
 def test_each_block_learns_at_half_the_rate_of_the_next(backbone: str):
     text = DECAYED.replace("{name: small_cnn, width: 4}", backbone).replace("size: 16}", "size: 32}")
     experiment = assemble(parse_recipe(text, "r.yaml", ["optimizer.lr_multipliers.backbone=0.1"]))

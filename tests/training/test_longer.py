@@ -54,3 +54,14 @@ def test_other_epochs_are_refused_with_the_way_on(train: Train, tmp_path: Path):
     shorter = train("run", COSINE, "training.epochs=2", "training.stop_after=1", resume=True)
     assert shorter.code == 2 and "training.stop_after: was None, now 1" in shorter.err
     assert RunFolder(tmp_path / "run").checkpoint_path("last").read_bytes() == before
+
+
+def test_a_finished_run_that_trains_on_is_unfinished_until_it_ends(train, dmlkit, tmp_path, monkeypatch):
+    assert train("run", "schedule={name: constant}", "training.epochs=1").code == 0
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dmlkit.training.train.finish_epoch", stop)
+    assert train("run", "schedule={name: constant}", "training.epochs=2", resume=True).code == 130
+    assert "is not finished" in dmlkit("final", tmp_path / "run", "-o", tmp_path / "final").refused().err

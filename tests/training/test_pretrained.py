@@ -3,8 +3,8 @@
 import json
 import os
 import shutil
-import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training import pretrained as pretrained_module
 from dmlkit.training import summary as summary_module
-from dmlkit.training.progress import Silent
 from dmlkit.training.summary import final_recipe, plot_curves, seconds_per_epoch
 from dmlkit.training.train import train
 from dmlkit.vectors.embedder import load
@@ -30,9 +29,12 @@ from tests.conftest import TINY_RECIPE, Killed
 from tests.datasets import trees
 from tests.metrics import naive
 from tests.processes import command_line, run_on_ranks
+from tests.training.test_tuning import Stopper, trained
 
 MODEL = "test_resnet"
 CPU = ("--device", "cpu", "--set", "training.workers=0")
+ONE = ("--set", "training.epochs=1")
+AUGMENTED = "transform={name: imagenet, size: 16, resize: 16}"
 SCORED = "pretrained, test: 9 images"
 NAMES = {"recall@1": ("recall", 1), "recall@2": ("recall", 2), "map@r": ("map@r", 0)}
 
@@ -45,14 +47,15 @@ def _first_runs(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with weights that nobody downloaded, random, but of a file; a recipe that begins with them; its run."""
+    """Weights that nobody downloaded, random, but of a file; a recipe that begins with them; its run and another's."""
     folder = tmp_path_factory.mktemp("home")
     torch.manual_seed(11)
     torch.save(timm.create_model(MODEL, num_classes=0).state_dict(), folder / "weights.pth")
     own = f"{{name: timm, model: {MODEL}, weights: {folder / 'weights.pth'}, pooling: {{name: avg}}}}"
     text = TINY_RECIPE.replace("{name: small_cnn, width: 4}", own)
     (folder / "recipe.yaml").write_text(text.replace("epochs: 3", "epochs: 2"))
-    train(folder / "recipe.yaml", folder / "run", overrides=["training.workers=0"], device="cpu")
+    for name, seed in (("run", 3), ("other", 4)):
+        train(folder / "recipe.yaml", folder / name, overrides=["training.workers=0", f"seed={seed}"], device="cpu")
     return folder
 
 
@@ -69,6 +72,22 @@ def weights(home: Path) -> Path:
 @pytest.fixture
 def run(home: Path, tmp_path: Path) -> Path:
     return shutil.copytree(home / "run", tmp_path / "run")
+
+
+@pytest.fixture
+def other(home: Path, tmp_path: Path) -> Path:
+    """A run of another seed."""
+    return shutil.copytree(home / "other", tmp_path / "other")
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path) -> Path:
+    """A run with random augmentation."""
+    overrides = ["training.workers=0", AUGMENTED]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrained_module, "_answered", {})
+        train(home / "recipe.yaml", home / "whole", overrides=overrides, device="cpu")
+    return home / "whole"
 
 
 @pytest.fixture
@@ -129,8 +148,8 @@ def test_a_run_of_the_same_process_copies_the_figures_of_an_earlier_one(dmlkit, 
     scored = "pretrained, test: 36 images"
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     assert scored in dmlkit("train", recipe, "-o", first, *CPU).out
-    assert scored not in dmlkit("train", recipe, "-o", second, *CPU, "--set", "training.epochs=1").ok().out
-    assert scored in dmlkit("train", recipe, "-o", third, *CPU, "--set", "metrics=[mrr, map@r]").out
+    assert scored not in dmlkit("train", recipe, "-o", second, *CPU, *ONE).ok().out
+    assert scored in dmlkit("train", recipe, "-o", third, *CPU, *ONE, "--set", "metrics=[mrr, map@r]").out
     ours, theirs = (json.loads((run / "evaluations/test-pretrained.json").read_text()) for run in (first, second))
     assert (ours.pop("source"), theirs.pop("source")) == (str(first), str(second))
     assert ours == theirs
@@ -151,14 +170,14 @@ def test_the_difference_is_that_of_the_queries(dmlkit, run: Path):
 
 def test_a_backbone_without_weights_has_no_pretrained_figures(dmlkit, tiny_recipe: Path, tmp_path: Path):
     run = tmp_path / "run"
-    result = dmlkit("train", tiny_recipe, "-o", run, *CPU)
+    result = dmlkit("train", tiny_recipe, "-o", run, *CPU, *ONE)
     assert summary_of(run).pretrained is None and not (run / "evaluations").exists()
     assert "pretrained" not in result.out
 
 
 def test_without_validation_classes_the_test_classes_are_told(dmlkit, recipe: Path, tmp_path: Path):
     run = tmp_path / "run"
-    result = dmlkit("train", recipe, "-o", run, *CPU, "--set", "dataset.validation_fraction=0")
+    result = dmlkit("train", recipe, "-o", run, *CPU, *ONE, "--set", "dataset.validation_fraction=0")
     pretrained = summary_of(run).pretrained
     assert pretrained and pretrained.validation is None and "map@r on test: " in result.out
     assert {path.name for path in (run / "evaluations").iterdir()} == {
@@ -191,9 +210,10 @@ def kill(place: str, monkeypatch: pytest.MonkeyPatch, dmlkit, *words: object):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_run_killed_anywhere_is_scored_once_and_ends_with_the_same_bits(dmlkit, recipe, tmp_path, monkeypatch, place):
-    whole, run = tmp_path / "whole", tmp_path / "killed"
-    augmented = (*CPU, "--set", "transform={name: imagenet, size: 16, resize: 16}")
+def test_a_run_killed_anywhere_is_scored_once_and_ends_with_the_same_bits(
+    dmlkit, recipe, whole, tmp_path, monkeypatch, place
+):
+    run, augmented = tmp_path / "killed", (*CPU, "--set", AUGMENTED)
     kill(place, monkeypatch, dmlkit, recipe, "-o", run, *augmented)
     stamps = {path: path.stat().st_mtime_ns for path in run.glob("evaluations/*")}
     assert len(stamps) == PLACES[place][3] and (run / "checkpoints/last.pt").exists() == (
@@ -204,8 +224,6 @@ def test_a_run_killed_anywhere_is_scored_once_and_ends_with_the_same_bits(dmlkit
         after = {path: path.stat().st_mtime_ns for path in run.glob("evaluations/*")}
         assert len(after) == 4 and after | stamps == after
         stamps = after
-    pretrained_module._answered.clear()
-    assert dmlkit("train", recipe, "-o", whole, *augmented).code == 0
     for kept, expected in zip(of_checkpoint(run), of_checkpoint(whole), strict=True):
         assert torch.equal(kept, expected)
     assert summary_of(run).pretrained == summary_of(whole).pretrained
@@ -216,14 +234,14 @@ def of_checkpoint(run: Path) -> list[torch.Tensor]:
     return [*state["model"].values(), *state["objective"].values(), state["random"]["cpu"]]
 
 
-def test_scoring_leaves_training_as_it_is(dmlkit, recipe: Path, run: Path, tmp_path: Path, monkeypatch):
+def test_scoring_leaves_training_as_it_is(dmlkit, recipe: Path, tmp_path: Path, monkeypatch):
     seeds: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
     assert dmlkit("train", recipe, "-o", tmp_path / "scored", *CPU).code == 0
     assert seeds == [3]  # of the training alone: a GPU's random numbers go on where they were
     monkeypatch.setattr(TRAINING, "score_pretrained", lambda *_: {})
     assert dmlkit("train", recipe, "-o", tmp_path / "bare", *CPU).code == 0
-    for scored, bare in zip(of_checkpoint(run), of_checkpoint(tmp_path / "bare"), strict=True):
+    for scored, bare in zip(*(of_checkpoint(tmp_path / name) for name in ("scored", "bare")), strict=True):
         assert torch.equal(scored, bare)
 
 
@@ -259,9 +277,7 @@ def test_a_test_photo_that_cannot_be_read_is_reported_after_the_first_epoch(dmlk
 
 
 @pytest.mark.parametrize(("end", "text"), [("json", "{}"), ("npz", ""), ("npz", "gone")])
-def test_damaged_figures_are_scored_again_and_left_out_of_comparisons(dmlkit, recipe, run, tmp_path, caplog, end, text):
-    other = tmp_path / "other"
-    assert dmlkit("train", recipe, "-o", other, *CPU, "--set", "seed=4").code == 0
+def test_damaged_figures_are_scored_again_and_left_out_of_comparisons(dmlkit, recipe, run, other, caplog, end, text):
     before = summary_of(run)
     name = f"test-pretrained.{end}"
     path = run / "evaluations" / name
@@ -308,11 +324,11 @@ def test_figures_of_photos_that_changed_are_left_out_and_scored_again(engine, dm
 
 def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, tiny_recipe: Path, run: Path):
     before = (run / "evaluations" / "test-pretrained.json").read_text()
-    words = (*CPU, "--overwrite", "--set", "dataset.images_per_class=5")
+    words = (*CPU, *ONE, "--overwrite", "--set", "dataset.images_per_class=5")
     assert dmlkit("train", recipe, "-o", run, *words).code == 0
     after = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
     assert after["queries"] == 30 and json.loads(before)["queries"] == 36
-    assert dmlkit("train", tiny_recipe, "-o", run, *CPU, "--overwrite").code == 0
+    assert dmlkit("train", tiny_recipe, "-o", run, *CPU, *ONE, "--overwrite").code == 0
     assert not (run / "evaluations").exists() and not (run / ".new").exists()
 
 
@@ -325,7 +341,7 @@ def test_a_recipe_is_scored_as_its_run_is(dmlkit, recipe: Path, weights: Path, t
     assert report["metrics"] == pytest.approx(by_hand(network, recipe, "test"), abs=1e-4)
     assert any("a random network (seed 3)" in note for note in report["notes"]) == bool(random)
     run = tmp_path / "run"
-    assert dmlkit("train", recipe, "-o", run, *CPU, *random).code == 0
+    assert dmlkit("train", recipe, "-o", run, *CPU, *ONE, *random).code == 0
     of_run = dmlkit("eval", run, "--checkpoint", "pretrained", "--json", "--device", "cpu").json()
     assert {**of_run, "source": ""} == {**report, "source": ""} | {"question": of_run["question"]}
     if not random:
@@ -337,7 +353,7 @@ def test_a_recipe_is_scored_as_its_run_is(dmlkit, recipe: Path, weights: Path, t
 
 def test_mistakes_of_recipes_are_one_line(dmlkit, own: tuple[Path, Path], tmp_path: Path):
     (recipe, weights), run = own, tmp_path / "run"
-    assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
+    assert dmlkit("train", recipe, "-o", run, *CPU, *ONE).code == 0
     for name in ("cut.yaml", "cut.txt"):
         (tmp_path / name).write_text("loss: {")
     pretrained = ("--checkpoint", "pretrained")
@@ -376,11 +392,9 @@ def test_commands_take_the_checkpoint_before_training(dmlkit, recipe: Path, run:
     dmlkit("compare", run, run, *alone).refused("twice")
 
 
-def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):
-    first, second, fresh = tmp_path / "a" / "first", tmp_path / "a" / "second", tmp_path / "fresh"
-    assert dmlkit("train", recipe, "-o", first, *CPU).code == 0
-    assert dmlkit("train", recipe, "-o", second, *CPU, "--set", "seed=4").code == 0
-    assert dmlkit("train", tiny_recipe, "-o", fresh, *CPU).code == 0
+def test_compare_shows_what_runs_began_with(dmlkit, home: Path, trained_once: Callable[..., Path], tmp_path: Path):
+    first, second = (shutil.copytree(home / of, tmp_path / "a" / of) for of in ("run", "other"))
+    fresh = trained_once(tmp_path / "b").rename(tmp_path / "fresh")
     runs = dmlkit("compare", first, second, fresh, "--json", "--device", "cpu").json()["runs"]
     for run, path in zip(runs, (first, second), strict=False):
         pretrained = summary_of(path).pretrained
@@ -390,10 +404,10 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     assert "pretrained" not in runs[2]
     shown = " ".join(dmlkit("compare", first, second, "-o", tmp_path / "t.md", "--device", "cpu").out.split())
     names = [line.split(" | ")[1] for line in (tmp_path / "t.md").read_text().splitlines()[2:5]]
-    assert names == ["first", "second", "pretrained"]
-    assert "first: map@r on test: " in shown and "second: map@r on test: " in shown
+    assert names == ["run", "other", "pretrained"]
+    assert "run: map@r on test: " in shown and "other: map@r on test: " in shown
     assert dmlkit("compare", first, fresh, "-o", tmp_path / "t.md", "--device", "cpu").code == 0
-    assert "| pretrained (first) |" in (tmp_path / "t.md").read_text()
+    assert "| pretrained (run) |" in (tmp_path / "t.md").read_text()
     other = dmlkit("compare", first, second, "--device", "cpu", "--set", "transform.size=20")
     again = f"dmlkit eval {first} --checkpoint pretrained --set transform.size=20"
     assert f"was not evaluated like this; for that: {again}" in " ".join(other.out.split())
@@ -472,31 +486,20 @@ def test_the_seconds_of_an_epoch_are_the_median_of_whole_ones():
     assert seconds_per_epoch([row(1, None)]) is None
 
 
-def test_a_run_tells_its_cost(dmlkit, tiny_recipe: Path, tmp_path: Path):
-    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *CPU).code == 0
-    summary, rows = summary_of(tmp_path / "run"), RunFolder(tmp_path / "run").read_metrics()
+def test_a_run_tells_its_cost(home: Path):
+    summary, rows = summary_of(home / "run"), RunFolder(home / "run").read_metrics()
     assert summary.peak_memory_bytes == rows[-1].peak_memory_bytes and summary.peak_memory_bytes
     assert 10**8 < summary.peak_memory_bytes < 10**11  # torch alone takes more than the one
     assert summary.seconds_per_epoch == seconds_per_epoch(rows)
     assert all(row.training_seconds is not None and row.training_seconds < row.seconds + 0.01 for row in rows)
 
 
-class Stopper(Silent):
-    """Asks the run to stop after the first step of its second epoch."""
-
-    def step(self, **figures: Any) -> None:
-        if figures["epoch"] == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_an_epoch_that_was_stopped_in_between_has_no_seconds_of_its_own(tiny_recipe: Path, tmp_path: Path):
-    sets = ("training.workers=0",)
+def test_an_epoch_that_was_stopped_in_between_has_no_seconds_of_its_own(tmp_path: Path):
     with pytest.raises(TrainingStoppedError):
-        train(tiny_recipe, tmp_path / "run", overrides=sets, device="cpu", progress=Stopper())
-    summary = train(tiny_recipe, tmp_path / "run", overrides=sets, device="cpu", resume=True)
-    rows = RunFolder(tmp_path / "run").read_metrics()
+        trained(tmp_path / "run", progress=Stopper(1, last=False))
+    rows = RunFolder(trained(tmp_path / "run", resume=True)).read_metrics()
     assert [row.training_seconds is None for row in rows] == [False, True, False]
-    assert summary.seconds_per_epoch == seconds_per_epoch([rows[0], rows[2]])
+    assert summary_of(tmp_path / "run").seconds_per_epoch == seconds_per_epoch([rows[0], rows[2]])
 
 
 @pytest.mark.heavy

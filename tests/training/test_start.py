@@ -13,6 +13,8 @@ import torch
 import dmlkit as face
 from dmlkit.backbones.timm_models import LITE0, Pretrained
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.folder import FolderConfig
+from dmlkit.datasets.table import TableConfig
 from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.metrics.scoring import Scores
 from dmlkit.metrics.statistics import bootstrap_intervals
@@ -248,3 +250,18 @@ def test_what_is_counted_is_freed():
     assert estimate.kept_bytes(network, torch.ones(7, 11)) == 4 * (11 + 13 + 13)
     gc.collect()
     assert not [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.shape == (7, 13)]
+
+
+def test_the_first_recipe_keeps_the_keys_of_a_dataset(home: Path):
+    names = [f"{label}{side}{index}" for label in "abcdef" for side in "lr" for index in range(3)]
+    rows = [f"{name}.jpg,{name[0]},{name[1]}" for name in names]
+    trees.photos(home / "sides", [row.partition(",")[0] for row in rows])
+    (home / "sides" / "t.csv").write_text("\n".join(["path,label,side", *rows]))
+    table = TableConfig(file=str(home / "sides" / "t.csv"), where="side=l", max_pixels=10_000)
+    dataset = face.start(table, budget=0).recipe.dataset
+    assert isinstance(dataset, TableConfig) and (dataset.where, dataset.max_pixels) == ("side=l", 10_000)
+    trees.photos(
+        home / "deep", (f"{genus}/{genus}{kind}/{n}.jpg" for genus in "ab" for kind in "xyz" for n in range(3))
+    )
+    dataset = face.start(FolderConfig(root=str(home / "deep"), levels=("genus", "species")), budget=0).recipe.dataset
+    assert dataset.levels == ("genus", "species")

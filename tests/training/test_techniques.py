@@ -73,11 +73,12 @@ def test_validation_chooses_and_the_test_figures_are_next_to_the_plain_ones(tmp_
         patch.setattr(Output, "console", screen)
         print_figures(read.model_copy(update={"techniques": none}), "map@r")
     assert "at test time: plain" in screen.file.getvalue() and "plain  test" not in screen.file.getvalue()
-    report = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
-    assert report["alternative"]["metrics"] == pytest.approx(chosen["test"])
+    report = dmlkit("eval", run, "--json", "--device", "cpu").json()
     assert report["metrics"] == pytest.approx(summary["best"]["test"])
-    assert (report["alternative"]["tta"], report["alternative"]["rerank"]) == (chosen["tta"], best and "k_reciprocal")
-    other = json.loads(dmlkit("eval", run, "--json", "--with", "scales", "--device", "cpu").out)["alternative"]
+    found = report["alternative"]
+    assert found["metrics"] == pytest.approx(chosen["test"]) and found["tta"] == chosen["tta"]
+    assert found["rerank"] == (chosen["rerank"] and "k_reciprocal")
+    other = dmlkit("eval", run, "--json", "--with", "scales", "--device", "cpu").json()["alternative"]
     assert (other["tta"], other["rerank"]) == ("scales", None)  # what is asked for replaces them
 
 

@@ -221,6 +221,7 @@ def test_a_machine_without_a_compiler_trains_without_it_and_says_so(
 
     monkeypatch.setattr(config.cpp, "cxx", (None, "/nonexistent/c++"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    torch.compiler.reset()  # what another test has compiled would be taken
     sets = ("--set", "training.compile=true", "--set", "training.epochs=1", "--device", "cpu")
     result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *sets).ok()
     assert result.err.count("training.compile: trains without it") == 1

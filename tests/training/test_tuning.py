@@ -115,11 +115,11 @@ def test_training_lowers_the_loss_and_leaves_what_is_frozen(tuning: str, tmp_pat
         assert torch.equal(state[f"backbone.{name}"], backbone.state_dict()[name])
 
 
+VIT: dict[str, Any] = {"model": "test_vit", "image_size": 32}
 PRETRAINED = (
-    TINY_RECIPE.replace("{name: plain, size: 16}", "{name: plain, size: 160}")
+    TINY_RECIPE.replace("{name: plain, size: 16}", "{name: plain, size: 32}")
     .replace(
-        "backbone: {name: small_cnn, width: 4}",
-        "backbone: {name: timm, model: test_vit, weights: FILE, tuning: TUNING}",
+        "{name: small_cnn, width: 4}", "{name: timm, model: test_vit, image_size: 32, weights: FILE, tuning: TUNING}"
     )
     .replace("epochs: 3", "epochs: 2")
 )
@@ -131,7 +131,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of weights."""
     torch.manual_seed(7)
     path = tmp_path_factory.mktemp("weights") / "vit.pth"
-    backbone: Any = config("timm", model="test_vit").build()
+    backbone: Any = config("timm", **VIT).build()
     torch.save(backbone.network.state_dict(), path)
     return path
 
@@ -170,7 +170,7 @@ def test_embeddings_are_those_of_the_weights_that_were_trained(tuned: Path, pret
     ranks = start_ranks("cpu")
     loaded = load_model(RunFolder(tuned), ranks, "last")
     saved, file = RunFolder(tuned).load_checkpoint("last")["model"], torch.load(pretrained, weights_only=True)
-    plain: Any = config("timm", model="test_vit").build().eval()
+    plain: Any = config("timm", **VIT).build().eval()
     by_hand: dict[str, Tensor] = {}
     for name, tensor in file.items():
         start = f"backbone.network.{name.removesuffix('weight')}parametrizations.weight.0"
@@ -179,7 +179,7 @@ def test_embeddings_are_those_of_the_weights_that_were_trained(tuned: Path, pret
     plain.network.load_state_dict(by_hand)
     head = nn.Linear(plain.num_features, 8)
     head.load_state_dict({name: saved[f"head.linear.{name}"] for name in ("weight", "bias")})
-    images = torch.randint(256, (2, 3, 160, 160), dtype=torch.uint8)
+    images = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
         expected = nn.functional.normalize(head(plain(loaded.model.normalization(images))))
         torch.testing.assert_close(loaded.model(images), expected, atol=1e-5, rtol=0)
@@ -223,8 +223,8 @@ def test_weights_of_a_run_that_have_moved_are_to_be_restored(lora, pretrained, t
         hidden.rename(pretrained)
 
 
-def test_a_damaged_hash_is_refused(tuned: Path):
-    run = RunFolder(tuned)
+def test_a_damaged_hash_is_refused(lora: Path):
+    run = RunFolder(lora)
     path, state = run.checkpoint_path("last"), run.load_checkpoint("last")
     before = path.read_bytes()
     write_checkpoint(path, {**state, FROZEN: [1]})
@@ -243,5 +243,5 @@ def test_exports_are_merged_and_agree_with_the_run(lora: Path, form: str, dmlkit
 
         with safe_open(output, "pt") as file:
             names = {name.removeprefix("backbone.") for name in file.keys()}  # noqa: SIM118
-        assert names >= set(config("timm", model="test_vit").build().state_dict())
+        assert names >= set(config("timm", **VIT).build().state_dict())
         assert not [name for name in names if "parametrizations" in name]

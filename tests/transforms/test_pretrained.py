@@ -1,6 +1,5 @@
 """The published preprocessing: against timm's and torchvision's own pipelines, and kept in what a run keeps."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -112,15 +111,6 @@ def test_given_keys_stay_and_resize_follows_size():
     assert read("resnet50, weights: imagenet", ", resize: 224").transform.resizing.side == 224
 
 
-def test_two_runs_of_one_seed_augment_alike():
-    pixels = torch.randint(0, 256, (3, 90, 70), dtype=torch.uint8)
-    config = PretrainedConfig(size=32, resize=36)
-    torch.manual_seed(1)
-    first = config.training()(pixels)
-    torch.manual_seed(1)
-    assert torch.equal(first, config.training()(pixels))
-
-
 @pytest.mark.parametrize(
     ("backbone", "transform", "fault"),
     [
@@ -146,5 +136,4 @@ def test_what_is_not_published_is_told_in_one_line(backbone: str, transform: str
 
 
 def test_the_schema_asks_for_none_of_the_keys():
-    described = schema()["$defs"]["PretrainedConfig"]
-    assert described.get("required", []) == [] and json.dumps(described)
+    assert schema()["$defs"]["PretrainedConfig"].get("required", []) == []

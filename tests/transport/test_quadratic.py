@@ -50,8 +50,8 @@ def test_plan_is_optimal(name: str, eps: float):
     assert gap.max() < 1e-9
 
 
-@pytest.mark.parametrize("name", ["random", "wide", "16", "tied", "constant", "zero"])
-@pytest.mark.parametrize("eps", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("name", ["random", "wide", "tied", "constant", "zero"])
+@pytest.mark.parametrize("eps", [1.0, 1e-4])
 def test_agrees_with_cvxpylayers(name: str, eps: float):
     cost, rows, cols = PROBLEMS[name]
     native = Quadratic(regularization=eps).plan(cost, rows, cols)
@@ -67,7 +67,7 @@ def finite_difference(solver: TransportSolver, inputs: list[Tensor], moves: list
     return ((values[0] - values[1]) / (2 * step)).item()
 
 
-@pytest.mark.parametrize("eps", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("eps", [1.0, 1e-4])
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 7), (16, 16)])
 def test_gradient_equals_finite_differences(eps: float, n: int, m: int):
     """Of cost and marginals; costs are spread over a few eps, so that many entries are positive."""

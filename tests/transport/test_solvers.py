@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dmlkit.transport import Cvxpy, Emd, Exact, Sinkhorn, base
 from tests.conftest import TINY_RECIPE
+from tests.transport.test_quadratic import problem as positive_problem
 
 Problem = tuple[Tensor, Tensor, Tensor]
 
@@ -45,7 +46,7 @@ def problem(kind: str, n: int, m: int, groups: int = 3) -> Problem:
 
 
 KINDS = ["random", "tied", "constant", "degenerate", "negative", "grouplet"]
-SIZES = [(1, 1), (2, 2), (4, 4), (5, 3), (6, 6), (4, 100), (8, 8), (16, 16), (32, 32), (32, 100), (20, 7)]
+SIZES = [(1, 1), (5, 3), (6, 6), (4, 100), (8, 8), (32, 32), (32, 100), (20, 7)]
 
 
 def lowest_cost(cost: Tensor, rows: Tensor, cols: Tensor) -> float:
@@ -86,9 +87,9 @@ def test_exact_is_an_optimal_vertex(kind: str, n: int, m: int):
         assert torch.equal(plan, plan.round())
 
 
-@pytest.mark.parametrize("solver", [Exact(), Emd(), Cvxpy(regularization=0)])
+@pytest.mark.parametrize("solver", [Emd(), Cvxpy(regularization=0)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cost_is_the_optimum_of_linprog(solver: Exact | Emd | Cvxpy, kind: str):
+def test_cost_is_the_optimum_of_linprog(solver: Emd | Cvxpy, kind: str):
     for n, m in ((3, 3), (7, 5)):
         cost, rows, cols = problem(kind, n, m)
         expected = [lowest_cost(*one) for one in zip(cost, rows, cols, strict=True)]
@@ -96,7 +97,7 @@ def test_cost_is_the_optimum_of_linprog(solver: Exact | Emd | Cvxpy, kind: str):
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 12, 24, 32])
+@pytest.mark.parametrize("size", [2, 5, 6, 7, 32])
 def test_assignment_equals_scipy(size: int):
     cost = torch.rand(4, size, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
     ones = torch.ones(4, size, dtype=torch.float64)
@@ -153,16 +154,9 @@ def test_empty_rows_and_columns_are_left_out_of_the_problem(monkeypatch: pytest.
     assert shapes == [(1, 2, 1)]
 
 
-def problem_sinkhorn(groups: int = 3, n: int = 4, m: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = (groups, n, m), (groups, n), (groups, m)
-    cost, rows, cols = (torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1 for shape in shapes)
-    return cost, rows, cols * (rows.sum(1) / cols.sum(1))[:, None]
-
-
 @pytest.mark.parametrize("eps", [1.0, 0.1, 0.02])
 def test_agrees_with_pots_single_solver(eps: float):
-    cost, rows, cols = problem_sinkhorn()
+    cost, rows, cols = positive_problem(0, 4, 6)
     plan = Sinkhorn(regularization=eps, max_iterations=10_000).plan(cost, rows, cols)
     for group in range(3):
         arrays = rows[group].numpy(), cols[group].numpy(), cost[group].numpy()
@@ -173,7 +167,7 @@ def test_agrees_with_pots_single_solver(eps: float):
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 @pytest.mark.parametrize("eps", [1.0, 0.1])
 def test_gradient_equals_finite_differences(gradient: str, eps: float):
-    cost, rows, cols = problem_sinkhorn(groups=2)
+    cost, rows, cols = positive_problem(0, 4, 6, groups=2)
     solver = Sinkhorn(regularization=eps, max_iterations=10_000, gradient=gradient)
     balance = torch.eye(4, dtype=torch.float64) - 0.25  # moves that keep the total
 
@@ -185,12 +179,12 @@ def test_gradient_equals_finite_differences(gradient: str, eps: float):
 
 
 def test_envelope_is_a_constant():
-    cost, rows, cols = problem_sinkhorn()
+    cost, rows, cols = positive_problem(0, 4, 6)
     assert not Sinkhorn(gradient="envelope").plan(cost.requires_grad_(), rows, cols).requires_grad
 
 
 def test_marginals_hold_when_the_iterations_run_out():
-    cost, rows, cols = problem_sinkhorn()
+    cost, rows, cols = positive_problem(0, 4, 6)
     plan = Sinkhorn(regularization=1e-3, max_iterations=2).plan(cost, rows, cols)
     torch.testing.assert_close(plan.sum(2), rows, atol=1e-12, rtol=0)
     torch.testing.assert_close(plan.sum(1), cols, atol=1e-12, rtol=0)

@@ -1,6 +1,8 @@
-"""A folder of embeddings made by hand."""
+"""A folder of embeddings made by hand, and the modules that commands import."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,29 @@ def embeddings_at(path: Path, points: np.ndarray = POINTS, **changes: Any) -> Pa
     np.save(path / "embeddings.npy", points)
     parquet.write_table(pa.table(items(len(points))), path / "items.parquet")
     return path
+
+
+SESSION = """
+import sys
+from dmlkit.cli.app import main
+
+unwanted, *commands = sys.argv[1:]
+for words in commands:
+    sys.argv = ["dmlkit", *words.split(), "--device", "cpu"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
+    found = [name for name in unwanted.split() if name in sys.modules]
+    assert not found, f"{words} imports {found}"
+"""
+
+
+def check_imports(unwanted: str, *commands: str) -> None:
+    """Run commands in a new process, and check that none of them imports one of these modules."""
+    words = [sys.executable, "-c", SESSION, unwanted, *commands]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def split_of(run: Path, split: Split = "test") -> PointsInMemory:

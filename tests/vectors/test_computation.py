@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import dmlkit as face
 from dmlkit.distributed.launch import start_ranks
@@ -19,6 +18,7 @@ from dmlkit.vectors import computation
 from dmlkit.vectors.embedder import Embedder
 from dmlkit.vectors.manifest import Computation
 from tests.conftest import Cli, refuses
+from tests.datasets import trees
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., P
     """A trained run in ``run``, and 12 pictures in ``pictures``."""
     folder = tmp_path_factory.mktemp("engines")
     trained_once(folder)
-    (folder / "pictures").mkdir()
-    for index in range(12):
-        pixels = np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "pictures" / f"{index:02}.png")
+    trees.photos(folder / "pictures", (f"{index:02}.png" for index in range(12)))
     return folder
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 import dmlkit as face
 from dmlkit.vectors.embedder import Embedder
 from tests.conftest import Cli
+from tests.datasets import trees
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +20,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., P
     """A trained run in ``run``, and 130 pictures in ``pictures``: more than a batch."""
     folder = tmp_path_factory.mktemp("face")
     trained_once(folder)
-    (folder / "pictures").mkdir()
-    numbers = np.random.default_rng(0)
-    for index in range(130):
-        pixels = numbers.integers(0, 256, (20, 24, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "pictures" / f"{index:03}.png")
+    trees.photos(folder / "pictures", (f"{index:03}.png" for index in range(130)))
     return folder
 
 
@@ -69,7 +66,6 @@ def test_similarity_is_the_manifold_s(model: Embedder, paths: list[Path]):
 
 
 def test_evaluation_is_the_command_s(home: Path, dmlkit: Cli):
-
     report = face.evaluate(str(home / "run"), metrics=["recall@1"], device="cpu").report
     figures = dmlkit("eval", home / "run", "--metric", "recall@1", "--json", "--device", "cpu").json()
     assert report.metrics == figures["metrics"]

@@ -55,7 +55,7 @@ def listed(images: int, missing: np.ndarray | None = None) -> FillJob:
 
 
 def test_parts_cover_every_image_once():
-    for images in (0, 1, 127, 128, 129, 8192, 60_502, 1_000_003):
+    for images in (0, 1, 127, 128, 129, 8192, 60_502, 530_001):  # the last needs more than 64 of the largest parts
         job = listed(images)
         covered = [row for part in job.numbers() for batch in job.batches(part) for row, _ in batch]
         assert covered == list(range(images))

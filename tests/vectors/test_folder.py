@@ -126,7 +126,7 @@ def cut_short(path: Path) -> None:
         (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
         *(
             (lambda path, kind=kind: np.save(path, POINTS.astype(kind)), "expected float32 (5, 8)")
-            for kind in ("U8", "complex64", "bool", "int64", "float16", [("a", "f4")])
+            for kind in ("U8", "int64", [("a", "f4")])
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_manifest_of_another_geometry_is_told_t7(changes: dict[str, Any], mess
     assert line.startswith("manifest.json: got dim and similarity (8, ") and message in line
 
 
-@pytest.mark.parametrize("command", ["eval", "curvature", "npz", "faiss", "parquet", "tensorboard"])
+@pytest.mark.parametrize("command", ["eval", "curvature", "npz"])
 @pytest.mark.parametrize("name", ["manifest.json", "embeddings.npy", "items.parquet"])
 def test_every_command_tells_a_damaged_folder_in_one_line_t7_u5(dmlkit, tmp_path: Path, command: str, name: str):
     folder = embeddings_at(tmp_path / "out")

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +20,7 @@ from dmlkit.vectors.graphs import NotExportableError
 from dmlkit.vectors.operators import read_operators, write_operators
 from tests.conftest import TINY_RECIPE
 from tests.datasets import trees
+from tests.vectors.stored import check_imports
 
 timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
 LITE0 = "{name: timm, model: tf_efficientnet_lite0, weights: null}"
@@ -99,24 +98,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 HEAVY = "timm torchvision torch._dynamo sklearn scipy.stats pandas openTSNE matplotlib onnxruntime"
-COMMAND = """
-import sys
-from dmlkit.cli.app import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-print("IMPORTED", *(name for name in HEAVY.split() if name in sys.modules))
-"""
-
-
-def imported(home: Path, *words: object) -> list[str]:
-    """Which heavy modules a command imports, in a process of its own."""
-    code = f"HEAVY = {HEAVY!r}\n{COMMAND}"
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], cwd=home, capture_output=True, text=True, check=True
-    )
-    return ran.stdout.partition("IMPORTED")[2].split()
 
 
 @pytest.mark.slow
@@ -129,15 +110,8 @@ def test_answers_to_one_photo_import_no_library_of_models(home, tmp_path, monkey
     dmlkit("gallery", "create", "run", "photos", "-o", "gallery", "--device", "cpu").ok()
     for words in (("eval", "run"), ("calibrate", "run")):
         dmlkit(*words, "--device", "cpu").ok()
-    for words in (
-        ("identify", "gallery", "new.jpg"),
-        ("identify", "run", "new.jpg"),
-        ("search", "gallery", "new.jpg"),
-        ("embed", "run", "new.jpg", "-o", "one"),
-        ("verify", "run", "new.jpg", "photos/a/00.jpg"),
-        ("eval", "run"),
-    ):
-        assert imported(home, *words, "--device", "cpu") == [], words
+    answers = ("identify gallery new.jpg", "identify run new.jpg", "search gallery new.jpg", "embed run new.jpg -o one")
+    check_imports(HEAVY, *answers, "verify run new.jpg photos/a/00.jpg", "eval run")
     assert dmlkit("search", "run", "new.jpg", "--device", "cpu").out == before.out
     (graph,) = (tmp_path / "dmlkit").glob("engine-*-operators.safetensors")
     graph.write_bytes(b"of another run")

@@ -1,5 +1,6 @@
 """The proxies of a run as points, of every loss that has some."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,10 @@ import torch
 
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
 from dmlkit.plots.split import class_proxies, embed_split, proxies_of
-from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.train import train
-from tests.conftest import TINY_RECIPE
+from tests.conftest import ONE_EPOCH
 
-
-def run_of(folder: Path, loss: str, *keys: str) -> RunFolder:
-    text = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0").replace("{name: proxy_anchor}", loss)
-    train(parse_recipe(text, "recipe.yaml", keys), folder)
-    return RunFolder(folder)
+Trained = Callable[..., Path]
 
 
 @pytest.mark.parametrize(
@@ -26,11 +21,12 @@ def run_of(folder: Path, loss: str, *keys: str) -> RunFolder:
         ("{name: proxy_anchor}", 1),
         ("{name: soft_triple, centers_per_class: 3}", 3),
         ("{name: cross_batch_memory, loss: {name: contrastive}, size: 16}", 0),
-        ("{name: triplet}", 0),
     ],
 )
-def test_the_proxies_are_those_that_the_loss_has_learned(tmp_path: Path, loss: str, of_a_class: int):
-    run = run_of(tmp_path / "run", loss)
+def test_the_proxies_are_those_that_the_loss_has_learned(
+    trained_once: Trained, tmp_path: Path, loss: str, of_a_class: int
+):
+    run = RunFolder(trained_once(tmp_path, ONE_EPOCH.replace("{name: proxy_anchor}", loss)))
     proxies = proxies_of(run, "last", Sphere(8))
     if not of_a_class:
         assert proxies is None
@@ -58,10 +54,10 @@ def test_what_is_of_another_space_or_of_other_classes_is_none(shape: tuple[int, 
     assert class_proxies(torch.randn(*shape), Sphere(8), tuple("abcde")) is None
 
 
-def test_a_run_has_the_proxies_of_its_own_classes(tmp_path: Path):
+def test_a_run_has_the_proxies_of_its_own_classes(trained_once: Trained, tmp_path: Path):
     """Another seed renders other images of the same classes; classes that come later are in no split of the run."""
-    run = run_of(tmp_path / "run", "{name: proxy_anchor}")
-    same = embed_split(run.path, "train", device="cpu", overrides=["dataset.seed=1"])
-    other = embed_split(run.path, "train", device="cpu", overrides=["dataset.classes=14"])
+    run = trained_once(tmp_path)
+    same = embed_split(run, "train", device="cpu", overrides=["dataset.seed=1"])
+    other = embed_split(run, "train", device="cpu", overrides=["dataset.classes=14"])
     assert same.proxies() is not None and other.proxies() is not None
-    assert embed_split(run.path, "test", device="cpu").proxies() is None
+    assert embed_split(run, "test", device="cpu").proxies() is None

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from pyarrow import parquet
 
 from dmlkit.distributed.launch import start_ranks
@@ -28,6 +27,7 @@ from dmlkit.vectors.run import EmbedOptions
 from dmlkit.vectors.run import embed as embed_images
 from dmlkit.vectors.trained import load_model
 from tests.conftest import END, ROOT, refuses
+from tests.datasets import trees
 from tests.processes import command_line, run_on_ranks
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
@@ -38,9 +38,7 @@ IMAGES = 300  # three parts: two of 128, one of 44
 def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A folder with ``run``, a trained tiny model, and ``photos``."""
     home = trained_once(tmp_path_factory.mktemp("home")).parent
-    (home / "photos").mkdir()
-    for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (IMAGES, 16, 16, 3), dtype=np.uint8)):
-        Image.fromarray(pixels).save(home / "photos" / f"{index:03}.png")
+    trees.photos(home / "photos", (f"{index:03}.png" for index in range(IMAGES)), side=(16, 16))
     return home
 
 

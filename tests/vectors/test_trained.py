@@ -1,8 +1,8 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+
+from tests.datasets import trees
 
 
 @pytest.fixture(scope="module")
@@ -11,12 +11,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dmlkit.training.train import train
 
     home = tmp_path_factory.mktemp("moved")
-    noise = np.random.default_rng(0)
-    for name in "abcdefgh":
-        (home / "before" / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = noise.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(home / "before" / name / f"{number}.png")
+    trees.photos(home / "before", (f"{name}/{number}.png" for name in "abcdefgh" for number in range(3)))
     recipe = home / "recipe.yaml"
     recipe.write_text(
         f"dataset: {{name: folder, root: '{home / 'before'}'}}\ntransform: {{name: plain, size: 16}}\n"

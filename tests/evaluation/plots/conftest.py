@@ -1,19 +1,15 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dmlkit.plots.split import EmbeddedSplit, embed_split
-from dmlkit.recipe.file import parse_recipe
-from dmlkit.training.train import train
-from tests.conftest import TINY_RECIPE
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 3 training, 3 validation and 6 test classes of 6 glyphs; nothing writes into it."""
-    run = tmp_path_factory.mktemp("plots") / "run"
-    train(parse_recipe(TINY_RECIPE.replace("epochs: 3", "epochs: 2, workers: 0"), "tiny.yaml"), run)
-    return run
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
+    """A run of 3 training, 3 validation and 6 test classes of 6 glyphs, with what these tests embed."""
+    return trained_once(tmp_path_factory.mktemp("plots"))
 
 
 @pytest.fixture

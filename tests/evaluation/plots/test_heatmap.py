@@ -1,20 +1,16 @@
 """What heat maps show, against a loop over all pairs."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
+from dmlkit.manifolds import Lorentz, Sphere
 from dmlkit.manifolds.base import Manifold
-from dmlkit.plots.similarities import class_similarities, heat_maps, plot_heatmap
+from dmlkit.plots.similarities import class_similarities, heat_maps
 from dmlkit.plots.split import EmbeddedSplit
 from dmlkit.run_folder.checkpoint_file import WEIGHTS, read_checkpoint
 
 
-@pytest.mark.parametrize(
-    "manifold", [Sphere(3), Euclidean(3), Poincare(3), Lorentz(3)], ids=lambda one: type(one).__name__
-)
+@pytest.mark.parametrize("manifold", [Sphere(3), Lorentz(3)], ids=["sphere", "lorentz"])
 def test_class_similarities_are_those_of_a_loop(manifold: Manifold):
     points, labels = manifold.from_features(torch.randn(12, 3)), torch.tensor([4, 1, 1, 4, 2, 1, 4, 4, 2, 1, 7, 2])
     found, classes = class_similarities(manifold, points, labels), [1, 2, 4, 7]
@@ -52,9 +48,3 @@ def test_some_classes_bring_their_own_proxies_alone(trained_on: EmbeddedSplit):
 def test_unseen_classes_have_no_proxies(tested: EmbeddedSplit):
     maps = heat_maps(tested)
     assert maps.to_proxies is None and maps.between.shape == (6, 6)
-
-
-def test_heat_maps_are_written(trained_on: EmbeddedSplit, tested: EmbeddedSplit, tmp_path: Path):
-    for name, embedded in (("both.png", trained_on), ("one.svg", tested)):
-        output, _ = plot_heatmap(embedded, tmp_path / name, classes=3)
-        assert output.stat().st_size > 2000

@@ -31,15 +31,6 @@ def test_before_is_the_backbone_that_training_began_with(tested: EmbeddedSplit):
     assert torch.allclose(torch.as_tensor(pretrained_points(tested).embeddings)[:4], features, atol=1e-5)
 
 
-def test_random_numbers_go_on_as_before(tested: EmbeddedSplit):
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    with torch.random.fork_rng(devices=[]):
-        pretrained_points(tested)
-    assert torch.rand(1) == expected
-
-
 def test_a_single_class_is_one_line():
     with pytest.raises(UserError, match="the test split has 3 pairs of one class and 0 of different classes"):
         counted(Points(torch.eye(3), torch.zeros(3, dtype=torch.int64), Sphere(3)), "test")
