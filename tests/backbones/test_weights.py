@@ -101,6 +101,7 @@ def test_timm_poolings_agree_with_timms_own():
         ("bn_inception, weights: x.pth", "imagenet", "needs transform.mean (104.0, 117.0, 128.0), got (0.485"),
         ("bn_inception, weights: x.pth", "imagenet", "bn_inception needs transform.channels bgr, got rgb"),
         ("bn_inception, weights: x.pth", "imagenet", "bn_inception needs transform.pixel_max 255, got 1"),
+        ("timm, model: test_vit, weights: x.pth", "bn_inception", "timm needs transform.channels rgb, got bgr"),
         ("resnet50, weights: imagenet", "bn_inception", "resnet50 needs transform.channels rgb, got bgr"),
         ("resnet50, weights: imagenet", "hyp_vit", "resnet50 needs transform.mean (0.485, 0.456, 0.406), got (0.5"),
         ("resnet50, weights: swav.pth", "bn_inception", "resnet50 needs transform.pixel_max 1, got 255"),

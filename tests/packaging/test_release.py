@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from typer.main import get_command
 
+import dmlkit
 from dmlkit.cli.app import app
 from tests.conftest import ONE_EPOCH, ROOT, Cli
 from tests.packaging.conftest import needed
@@ -28,6 +29,8 @@ def read(path: Path) -> Any:
 def test_all_files_have_one_version():
     assert read(ROOT / "CITATION.cff")["version"] == PROJECT["version"]
     assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[1] == PROJECT["version"]
+    skill = re.search(r'version: "(\S+)"', (ROOT / "skills/dmlkit/SKILL.md").read_text("utf-8"))
+    assert dmlkit.__version__ == PROJECT["version"] == skill[1]
 
 
 def test_workflows_call_targets_of_the_makefile_and_have_no_secrets():

@@ -121,6 +121,8 @@ def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Pat
         before, _, after = " ".join(result.out.split()).partition("epoch 1/")
         assert result.code == 0 and ("is trained and not compared" in before or again), result.err
         assert "it was not trained on:" not in after and "next: dmlkit gallery create" in after + before
+        table = " ".join(result.out.split()).rpartition("gallery create ")[2].partition(" -o ")[0].split()
+        assert table[2] == "--root" and all((Path(table[3]) / row["path"]).exists() for row in csv_rows(Path(table[1])))
         dataset = RunFolder(tmp_path / "new").recipe().dataset
         assert isinstance(dataset, TableConfig) and dataset.levels == ("initial", "bird"), result.err
         assert dataset.on_bad_image == "skip"
