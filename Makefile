@@ -81,8 +81,8 @@ docs: setup  ## Build the documentation site into site/; fails for broken links 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 papers: setup  ## Regenerate the results in docs/papers from docs/studies
-	for study in caltech glyphs modes photos photos_network; do \
-	  $(BIN)/python -m dmlkit plot results docs/studies/$${study}_claims -o docs/papers/$${study}_claims.png || exit 1; done
+	for study in cars caltech_claims glyphs_claims modes_claims photos_claims photos_network_claims; do \
+	  $(BIN)/python -m dmlkit plot results docs/studies/$$study -o docs/papers/$$study.png || exit 1; done
 	$(BIN)/python -m dmlkit report docs/results/manifolds_clip docs/results/manifolds_learned docs/results/product_hierarchy docs/results/hierarchical_clustering -o docs/spaces.md
 	for study in which_loss which_loss_glyphs which_loss_modes hard_classes; do \
 	  $(BIN)/python -m dmlkit plot results docs/results/$$study -o docs/results/$$study.png || exit 1; done
