@@ -1,4 +1,4 @@
-"""Official one-shot task of Omniglot (Lake et al. 2015) with its minimal background sets, beside published errors.
+"""Official one-shot task of Omniglot (Lake et al. 2015) with its minimal background sets, and published errors.
 
 In each of 20 runs, 20 drawings are each to be found among 20 characters of the same alphabet, of which one drawing by
 another person is known. A network trains on one of two sets of five other alphabets: 136 or 156 characters, each drawn

@@ -176,6 +176,7 @@ def evaluate_scope(
 
 
 def _is_current(report: Report, recipe: Recipe, split: Split) -> bool:
+    """Return whether images and labels are those of a stored report; if they are gone, it is all that is left."""
     try:
         dataset = recipe.dataset.searched(split)
     except UserError:
@@ -276,8 +277,9 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
 
 def _other_images(images: Path, dataset: DatasetConfig) -> DatasetConfig:
     """Return the configuration of a folder or table of images that takes the place of a run's dataset."""
-    split, own = "images" if dataset.tests_known else "official", dataset if isinstance(dataset, TableConfig) else None
+    split = "images" if dataset.tests_known else "official"
     bad, levels = dataset.on_bad_image, dataset.levels
+    own = dataset if isinstance(dataset, TableConfig) else None
     if images.is_dir() and reader_of(images) is None:
         config = FolderConfig(root=str(images), split=split, on_bad_image=bad, levels=levels)
     else:

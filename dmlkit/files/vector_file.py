@@ -253,11 +253,11 @@ def _numbers_of(column: Any, name: str, path: Path) -> Values:
         raise UserError(f"{path} has no rows; expected at least one vector")
     compute = arrow_compute()
     lengths = compute.list_value_length(column).to_numpy()
-    odd = np.flatnonzero(lengths != lengths[0])  # a blank cell has the length nan
+    odd = np.flatnonzero(lengths != lengths[0])  # a blank cell has the length nan, which differs from itself
     numbers = compute.list_flatten(column)
-    if np.isnan(lengths[0]) or len(odd) or numbers.null_count:
+    if len(odd) or numbers.null_count:
         blanks = compute.list_parent_indices(column).filter(numbers.is_null()).to_numpy()
-        row = min([*odd[:1].tolist(), *blanks[:1].tolist(), *([0] if np.isnan(lengths[0]) else [])])
+        row = min(*odd[:1].tolist(), *blanks[:1].tolist(), len(column))
         raise UserError(
             f"{path}: column {name!r}: row {row} (counted from 0) is blank or differs in length from the first; "
             "expected lists of equal length without blanks"

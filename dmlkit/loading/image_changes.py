@@ -24,7 +24,7 @@ def stamp(path: str) -> tuple[int, int]:
 
 
 def hash_files(dataset: Dataset, *, contents: bool = False) -> str | None:
-    """Return a hash of all labels, boxes, and sizes and times of files, or contents; None for images in memory.
+    """Return a hash of labels, boxes and files, by their sizes and times or contents; None for images in memory.
 
     Sizes and times take 2 us per image, and contents as long as reading all files; they show that files which were
     copied without their times are the same.

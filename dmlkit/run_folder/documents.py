@@ -304,13 +304,13 @@ class Environment(Document, frozen=True):
         """Return the environment of this process, for a run of a recipe on a device."""
         import torch
 
-        gpus = {"cuda": lambda: torch.cuda.get_device_name(device), "mps": lambda: "Apple GPU"}
-        gpu = gpus.get(device.partition(":")[0])
+        kind = device.partition(":")[0]
+        gpu = torch.cuda.get_device_name(device) if kind == "cuda" else "Apple GPU" if kind == "mps" else None
         return cls(
             python=platform.python_version(),
             platform=platform.platform(),
             packages={"dmlkit": __version__, "torch": torch.__version__} | {name: version(name) for name in PACKAGES},
-            gpu=gpu and gpu(),
+            gpu=gpu,
             threads=torch.get_num_threads(),
             command=("dmlkit", *sys.argv[1:]),
             plugins=plugins_of(recipe),

@@ -112,8 +112,8 @@ def _train(
     jobs = feature_jobs(experiment, ranks, run if resume else None)
     if ranks.is_global_zero:
         check_disk(recipe, jobs, run, resume=resume)
-        place = str(ranks.device)
-        run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis, device=place)
+        device = str(ranks.device)
+        run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis, device=device)
     if ranks.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
         classes.write(run.classes_path)
     ranks.barrier()

@@ -81,7 +81,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an array, an empty folder, half a run, half a gallery and what looks like a study, and one."""
     tmp_path = tmp_path_factory.mktemp("place")
     np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
-    for name in ("empty", "half", "run", "stopped", "study", "begun"):
+    for name in ("empty", "half", "run", "stopped", "study", "started"):
         (tmp_path / name).mkdir()
     for name in ("half/recipe.yaml", "run/recipe.yaml", "run/environment.json"):
         (tmp_path / name).touch()
@@ -106,7 +106,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = {"training": {"epochs": 4, "select_by": "map@r"}}
     study = {"claim": "Margins matter", "paper": None, "table": None, "protocol": "official", "metrics": ["map@r"]}
     study |= {"seeds": [0, 1], "reference": "a", "expect": [], "variants": {"a": {"": recipe}}}
-    (tmp_path / "begun" / "study.json").write_text(json.dumps({"format": 1, **study, "command": "dmlkit study s.yaml"}))
+    (tmp_path / "started" / "study.json").write_text(
+        json.dumps({"format": 1, **study, "command": "dmlkit study s.yaml"})
+    )
     return tmp_path
 
 
@@ -252,7 +254,7 @@ def results(place: Path, catalogue: str) -> dict[str, Result]:
     """What each command line of `MISTAKES` said, and the status of a study."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", catalogue)
-        commands = ["status begun", *(words for words, _ in MISTAKES)]
+        commands = ["status started", *(words for words, _ in MISTAKES)]
         return dict(zip(commands, without_torch(place, commands), strict=True))
 
 
@@ -328,5 +330,5 @@ def test_help_after_a_wrong_path_is_help(dmlkit: Cli, words: str):
 
 @pytest.mark.slow
 def test_the_status_of_a_study_needs_no_torch(results: dict[str, Result]):
-    result = results["status begun"]
+    result = results["status started"]
     assert result.code == 0 and "Margins matter" in result.out and "0 of 2 runs done" in result.out, result
