@@ -79,18 +79,26 @@ CASES = {
         "tjddus9597/Proxy-Anchor-CVPR2020",
         "code/train.py",
         f"--dataset cars --model googlenet --batch-size 112 --epochs {EPOCHS} --workers 0 --warm 1 --bn-freeze 1",
-        ("backbone.freeze_epochs=1", "training.clip_grad_value=10"),
+        ("backbone.freeze_epochs=1", "training.clip_grad_value=10", "loss.proxy_norm=3.62"),  # sqrt(2D / C)
     ),
     "proxy_gml": Case(
         "YuehuaZhu/ProxyGML",
         "train.py",
         f"--dataset cars196 --batch-size 112 --epochs {EPOCHS} --workers 0 --warm 0 --freeze_BN -C 78 --N 12 --r 0.05 "
         f"--weight_lambda 0.3 --epoch_to_test {' '.join(map(str, range(1, EPOCHS + 1)))}",
-        ("optimizer.name=adam", "optimizer.eps=0.01", "optimizer.lr_multipliers={loss: 300}"),
+        (
+            "optimizer.name=adam",
+            "optimizer.eps=0.01",
+            "optimizer.lr_multipliers={loss: 300}",
+            "loss.proxy_norm=0.427",  # sqrt(D / 3CN)
+        ),
     ),
     "multi_similarity": Case(CONTEXTUAL, "224x224/train.py", f"{CONTEXTUAL_ARGUMENTS} --loss MS+miner --IPC 4", ()),
     "norm_softmax": Case(
-        CONTEXTUAL, "224x224/train.py", f"{CONTEXTUAL_ARGUMENTS} --loss NormalizedSoftmax --IPC 0", ()
+        CONTEXTUAL,
+        "224x224/train.py",
+        f"{CONTEXTUAL_ARGUMENTS} --loss NormalizedSoftmax --IPC 0",
+        ("loss.proxy_norm=22.6",),  # sqrt(D)
     ),
 }
 
@@ -138,8 +146,11 @@ class BalancedBatches(torch.utils.data.Sampler[int]):
     def __init__(self, data_source: Maps, batch_size: int, images_per_class: int) -> None:
         self.labels, self.batch_size, self.images = np.array(data_source.ys), batch_size, images_per_class
 
+    def __len__(self) -> int:
+        return len(self.labels) // self.batch_size * self.batch_size
+
     def __iter__(self) -> Iterator[int]:
-        for _ in range(len(self.labels) // self.batch_size):
+        for _ in range(len(self) // self.batch_size):
             for label in np.random.choice(self.labels.max() + 1, self.batch_size // self.images, replace=False):
                 yield from np.random.choice(np.flatnonzero(self.labels == label), self.images, replace=False)
 

@@ -9,17 +9,15 @@ their passes alternate, and times are medians of 5 passes after a first one.
 32 x 32, in one pass and in chunks of 32, with CPU time in place of time, medians of 3.
 """
 
-import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import torch
-from report import write_report
+from report import resident_megabytes, write_report
 from torch import Tensor, nn
 
 from dmlkit.backbones import ResNet50, SmallCNN, Timm, ViT
@@ -104,9 +102,7 @@ def now() -> int:
     """Bytes that are taken."""
     if DEVICE.type == "cuda":
         return torch.cuda.memory_allocated()
-    match = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    assert match is not None
-    return 1024 * int(match[1])
+    return round(2**20 * resident_megabytes("VmRSS"))
 
 
 def growth() -> float:

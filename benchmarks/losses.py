@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from report import memory_rise
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -145,20 +146,7 @@ def peak_megabytes(whose: str, name: str, classes: int, batch: int, device: str,
     points, labels = draw(classes, device, batch)
     run = step(loss, points, labels)
     gradient_bytes = sum(parameter.numel() * 4 for parameter in loss.parameters())
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return (torch.cuda.max_memory_allocated() - before - gradient_bytes) / MEGABYTE
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = _status("VmRSS")
-    run()
-    return (_status("VmHWM") - before - gradient_bytes) / MEGABYTE
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+    return memory_rise(run, device) - gradient_bytes / MEGABYTE
 
 
 def peak_in_new_process(whose: str, name: str, classes: int, batch: int, device: str) -> float:
@@ -214,10 +202,7 @@ def million_classes() -> list[str]:
     floors = [products(512, 10**6, "cuda", dtype) for dtype in (torch.float32, torch.bfloat16)]
     mine, full, bf16 = take_turns([run, *floors], "cuda", repeats=10)
     loss.zero_grad(set_to_none=True)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    peak = (torch.cuda.max_memory_allocated() - before - 4 * DIM * 10**6) / MEGABYTE
+    peak = memory_rise(run, "cuda") - 4 * DIM * 10**6 / MEGABYTE
     return [
         "",
         f"Proxy-Anchor, C=1 000 000, B=512, bf16 autocast: {mine:.1f} ms per step, {peak:.0f} MiB without proxies and "

@@ -11,12 +11,11 @@ of queries whose neighbors are the same, in the same order, as those of a float6
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from statistics import median
 
 import geoopt
 import torch
-from report import write_report
+from report import memory_rise, write_report
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -26,19 +25,6 @@ from dmlkit.nearest.search import Gallery
 
 QUERIES, CLASSES, DIM = 180, 11_318, 512
 Rows = list[list[str]]
-
-
-def peak_megabytes(run: Callable[[], object]) -> float:
-    """How far the resident memory rises above where it was (Linux)."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = _status("VmRSS")
-    run()
-    return (_status("VmHWM") - before) / 1024
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def interleaved(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -96,7 +82,7 @@ def similarity_rows() -> Rows:
     times |= interleaved({geoopt_name: runs[geoopt_name]}, 3)
     base = times["sphere, cosine"]
     return [
-        [name, f"{times[name]:.1f}", f"{times[name] / base:.2f}", f"{peak_megabytes(run):.0f}", ""]
+        [name, f"{times[name]:.1f}", f"{times[name] / base:.2f}", f"{memory_rise(run):.0f}", ""]
         for name, run in runs.items()
     ]
 
@@ -142,7 +128,7 @@ def search_rows(name: str, manifold: Manifold, scale: float) -> Rows:
             share = (neighbors[tool] == exact[:, :k]).all(1).float().mean().item()
             ratio = times[tool] / times["FAISS"]
             label = f"{name} search, k={k}, {tool}"
-            rows.append([label, f"{times[tool]:.0f}", f"{ratio:.2f}", f"{peak_megabytes(run):.0f}", f"{share:.1%}"])
+            rows.append([label, f"{times[tool]:.0f}", f"{ratio:.2f}", f"{memory_rise(run):.0f}", f"{share:.1%}"])
     return rows
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from evaluation import EVERYTHING, SOP, embeddings
 from losses import draw, step, take_turns
-from report import write_report
+from report import memory_rise, write_report
 from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_ranks
@@ -170,26 +170,16 @@ def products(points: torch.Tensor) -> Callable[[], None]:
 
 def peak(build: Callable[[], Loss], points: torch.Tensor, labels: torch.Tensor) -> float:
     """Megabytes above what there was before."""
-    before = measured("VmRSS")
-    if DEVICE == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    loss = build().to(DEVICE)
-    optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-3, fused=True)
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss(points, labels).backward()
-        optimizer.step()
-    return measured("VmHWM") - before
 
+    def two_steps() -> None:
+        loss = build().to(DEVICE)
+        optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-3, fused=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss(points, labels).backward()
+            optimizer.step()
 
-def measured(key: str) -> float:
-    """Megabytes of the process, or of the GPU."""
-    if DEVICE == "cuda":
-        return (torch.cuda.max_memory_allocated() if key == "VmHWM" else torch.cuda.memory_allocated()) / 2**20
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+    return memory_rise(two_steps, DEVICE)
 
 
 if __name__ == "__main__":

@@ -156,14 +156,14 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, singular: str, plural: str = "") -> str:
     """Return a number with the singular or the plural of its noun, by default with an s.
 
     Example:
         >>> counted(1, "class", "classes"), counted(2000, "class", "classes"), counted(2, "image")
         ('1 class', '2,000 classes', '2 images')
     """
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 MOST_NAMED = 5

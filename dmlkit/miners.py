@@ -136,7 +136,8 @@ class DistanceWeighted(Miner, name="distance_weighted"):
     uniformly among them, so that its positives are used. Draws come from the global generator.
 
     Raises:
-        ValueError: the manifold is not a sphere, or ``max_distance`` is 2 or more, where q is zero.
+        ValueError: the manifold is not a sphere, ``max_distance`` is 2 or more, where q is zero, or ``cutoff`` is not
+            below it.
 
     Example:
         >>> miner = DistanceWeighted(Sphere(3))
@@ -155,6 +156,10 @@ class DistanceWeighted(Miner, name="distance_weighted"):
 
     def requirements(self) -> Iterable[Requirement]:
         return (Requirement("manifold.name", ("sphere",), REASON),)
+
+    def faults(self) -> Iterable[tuple[str, str]]:
+        if self.cutoff >= self.max_distance:
+            yield "cutoff", f"got {self.cutoff:g}, expected less than max_distance, {self.max_distance:g}"
 
     def __post_init__(self) -> None:
         if not isinstance(self.manifold, Sphere):

@@ -82,8 +82,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 LONGEST = (
     *("training/test_train.py", "docs/test_commands.py", "distributed/test_ranks.py", "study/test_study.py"),
-    *("study/test_ray.py", "serve/test_workers.py", "fuzz/test_galleries.py", "packaging/test_installed.py"),
-    *("vectors/test_parts.py", "docs/test_photos.py", "docs/test_site.py", "fuzz/test_study_storm.py"),
+    *("serve/test_workers.py", "fuzz/test_galleries.py", "packaging/test_installed.py", "vectors/test_run.py"),
+    *("docs/test_photos.py", "docs/test_site.py", "fuzz/test_study_storm.py"),
 )  # of `make test-heavy`, the longest first: 30 s to 3 minutes each
 
 
@@ -341,23 +341,31 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(defaults, "patience", 0.1)
 
 
+@contextmanager
+def plugins_removed() -> Iterator[None]:
+    """Remove the plug-ins that are loaded within the block, and their members, at its end."""
+    plugins = import_module("dmlkit.recipe.plugin")
+    families = import_module("dmlkit.recipe.schema").FAMILIES
+    before, loaded = {root: dict(root.variants) for root in families.values()}, list(plugins._loaded)
+    yield
+    plugins._loaded[:] = loaded
+    for root, variants in before.items():
+        root.variants.clear()
+        root.variants.update(variants)
+
+
 @pytest.fixture
 def plugin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Load the text of a plug-in file; its members are removed after the test."""
+    """Load the text of a plug-in file, which is removed after the test."""
     from dmlkit.recipe.plugin import load_file
-    from dmlkit.recipe.schema import FAMILIES
-
-    before = {root: dict(root.variants) for root in FAMILIES.values()}
 
     def load(text: str) -> None:
         path = tmp_path / f"plugin_{len(list(tmp_path.iterdir()))}.py"
         path.write_text(text)
         load_file(path)
 
-    yield load
-    for root, variants in before.items():
-        root.variants.clear()
-        root.variants.update(variants)
+    with plugins_removed():
+        yield load
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.recipe.reference import meanings_of
 from dmlkit.recipe.schema import FAMILIES, EvaluationConfig, Recipe, TrainingConfig
 from dmlkit.study.definition.config import Expectation, StudyConfig, VariantConfig
+from tests.conftest import LONGEST
 from tests.processes import in_copies
 
 PACKAGE = Path(__file__).parent.parent / "dmlkit"
@@ -264,3 +265,7 @@ def test_args_name_parameters():
                 named = {name.strip(" *") for names in listed for name in names.split(",")}
                 others += [f"{path}: {node.name}: {name}" for name in sorted(named - parameters_of(node))]
     assert others == []
+
+
+def test_the_longest_test_files_are_there():
+    assert [name for name in LONGEST if not (PACKAGE.parent / "tests" / name).is_file()] == []

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
-from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge
+from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge, poolings
 from dmlkit.backbones.weights import UNKNOWN, PublishedInput
 from dmlkit.component import Component, ComponentConfig, one_of, option
 from dmlkit.errors import OptionError
@@ -68,7 +68,7 @@ class BackboneConfig(ComponentConfig, frozen=True):
         """Raise a `UserError` for an unknown name of weights before anything is built; a file is checked when read."""
 
     def resolved_keys(self) -> dict[str, Any]:
-        """Return keys to add to the recipe, so that a run does not read them from the Hub or a folder again."""
+        """Return values of the weights for keys that the recipe lacks, so that a run does not look them up again."""
         return {}
 
     def published_input(self) -> PublishedInput:
@@ -140,6 +140,7 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
     def tuned_blocks(self) -> list[list[nn.Parameter]]:
         """Return the `tuned_parameters` per block, from the last block to the first, then those before all blocks."""
         blocks = [{id(parameter) for parameter in block.parameters()} for block in reversed(self.blocks())]
+        blocks[0] |= {id(parameter) for pooling in poolings(self) for parameter in pooling.parameters()}
         outside = {id(parameter) for parameter in self.parameters()}.difference(*blocks)
         tuned = self.tuned_parameters()
         return [[parameter for parameter in tuned if id(parameter) in block] for block in (*blocks, outside)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -40,17 +40,6 @@ from dmlkit.pooling import Cls, Pooling
 RESNET, REGNET = ("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4")
 CONTAINERS = (("blocks",), ("stages",), ("layers",), RESNET, REGNET)
 """Children of timm's models that contain blocks: of ViTs and EfficientNets, ConvNeXts, Swins, ResNets, RegNets."""
-
-
-def refuse_weights(weights: str) -> NoReturn:
-    """Raise the error for weights that a model of timm does not have."""
-    known = ", ".join(lite.model for lite in LITES)
-    similar = get_close_matches(weights, ["pretrained", "imagenet"], n=1)
-    raise OptionError(
-        "backbone.weights",
-        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {known})"
-        + "".join(f"; did you mean {name!r}?" for name in similar),
-    )
 
 
 class Timm(Backbone, name="timm"):
@@ -111,12 +100,9 @@ class Timm(Backbone, name="timm"):
     def _weights_file(self) -> Path | None:
         if self.weights is None or is_file(self.weights):
             return None if self.weights is None else Path(self.weights)
-        if self.weights == "pretrained":
-            return find(self.model, *WEIGHTS) if self.model.startswith(SOURCES) else None
-        name = self.model.partition(".")[0]
-        if name not in {lite.model for lite in LITES}:
-            refuse_weights(self.weights)
-        return imagenet_file(name)
+        if self.weights == "imagenet":
+            return imagenet_file(self.model.partition(".")[0])
+        return find(self.model, *WEIGHTS) if self.model.startswith(SOURCES) else None
 
     def requirements(self) -> Iterable[Requirement]:
         """Yield requirements on the transform.
@@ -146,9 +132,16 @@ class Timm(Backbone, name="timm"):
                 "backbone.architecture",
                 f"applies only to a model that begins with {' or '.join(SOURCES)}, got {self.model}; remove this key",
             )
-        is_named = self.weights is not None and not is_file(self.weights)
-        if is_named and self.weights not in ("pretrained", "imagenet"):
-            refuse_weights(str(self.weights))
+        if self.weights is None or self.weights == "pretrained" or is_file(self.weights):
+            return
+        known = [lite.model for lite in LITES]
+        if self.weights != "imagenet" or self.model.partition(".")[0] not in known:
+            similar = get_close_matches(self.weights, ["pretrained", "imagenet"], n=1)
+            raise OptionError(
+                "backbone.weights",
+                f"got {self.weights!r}, expected pretrained or a file (imagenet is available only for "
+                f"{', '.join(known)})" + "".join(f"; did you mean {name!r}?" for name in similar),
+            )
 
     def resolved_keys(self) -> dict[str, Any]:
         if not self.model.startswith(SOURCES) or self.architecture is not None:

@@ -267,10 +267,8 @@ class Pretrained(NamedTuple):
 
 
 LITES = tuple(
-    Pretrained(
-        f"EfficientNet-Lite{number} (ImageNet)", f"tf_efficientnet_lite{number}", "imagenet", megabytes=megabytes
-    )
-    for number, megabytes in enumerate((17, 20, 23))
+    Pretrained(f"EfficientNet-Lite{number} (ImageNet)", f"tf_efficientnet_lite{number}", "imagenet")
+    for number in range(3)
 )
 """Models whose ImageNet weights are in a package of the Python index each."""
 LITE0 = LITES[0]

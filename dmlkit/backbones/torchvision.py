@@ -19,7 +19,7 @@ from dmlkit.backbones.weights import (
     load_weights,
     one_size,
 )
-from dmlkit.component import Requirement
+from dmlkit.component import Requirement, from_weights
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Avg, Cls, Pooling
 
@@ -149,7 +149,9 @@ class GoogLeNet(Torchvision, name="googlenet"):
         super().__post_init__()
         # torchvision's weights need pixels in -1..1; transform_input converts them from ImageNet's statistics. It is
         # always on, so that a trained model does not depend on where its first weights came from.
-        self.build_network("fc", transform_input=True, aux_logits=False, init_weights=False)
+        # With published weights torchvision refuses aux_logits=False, and removes the auxiliary classifiers by itself.
+        without = {} if self.published_weights() else {"aux_logits": False}
+        self.build_network("fc", transform_input=True, init_weights=False, **without)
         self.network.avgpool = self.take_pooling()
         self.network.dropout = nn.Identity()
 
@@ -197,8 +199,9 @@ class ViT(Torchvision, name="vit"):
     has_class_token: ClassVar[bool] = True
     variant: ViTVariant = "b_16"
     """Size of the network, and the side of a patch in pixels."""
-    image_size: Annotated[int, Field(ge=14)] = 224
-    """Side of the images in pixels, which sets the position embeddings; must equal the transform's size."""
+    image_size: Annotated[int, Field(ge=14), from_weights] = 224
+    """Side of the images in pixels, which sets the position embeddings; must equal the transform's size. If not set, it
+    is that of the published weights, or 224 without them."""
     pooling: Pooling = Cls.Config()
 
     def __post_init__(self) -> None:
@@ -218,8 +221,9 @@ class ViT(Torchvision, name="vit"):
         yield from one_size(self.image_size, "its position embeddings have backbone.image_size")
         yield from super().requirements()
 
-    def published_input(self) -> PublishedInput:
-        return super().published_input()._replace(size=self.image_size)
+    def resolved_keys(self) -> dict[str, Any]:
+        published = self.published_weights()
+        return {} if published is None else {"image_size": published.meta["min_size"][0]}
 
     def blocks(self) -> list[nn.Module]:
         return blocks_in(self.network.encoder, "layers")

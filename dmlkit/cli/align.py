@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from dmlkit.cli.console import bars, print_table, say, say_json
+from dmlkit.cli.console import bars, print_table, say, say_json, say_skipped
 from dmlkit.cli.options import Checkpoint, Device, Json, command
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
@@ -56,5 +56,6 @@ def align(
         ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]"
         line = f"{name} of new among old minus old among old: {gain.difference:+.3f}{ends}, p = {gain.p_value:.3g}"
         say(line)
+    say_skipped(alignment.skipped)
     say(f"wrote {place}: its embeddings may be compared with {older}, e.g.")
     say(f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")

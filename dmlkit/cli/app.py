@@ -26,7 +26,7 @@ from dmlkit import __version__
 from dmlkit._deprecated import WORDS, warn_of
 from dmlkit.cli.console import wrapped
 from dmlkit.cli.options import APPS
-from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of, warn_once
+from dmlkit.errors import UserError, first_line, killed_reader, out_of_memory, reason_of, warn_once
 from dmlkit.files.escape import excerpt, printable
 
 USER_ERROR = 2  # exit codes
@@ -258,9 +258,9 @@ def message_of(error: Exception) -> tuple[str, int]:
         return f"not enough memory: {memory}{advice}", USER_ERROR
     if killed := killed_reader(error):
         return f"{killed}; run the same command again", USER_ERROR
-    first_line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     report = "please report it with the traceback that --debug prints"
-    return f"internal error of dmlkit {__version__}: {first_line}; {report}", INTERNAL_ERROR
+    kind = type(error).__name__
+    return f"internal error of dmlkit {__version__}: {kind}: {first_line(error)}; {report}", INTERNAL_ERROR
 
 
 def lines_of(text: str) -> list[str]:

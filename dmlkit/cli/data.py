@@ -1,5 +1,6 @@
 """``dmlkit data``: check datasets before training."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -100,18 +101,19 @@ def convert(
     """
     from dmlkit.files.image_table import lists_images, read_images, write_images
 
-    named, listed = columns.columns(), None
+    named, saving = columns.columns(), nullcontext()
     if columns.root is None and (source.is_dir() or source.suffix.lower() == ".parquet"):
         from dmlkit.datasets.hf import saved_images
 
-        listed = saved_images(source, named, output.with_suffix(""))
-    if listed is None and (lists_images(source, named) or not source.is_dir()):
-        listed = read_images(source, columns.root, named, ("path",))
-    if listed is None:
-        from dmlkit.vectors.images import folder_table
+        saving = saved_images(source, named, output.with_suffix(""))
+    with saving as listed:
+        if listed is None and (lists_images(source, named) or not source.is_dir()):
+            listed = read_images(source, columns.root, named, ("path",))
+        if listed is None:
+            from dmlkit.vectors.images import folder_table
 
-        listed = folder_table(source)
-    root = write_images(listed, output)
+            listed = folder_table(source)
+        root = write_images(listed, output)
     for line in merged([*listed.notes, *(f"left out: {fault}" for fault in listed.faults)]):
         say(f"note: {line}")
     say(f"wrote {output}: {counted(len(listed), 'row')} of {', '.join(listed.table.column_names)}")

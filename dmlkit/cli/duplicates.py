@@ -111,17 +111,17 @@ def print_groups(result: "DuplicateGroups") -> None:
         say_prose(f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
 
 
-def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None") -> None:
+def print_proposal(points: "PointsInMemory", other: "PointsInMemory | None") -> None:
     """Print the most similar pairs, and a threshold that they suggest."""
     from dmlkit.identify.duplicates import most_similar_pairs
 
-    matches, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars())
+    matches, proposal = most_similar_pairs(points, other, MOST_SHOWN, bar=bars())
     print_pairs(matches, "most similar pairs")
     if proposal is None:
         reason = "half of the images or more are equally similar to their nearest neighbor"
         say_prose(f"no threshold is proposed: {reason}")
     else:
-        say(f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
+        say(f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(points)} images reach it")
         gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
         where = "the upper half of the similarities of images to their nearest neighbor"
         say_prose(f"it is the middle of the largest gap ({gap}) in {where}; check the pairs above")

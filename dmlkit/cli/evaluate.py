@@ -222,16 +222,16 @@ class Shown:
     forms: "Sequence[Stored]" = ()
     evidence: str | None = None
     values: "Sequence[str | None] | None" = None
-    """Values of evaluated points in the column of the scope, if they have it themselves."""
+    """Values of evaluated points in the column of the scope, if points are evaluated."""
 
-    def tell(self, report: "Report", evaluation: Any, *, title: str, run: Path | None = None) -> None:
-        """Print a report, and write the table of classes; ``run`` is that of embeddings, whose table has the column."""
+    def tell(self, report: "Report", evaluation: Any, *, title: str) -> None:
+        """Print a report, and write the table of classes."""
         from dmlkit.evaluation.compare import interval_text
         from dmlkit.evaluation.report import with_stored_forms
 
         scope = self.scope
         if scope.column is not None:
-            report = report.with_column(evaluation, *scope.column, run, self.values)
+            report = report.with_column(evaluation, *scope.column, self.values)
         report = report.with_alternative(evaluation, scope.rerank, copies=scope.copies, fusion=scope.fusion)
         report = with_stored_forms(report, evaluation, self.forms)
         if self.per_class is not None:
@@ -345,7 +345,7 @@ def print_values(by: "ByColumn | None", metrics: "Sequence[str] | None" = None) 
 def tell_points(source: Path, other: Path | None, shown: Shown, labels: dict[Path, Path], manifold: str | None) -> None:
     """Evaluate points, searched among themselves or in others."""
     from dmlkit.evaluation.arrays import evaluate_points
-    from dmlkit.evaluation.rates_by_value import own_values, points_table
+    from dmlkit.evaluation.rates_by_value import values_of_points
     from dmlkit.gallery.sources import array_points, open_points
 
     scope = shown.scope
@@ -356,11 +356,9 @@ def tell_points(source: Path, other: Path | None, shown: Shown, labels: dict[Pat
         else open_points(other, where=scope.where)
     )
     if scope.column is not None:  # refuse a column before anything is computed
-        values = own_values(*scope.column, points)
-        table = points_table(*scope.column, points) if values is None else None
-        shown = replace(shown, values=values, scope=replace(scope, column=(scope.column[0], table)))
+        shown = replace(shown, values=values_of_points(*scope.column, points))
     scored = evaluate_points(points, gallery, metrics=scope.metrics, rerank=scope.rerank, bar=bars())
-    shown.tell(*scored, title=str(source), run=points.run)
+    shown.tell(*scored, title=str(source))
 
 
 def tell_run(

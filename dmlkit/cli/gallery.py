@@ -297,7 +297,7 @@ def migrate(
 
 @command("dmlkit gallery compact galleries/birds")
 def compact(gallery: GalleryPath, /) -> None:
-    """Merge small files, add all images to the index, and delete versions older than 7 days."""
+    """Merge small files, add all images to the index, and delete versions replaced over 7 days ago."""
     from dmlkit.gallery.change import compact_gallery
 
     compact_gallery(gallery)

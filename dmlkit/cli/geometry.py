@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from dmlkit.cli.console import say
+from dmlkit.cli.console import say, say_skipped
 from dmlkit.cli.options import ArrayManifold, RunDevice, SetDataset, SourcePath, SplitName, command
 
 
@@ -20,9 +20,11 @@ def curvature(
     """Measure how tree-like features are, and suggest a curvature for a hyperbolic space."""
     from dmlkit.look.curvature import SAMPLE, measure_curvature
 
-    tree, count, description = measure_curvature(
+    tree, points, description = measure_curvature(
         source, split=split, device=device, overrides=overrides or [], manifold=manifold
     )
+    say_skipped(points.skipped)
+    count = len(points)
     say(f"{count} {description}")
     samples = f"{len(tree.deltas)} samples of {min(SAMPLE, count)}"
     spread = f"{tree.mean:.3f} ± {tree.deviation:.3f} ({samples}; 0 is a tree)"

@@ -1,17 +1,26 @@
 """``dmlkit inspect``."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import SourcePath, Writes, command, where_of
+from dmlkit.cli.options import SourcePath, SplitName, Writes, command, where_of
 from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
 
 PAGE = "inspection.html"
+
+
+@dataclass(frozen=True)
+class InspectOptions(SourceOptions):
+    """Options on the inspected points."""
+
+    split: Annotated[
+        SplitName | None, "SPLIT", "Split of a run: train, validation, test or all. Default: test; all for timm:NAME."
+    ] = None
 
 
 @command("dmlkit inspect runs/demo", "dmlkit inspect embeddings/photos -o report.html")
@@ -25,13 +34,14 @@ def inspect(
         Writes(check_file),
     ] = None,
     *,
-    points: SourceOptions,
+    points: InspectOptions,
 ) -> None:
     """Write one HTML page of what the model gets wrong: worst queries, confused classes, suspected wrong labels."""
     from dmlkit.run_folder.folder import RunFolder
 
     if output is None:
         output = (RunFolder(source).plots if kind_of(source) == "run" else Path()) / PAGE
+        check_file(output)
 
     from dmlkit.look.inspection.findings import inspect as look_at
     from dmlkit.look.inspection.page import write_inspection

@@ -57,7 +57,12 @@ class TableOptions:
         texts = self.column or []
         if wrong := next((text for text in texts if "=" not in text), None):
             raise UserError(f"--column {wrong}: expected NAME=COLUMN, e.g. label=species")
-        return {name.strip(): column.strip() for name, _, column in (text.partition("=") for text in texts)}
+        columns = dict[str, str]()
+        for name, _, column in (text.partition("=") for text in texts):
+            if name.strip() in columns:
+                raise UserError(f"--column {name.strip()}: given twice, but takes one column; give it once")
+            columns[name.strip()] = column.strip()
+        return columns
 
 
 @dataclass(frozen=True)

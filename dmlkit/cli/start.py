@@ -10,7 +10,7 @@ from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import Device, Writes, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, printable
-from dmlkit.files.outputs import check_file, write_output
+from dmlkit.files.outputs import check_file, check_writable, write_output
 from dmlkit.files.source import require_dataset
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def start(
         if output.exists():
             way = f"choose another name with -o, or replace it with -o {command_word(output)}"
             raise UserError(f"{output}: exists already; {way}")
+        check_file(output, sources=[photos, *([] if table.root is None else [table.root])])
+    check_writable(next(folder for folder in output.absolute().parents if folder.is_dir()))
 
     from dmlkit.backbones.weights import UNKNOWN, license_words
     from dmlkit.loading.check import dataset_at
@@ -83,30 +85,30 @@ def start(
     say(f"then: dmlkit final {run}, to train on every {whole}")
 
 
-def print_measured(found: "Start") -> None:
+def print_measured(start: "Start") -> None:
     """Print a table of the pretrained models, and which one is better but not free."""
     rows: list[list[str | list[str]]] = [["pretrained model", "images/s", "recall@1", "map@r"]]
-    for measured in found.measured:
+    for measured in start.measured:
         values = [with_ends(measured.intervals[name]) for name in ("recall@1", "map@r")]
         model = [measured.backbone.title, f"{measured.license}, {measured.size} pixels"]
         rows.append([model, f"{measured.images_per_second:.3g}", *values])
-    if found.measured:
-        evaluation = found.measured[0].evaluation
+    if start.measured:
+        evaluation = start.measured[0].evaluation
         classes = counted(len(evaluation.labels.unique()), "training class", "training classes")
         images = counted(len(evaluation.labels), "photo")
         print_table(rows, f"before training, on {images} of {classes}")
-    if found.better is not None:
+    if start.better is not None:
         say_prose(
-            f"{found.better.backbone.title} is better, but has the license {found.better.license}, which does not "
-            f"allow every use; to take it, set backbone.model to {found.better.backbone.model}"
+            f"{start.better.backbone.title} is better, but has the license {start.better.license}, which does not "
+            f"allow every use; to take it, set backbone.model to {start.better.backbone.model}"
         )
 
 
-def print_several_labels(config: "DatasetConfig", found: "Survey") -> None:
+def print_several_labels(config: "DatasetConfig", survey: "Survey") -> None:
     """Print that labels of a table with a | are taken as one class each; half of the classes are looked at."""
     from dmlkit.datasets.table import TableConfig
 
-    joined = next((name for names in found.held_out.values() for name in names if "|" in name), None)
+    joined = next((name for names in survey.held_out.values() for name in names if "|" in name), None)
     if isinstance(config, TableConfig) and joined is not None:
         say_prose(
             f'{joined} is taken as the name of one class; if it is several labels of an image, write separator: "|" '
@@ -114,30 +116,30 @@ def print_several_labels(config: "DatasetConfig", found: "Survey") -> None:
         )
 
 
-def print_survey(found: "Survey", title: str) -> None:
+def print_survey(survey: "Survey", title: str) -> None:
     """Print one row per split, the sizes of classes and images, what is not trained on, and what is not used."""
-    images, classes, is_known = {**found.images}, {**found.classes}, found.dataset.tests_known
-    if "validation" in found.held_out and not found.names_validation:  # cut from the training split
-        images |= {"train": found.trained, "validation": found.images["train"] - found.trained}
-        held_out = len(found.held_out["validation"])
-        classes |= {"train": found.classes["train"] - held_out * (not is_known), "validation": held_out}
+    images, classes, is_known = {**survey.images}, {**survey.classes}, survey.dataset.tests_known
+    if "validation" in survey.held_out and not survey.names_validation:  # cut from the training split
+        images |= {"train": survey.trained, "validation": survey.images["train"] - survey.trained}
+        held_out = len(survey.held_out["validation"])
+        classes |= {"train": survey.classes["train"] - held_out * (not is_known), "validation": held_out}
     rows = [["split", "images", "classes"]]
     rows += [[split, f"{count:,}", f"{classes[split]:,}"] for split, count in images.items() if count]
     print_table(rows, title)
-    smallest, median, largest = found.per_class
+    smallest, median, largest = survey.per_class
     say(f"images per training class: {smallest} to {largest}, median {median:g}")
-    smallest, median, largest = found.sides
+    smallest, median, largest = survey.sides
     say(f"shorter side: {smallest} to {largest} pixels, median {median:g}")
-    for split, names in found.held_out.items() if not is_known else ():
+    for split, names in survey.held_out.items() if not is_known else ():
         say(with_names(f"not trained on: {len(names)} {split} classes", names))
-    if "validation" not in found.held_out:
+    if "validation" not in survey.held_out:
         units = "images of each class" if is_known else "training classes"
         say(f"no validation: too few {units} to hold some out")
-    for note in found.notes:
+    for note in survey.notes:
         say_prose(note)
-    if found.unreadable:
-        text = f"cannot be opened: {len(found.unreadable)} of {counted(found.measured, 'image')}"
-        say(with_names(text, found.unreadable), style="yellow")
+    if survey.unreadable:
+        text = f"cannot be opened: {len(survey.unreadable)} of {counted(survey.measured, 'image')}"
+        say(with_names(text, survey.unreadable), style="yellow")
         say("train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
 
 
@@ -148,8 +150,9 @@ def print_nesting(config: "DatasetConfig") -> None:
     if not isinstance(config, FolderConfig) or config.levels:
         return
     root = Path(config.root)
-    folders_by_level = folder_levels(root / "train" if is_split(root) else root)
-    if len(folders_by_level) == 1:
+    top = root / "train" if is_split(root) else root
+    folders_by_level = folder_levels(top) if top.is_dir() else []  # that it is missing is told where images are listed
+    if len(folders_by_level) < 2:
         return
     depth, path = len(folders_by_level), folders_by_level[-1][0]
     levels = ", ".join(f"level{number}" for number in range(1, depth)) + ", class"

@@ -1,6 +1,5 @@
 """Interface of the datasets: labeled samples of one split, with validation classes taken from the training classes."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -162,7 +161,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return dataset
 
     def limited(self, where: Where) -> Self:
-        """Return the dataset of the rows of its table that fulfill conditions; raise if it is no table."""
+        """Return the dataset of the rows of its table that fulfill these conditions too; raise if it is no table."""
         raise UserError(
             f"--where {where.text}: the dataset is {self.title}, which has no columns; create a gallery from a table "
             "with this column, or remove this option"
@@ -284,10 +283,11 @@ class DatasetConfig(ComponentConfig, frozen=True):
             return images  # samples that are rendered gain no classes
         whole = self.load("all") if listing is None else listing.images("all")
         known = {name for names in of_run.names.values() for name in names}
-        if known.isdisjoint(whole.class_names):
+        new = [name for name in whole.class_names if name not in known]
+        if len(new) == len(whole.class_names):
             warn_once(f"{self.title}: has none of the classes of {of_run.run}, and is divided by its own rule")
             return self._divided(listing, split)
-        wanted = [*of_run.names[split], *self._gained(of_run, whole.class_names, split)]
+        wanted = [*of_run.names[split], *self._gained(of_run, new, split)]
         index_of = {name: index for index, name in enumerate(whole.class_names)}
         lost = [name for name in wanted if name not in index_of]
         if lost:
@@ -308,13 +308,11 @@ class DatasetConfig(ComponentConfig, frozen=True):
             return class_subset(images, [images.class_names.index(name) for name in present])
         return images
 
-    def _gained(self, of_run: SplitClasses, names: Sequence[str], split: Split) -> list[str]:
-        """Return which classes of the data are added to a split of a run, and report those that the run does not know.
+    def _gained(self, of_run: SplitClasses, new: list[str], split: Split) -> list[str]:
+        """Return which classes that a run does not know are added to one of its splits, and report them.
 
         With several labels per image, a set with a label that the run was trained or chosen on is not unseen.
         """
-        known = {name for names in of_run.names.values() for name in names}
-        new = [name for name in names if name not in known]
         if self.new_classes == "ignore":
             if new:
                 classes = counted(len(new), "class is", "classes are")
@@ -349,7 +347,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
             raise OptionError(
                 "dataset.validation_fraction",
                 f"{self.validation_fraction} of {count} training classes leaves "
-                f"{max(0, count - held_out)} for training and {held_out} for validation; expected at least one for "
+                f"{max(0, count - held_out)} for training and {held_out} for validation; expected at least two for "
                 "training and two for validation; change the fraction, or use 0 for no validation",
             )
         if self.label_separator is not None and held_out:

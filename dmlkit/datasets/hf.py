@@ -7,8 +7,8 @@ the name of one of the library's own readers, never that of a script.
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -162,8 +162,13 @@ def stored_dataset(path: Path, columns: Mapping[str, str]) -> HfConfig | None:
     Args:
         columns: names of the columns ``path``, that of the images, and ``label``. Default: the usual ones.
     """
-    if not (features := _stored_features(path)):
+    if not (features := stored_features(path)):
         return None
+    if wrong := [name for name, column in columns.items() if name not in ("path", "label") or not column]:
+        raise UserError(
+            f"--column {wrong[0]}={columns[wrong[0]]}: {path} stores its images, so only path=NAME and label=NAME "
+            "apply; save them with dmlkit data convert, and give this option with the table that it writes"
+        )
     images = [name for name, is_image in features.items() if is_image]
     image = columns.get("path") or images[0]
     if len(images) > 1 and "path" not in columns:
@@ -173,7 +178,7 @@ def stored_dataset(path: Path, columns: Mapping[str, str]) -> HfConfig | None:
     return HfConfig(root=str(path), image=image, label=label, validation_fraction=0.0)
 
 
-def _stored_features(path: Path) -> dict[str, bool]:
+def stored_features(path: Path) -> dict[str, bool]:
     """Return whether each column of a stored dataset holds images; none if no column does, or for another path."""
     from pyarrow import parquet, types
 
@@ -230,15 +235,18 @@ def undecoded(part: Any, image: str) -> Any:
     return part.select_columns([image]).with_format(None).cast_column(image, library.Image(decode=False))
 
 
-def saved_images(path: Path, columns: Mapping[str, str], folder: Path) -> ImageTable | None:
-    """Save the images of a stored dataset as files in a folder, and return their table with all other columns.
+@contextmanager
+def saved_images(path: Path, columns: Mapping[str, str], folder: Path) -> Generator[ImageTable | None]:
+    """Save the images of a stored dataset as files in a folder, and yield their table with all other columns.
 
-    None for another path, see `stored_dataset`.
+    The folder appears after the block, which writes the table: a command that is killed before can run again. None is
+    yielded for another path, see `stored_dataset`.
     """
     import pyarrow as pa
 
     if (config := stored_dataset(path, columns)) is None:
-        return None
+        yield None
+        return
     if folder.exists():
         raise UserError(f"{folder}: exists already, where the images would be saved; choose another --output")
     root, tables, faults, hidden = Path(config.root), list[Any](), list[str](), set[str]()
@@ -262,6 +270,6 @@ def saved_images(path: Path, columns: Mapping[str, str], folder: Path) -> ImageT
             others = part.remove_columns([config.image, config.label]).with_format("arrow")[:]
             hidden |= known.keys() & {*others.column_names}
             tables.append(pa.table({name: others[name] for name in others.column_names} | known))
-    table = pa.concat_tables(tables, promote_options="permissive")
-    notes = [f"{root}: left out: other columns {some_of(sorted(hidden))}"] if hidden else []
-    return ImageTable(table.filter(table["path"].is_valid()), root, folder, faults=faults, notes=notes)
+        table = pa.concat_tables(tables, promote_options="permissive")
+        notes = [f"{root}: left out: other columns {some_of(sorted(hidden))}"] if hidden else []
+        yield ImageTable(table.filter(table["path"].is_valid()), root, folder, faults=faults, notes=notes)

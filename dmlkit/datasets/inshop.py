@@ -80,7 +80,6 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
         query=masks["query"],
         gallery=masks["gallery"],
         super_classes=np.array([kind_names.index(kind) for kind in kind_of], dtype=np.int64),
-        super_class_names=kind_names,
     )
 
 

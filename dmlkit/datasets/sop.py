@@ -55,7 +55,6 @@ def from_lists(folder: Path) -> Listing:
     rows = ListedRows(folder)
     products: list[int] = []
     kinds: dict[int, int] = {}
-    kind_names: dict[int, str] = {}
     splits: tuple[ListedSplit, ...] = ("train", "test")
     for split in splits:
         path = folder / f"Ebay_{split}.txt"
@@ -69,12 +68,8 @@ def from_lists(folder: Path) -> Listing:
             if rows.add(f"{path}:{line}", name, product, split):
                 products.append(product)
                 kinds[product] = kind
-                kind_names[kind] = name.split("/")[0].removesuffix("_final")
     classes, labels = np.unique(np.array(products, dtype=np.int64), return_inverse=True)
     rows.labels = labels.tolist()
-    numbers = sorted(kind_names)
-    return rows.listing(
-        [str(product) for product in classes],
-        super_classes=np.searchsorted(numbers, [kinds[product] for product in classes]).astype(np.int64),
-        super_class_names=[kind_names[number] for number in numbers],
-    )
+    kind_of = np.array([kinds[product] for product in classes], dtype=np.int64)
+    super_classes = np.unique(kind_of, return_inverse=True)[1]
+    return rows.listing([str(product) for product in classes], super_classes=super_classes)

@@ -1,20 +1,40 @@
 """Dataset of a table of images, CSV or Parquet, with a path and a label per row, and the checks of its cells."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
-from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.class_names import cut_between_groups, in_groups, label_in, label_set, path_fault
+from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.files.class_names import (
+    SplitClasses,
+    cut_between_groups,
+    in_groups,
+    label_in,
+    label_set,
+    path_fault,
+)
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import ROUNDING
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.errors import UserError, option_errors
 from dmlkit.files.csv_table import key_of
-from dmlkit.files.image_table import BOX, ArrowNames, arrow_compute, group_numbers, read_images, rows_where, text_column
+from dmlkit.files.image_table import (
+    BOX,
+    LABEL,
+    PATTERN,
+    UNKNOWN,
+    ArrowNames,
+    arrow_compute,
+    group_numbers,
+    lists_images,
+    read_images,
+    rows_where,
+    text_column,
+)
 from dmlkit.files.labels import label_notes
 from dmlkit.files.paths import SUSPICIOUS, inside, leaves_root
 from dmlkit.files.readers.base import ImageTable, reader_of
@@ -78,7 +98,28 @@ class TableConfig(DatasetConfig, frozen=True):
         return listed.kept(Where.of(self.where).rows(cells, str(file), len(listed)))
 
     def limited(self, where: Where) -> "TableConfig":
-        return self.model_copy(update={"where": where.text})
+        texts = [where.text] if self.where is None else [self.where, where.text]
+        return self.model_copy(update={"where": " and ".join(texts)})
+
+    def _recorded(self, of_run: SplitClasses, listing: Listing | None, split: Split) -> Dataset:
+        wanted, adds_classes = {*of_run.names[split]}, self.new_classes == "test" and split == "test"
+        is_lost = listing is not None and wanted.isdisjoint(listing.class_names) and not adds_classes
+        if self.where is not None and is_lost:
+            self._refuse_where(self.where, wanted, f"the {split} classes of {of_run.run}")
+        return super()._recorded(of_run, listing, split)
+
+    def _refuse_where(self, where: str, classes: Collection[str], title: str) -> None:
+        """Raise a `UserError` with the values of the images of some classes, none of which fulfills the conditions.
+
+        Do nothing if the table has no such images.
+        """
+        whole = self.model_copy(update={"where": None}).table()
+        labels = text_column(whole.table, str(whole.file), "label").to_pylist()
+        rows = [row for row, text in enumerate(labels) if label_in(text, self.levels, self.separator) in classes]
+        if rows:
+            kept = whole.kept(rows).table
+            cells = cells_of({name: kept[name] for name in kept.column_names})
+            Where.of(where).rows(cells, f"{whole.file}, {title}", len(rows))
 
     @model_validator(mode="after")
     def _has_paths_or_sets(self) -> "TableConfig":
@@ -89,24 +130,28 @@ class TableConfig(DatasetConfig, frozen=True):
         return self
 
 
-def other_table(file: Path, own: TableConfig | None) -> TableConfig:
+def other_table(file: Path, known: TableConfig | None) -> TableConfig:
     """Return a table on images that another one lists, whose names of columns hold as far as it has them.
 
-    Its paths are relative to its own folder; if they lead to no image there, to that of the other table.
+    Texts that mean no label, parts of the paths and columns that are left out hold for any table. Its paths are
+    relative to its own folder; if they lead to no image there, to that of the other table.
     """
     reader = reader_of(file)
-    if own is None or reader is None:
+    if known is None or not lists_images(file, known.columns):
         return TableConfig(file=str(file))
-    keys = {key_of(name) for name in reader.read(file).table.column_names} if own.columns else set[str]()
-    parts = {name: re.findall(r"\{(.*?)\}", text) or [text] for name, text in own.columns.items()}
-    columns = {name: own.columns[name] for name, needed in parts.items() if keys.issuperset(map(key_of, needed))}
-    config, folder = TableConfig(file=str(file), columns=columns), Path(own.file)
-    folder = Path(own.root) if own.root is not None else folder if folder.is_dir() else folder.parent
-    if folder.resolve() == file.parent.resolve():
+    names = reader.read(file).table.column_names if reader is not None and known.columns else ["path"]
+    keys, columns = set(map(key_of, names)), dict[str, str]()
+    for name, text in known.columns.items():
+        holds_always = name == UNKNOWN or not text or PATTERN in text
+        if holds_always or keys.issuperset(map(key_of, re.findall(r"\{(.*?)\}", text) or [text])):
+            columns[name] = text
+    config, folder = TableConfig(file=str(file), columns=columns), Path(known.file)
+    folder = Path(known.root) if known.root is not None else folder if folder.is_dir() else folder.parent
+    if reader is None or folder.resolve() == file.parent.resolve():
         return config
-    read = read_images(file, None, columns, ("path",), prints_columns=False)
-    names = text_column(read.table, str(file), "path")
-    is_near = len(names) and names[0].is_valid and (read.root / names[0].as_py()).exists()
+    read = read_images(file, None, columns | {LABEL: ""}, ("path",), prints_columns=False)
+    paths = text_column(read.table, str(file), "path")
+    is_near = len(paths) and paths[0].is_valid and (read.root / paths[0].as_py()).exists()
     return config if is_near else config.model_copy(update={"root": str(folder)})
 
 
@@ -155,7 +200,7 @@ class TableRows:
         keep = self.keep.nonzero()[0]
         masks = [None if mask is None else mask[keep] for mask in (query, gallery)]
         self._check_search(*masks)
-        super_classes, super_class_names = self._super_classes(labels, len(class_names))
+        super_classes = self._super_classes(labels, len(class_names))
         return Listing(
             self.root,
             ArrowNames(names.take(keep) if len(keep) < len(names) else names),
@@ -165,7 +210,6 @@ class TableRows:
             query=masks[0],
             gallery=masks[1],
             super_classes=super_classes,
-            super_class_names=super_class_names,
             groups=None if groups is None else groups[keep],
             boxes=None if boxes is None else boxes[keep],
             faults=self.faults,
@@ -333,15 +377,15 @@ class TableRows:
                 )
                 self.keep[row] = False
 
-    def _super_classes(self, labels: np.ndarray, classes: int) -> tuple[np.ndarray | None, list[str]]:
-        """Return (C,) positions in the sorted names, and the names; report classes with two super-classes."""
+    def _super_classes(self, labels: np.ndarray, classes: int) -> np.ndarray | None:
+        """Return (C,) positions in the sorted names; report classes with two super-classes."""
         if "super_class" not in self.table.column_names:
-            return None, []
+            return None
         names, codes = self._encoded("super_class")
-        ordered, position = np.unique(np.array(names, dtype=object), return_inverse=True)
+        position = np.unique(np.array(names, dtype=object), return_inverse=True)[1]
         of_class = np.zeros(classes, dtype=np.int64)
         rows = (self.keep & (labels >= 0)).nonzero()[0]
         of_class[labels[rows]] = position[codes[rows]]
         clashes = rows[of_class[labels[rows]] != position[codes[rows]]]
         self._refuse(clashes, "the label has another super_class in other rows; use one super_class per label")
-        return of_class, ordered.tolist()
+        return of_class

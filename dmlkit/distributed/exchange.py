@@ -80,24 +80,24 @@ class ClassShard(NamedTuple):
         """Return the share of another rank."""
         return self._replace(rank=rank)
 
-    def sum(self, own: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         """Sum over ranks, in place."""
         if self.ranks > 1:
-            distributed.all_reduce(own)
-        return own
+            distributed.all_reduce(values)
+        return values
 
-    def maximum(self, own: Tensor) -> Tensor:
+    def maximum(self, values: Tensor) -> Tensor:
         """Compute the maximum over ranks, in place."""
         if self.ranks > 1:
-            distributed.all_reduce(own, distributed.ReduceOp.MAX)
-        return own
+            distributed.all_reduce(values, distributed.ReduceOp.MAX)
+        return values
 
-    def logsumexp(self, own: Tensor) -> Tensor:
-        """Compute log of the sum over ranks of exp(own)."""
+    def logsumexp(self, values: Tensor) -> Tensor:
+        """Compute log of the sum over ranks of exp(values)."""
         if self.ranks == 1:
-            return own
-        of_ranks = [torch.empty_like(own) for _ in range(self.ranks)]
-        distributed.all_gather(of_ranks, own)
+            return values
+        of_ranks = [torch.empty_like(values) for _ in range(self.ranks)]
+        distributed.all_gather(of_ranks, values)
         return torch.stack(of_ranks).logsumexp(0)
 
     def collect(self, rows: Tensor) -> Tensor:

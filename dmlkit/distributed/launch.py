@@ -47,11 +47,11 @@ class Ranks:
         """Whether this is the first rank."""
         return self.global_rank == 0
 
-    def broadcast(self, obj: Sent, src: int = 0) -> Sent:
-        """Return the object of rank ``src`` on all ranks."""
+    def broadcast(self, obj: Sent) -> Sent:
+        """Return the object of the first rank on all ranks."""
         sent: list[Any] = [obj]
         if self.world_size > 1:
-            torch.distributed.broadcast_object_list(sent, src)
+            torch.distributed.broadcast_object_list(sent)
         return sent[0]
 
     def barrier(self) -> None:

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from math import inf
+from threading import current_thread, main_thread
 from time import monotonic
 from typing import Any
 
@@ -55,8 +56,9 @@ def stop_signals(deadline: float = inf) -> Generator[Callable[[Ranks], bool]]:
 
 @contextmanager
 def handled_by(handler: Callable[..., Any] | signal.Handlers, *numbers: signal.Signals) -> Generator[None]:
-    """Handle signals by another handler during the block."""
-    previous = {number: signal.signal(number, handler) for number in numbers}
+    """Handle signals by another handler during the block; outside of the main thread Python allows none."""
+    is_main = current_thread() is main_thread()
+    previous = {number: signal.signal(number, handler) for number in numbers if is_main}
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_table import BOX, LABEL, SIGHTING, text_column, time_of
 from dmlkit.files.where import check_values
@@ -172,7 +173,7 @@ def read_column(images: Sequence[str], source: TableConfig | None, column: str) 
                 "box of each image"
             )
         cells.append(next(iter(options)))
-    if not known:
+    if images and not known:
         evaluated = f"{len(images)} evaluated images, e.g. {images[0]}"
         raise UserError(f"{file}: has none of the {evaluated}; expected a table that lists them")
     return cells
@@ -199,7 +200,16 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | P
     config = dataset_table if table is None else other_table(table, dataset_table)
     if config is None:
         reason = f"the dataset of the run is {kind}, which has no columns" if kind else "no run is known"
-        advice = f"name a table with the columns path and {column}: --by FILE:{column}"
-        raise UserError(f"--by {column}: {reason}; {advice}")
+        raise UserError(f"--by {column}: {reason}; {advice_on_tables(column)}")
     config.table(**{LABEL: config.columns.get(column) or column})
     return config
+
+
+def advice_on_tables(column: str) -> str:
+    """Return how to name a table that has a column.
+
+    Example:
+        >>> advice_on_tables("my camera")
+        "name a table with the columns path and my camera: --by 'FILE:my camera'"
+    """
+    return f"name a table with the columns path and {column}: --by {command_word(f'FILE:{column}')}"

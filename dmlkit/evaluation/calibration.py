@@ -263,23 +263,23 @@ def _draw(sizes: Tensor, generator: torch.Generator) -> Tensor:
             return times * sizes
 
 
-def plot_reliability(found: Reliability, output: Path, *, title: str, share: str) -> Path:
+def plot_reliability(reliability: Reliability, output: Path, *, title: str, share: str) -> Path:
     """Draw the bins of probabilities with their intervals, and the diagonal on which calibrated ones lie.
 
     ``share`` is the label of the vertical axis: what is counted.
     """
-    probabilities, right = ([getattr(bin_, name) for bin_ in found.bins] for name in ("probability", "share"))
-    ends = [bin_.interval or (bin_.share, bin_.share) for bin_ in found.bins]
+    probabilities, right = ([getattr(bin_, name) for bin_ in reliability.bins] for name in ("probability", "share"))
+    ends = [bin_.interval or (bin_.share, bin_.share) for bin_ in reliability.bins]
     below = [max(0.0, value - low) for value, (low, _) in zip(right, ends, strict=True)]
     above = [max(0.0, high - value) for value, (_, high) in zip(right, ends, strict=True)]
     with picture(output, COLUMN + 18) as figure:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=0.8, label="calibrated")
-        label = "tenth of the answers" + ("" if found.error_interval is None else ", 95 % interval over classes")
+        label = "tenth of the answers" + ("" if reliability.error_interval is None else ", 95 % interval over classes")
         axes.errorbar(probabilities, right, yerr=[below, above], fmt="o", color=COLORS[0], capsize=2, label=label)
         axes.set(
-            title=f"{title}\n{_figure('calibration error', found.error, found.error_interval)}\n"
-            + _figure("Brier score", found.brier, found.brier_interval),
+            title=f"{title}\n{_figure('calibration error', reliability.error, reliability.error_interval)}\n"
+            + _figure("Brier score", reliability.brier, reliability.brier_interval),
             xlabel="probability",
             ylabel=share,
             xlim=(-0.02, 1.02),

@@ -35,12 +35,15 @@ def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int)
 PER_CLASS = 2  # worst queries of one class at the most
 
 
-def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: int) -> Tensor:
-    """Find the positions (W,) of the lowest values, at most `PER_CLASS` of a class.
+def worst_queries(values: Tensor, labels: Tensor, nearest_labels: Tensor, similarities: Tensor, most: int) -> Tensor:
+    """Find the positions (W,) of the lowest values (Q,), at most `PER_CLASS` of a class.
 
-    Among equal values the one with the most similar image of another label, (Q,), is worst.
+    Among equal values those whose nearest image has another label are worst, the most similar first.
+
+    Args:
+        nearest_labels, similarities: label and similarity of the nearest image of each query, (Q,).
     """
-    by_similarity = nearest_wrong.argsort(descending=True, stable=True)
+    by_similarity = similarities.masked_fill(labels == nearest_labels, -torch.inf).argsort(descending=True, stable=True)
     order = by_similarity[values[by_similarity].argsort(stable=True)]
     seen: Counter[int] = Counter()
     worst: list[int] = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,11 +10,9 @@ from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
-from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column
+from dmlkit.evaluation.by_value import ByColumn, advice_on_tables, column_table, figures_by_value, read_column
 from dmlkit.files.csv_table import column_called
 from dmlkit.files.image_table import SIGHTING
-from dmlkit.files.readers.base import reader_of
-from dmlkit.files.regular import TABLES
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points, split_points
 from dmlkit.identify.calibrated import Identification
@@ -24,7 +23,7 @@ from dmlkit.identify.search import LocalMatches
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import Threshold
-from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.manifest import Manifest
 from dmlkit.vectors.points import PointSet, PointsInMemory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.trained import load_model
@@ -32,34 +31,42 @@ from dmlkit.vectors.trained import load_model
 BLOCK_ENTRIES = 2**23  # similarities at once: 32 MB in float32
 
 
-def own_values(column: str, table: Path | None, points: PointSet) -> list[str | None] | None:
-    """Return the values of the labeled images of a gallery in a column of its own; None without such a column."""
-    if table is not None or not isinstance(points, GalleryFolder):
-        return None
-    columns = points.cells()
-    index = column_called([*columns], column, f"--by {column}: {points.source}")
-    values = None if index is None else zip([*columns.values()][index], points.labels, strict=True)
-    return values and [value for value, label in values if label is not None]
-
-
-def points_table(column: str, table: Path | None, points: PointSet) -> Path | None:
-    """Return the table of the images of points, which has a column; None for that of the dataset of their run.
+def values_of_points(column: str, table: Path | None, points: PointSet) -> list[str | None]:
+    """Return the values of the labeled images of points in a column of a gallery, or of a table that lists them.
 
     Args:
-        table: the table. Default: the one that was embedded.
-        points: a folder of embeddings knows what was embedded; the images of a gallery may come from several places.
+        table: the table. Default: the columns of a gallery; the table that was embedded; that of the dataset of the
+            run. The images of a gallery may come from several places.
     """
-    if table is None and isinstance(points, EmbeddingFolder):
-        source = Path(points.manifest.source)
-        advice = f"name a table with the columns path and {column}: --by FILE:{column}"
-        if source.suffix.lower() in TABLES or reader_of(source) is not None:
-            if not source.exists():
-                raise UserError(f"--by {column}: {source}, which was embedded, is no longer there; {advice}")
-            table = source
-        elif source.exists() and column not in SIGHTING:  # otherwise the name of a split
-            raise UserError(f"--by {column}: {points.source} has the images of {source}, which is no table; {advice}")
-    column_table(column, table, points.run)
-    return table
+    if table is None and isinstance(points, GalleryFolder):
+        columns = points.cells()
+        index = column_called([*columns], column, f"--by {column}: {points.source}")
+        if index is not None:
+            values = [*columns.values()][index]
+            return [value for value, label in zip(values, points.labels, strict=True) if label is not None]
+    source = column_table(column, table, _dataset_of(column, table, points))
+    images = [path for path, label in zip(points.paths, points.labels, strict=True) if label is not None]
+    return read_column(images, source, column)
+
+
+def _dataset_of(column: str, table: Path | None, points: PointSet) -> dict[str, Any] | Path | None:
+    """Return the dataset that lists the images of points: a table that was embedded, a folder, or that of their run."""
+    if not isinstance(points.manifest, Manifest):
+        return points.run
+    listing, source = points.manifest.table, points.manifest.source
+    if listing is not None and (table is not None or Path(listing.file).exists()):
+        return {"name": "table", **listing.model_dump()}
+    if table is not None:
+        return points.run
+    if listing is not None and listing.file == source:
+        raise UserError(f"--by {column}: {source}, which was embedded, is no longer there; {advice_on_tables(column)}")
+    if listing is not None or not Path(source).exists():  # a split
+        return points.run
+    if column not in SIGHTING:
+        raise UserError(
+            f"--by {column}: {points.source} has the images of {source}, which is no table; {advice_on_tables(column)}"
+        )
+    return {"name": "folder"}
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned

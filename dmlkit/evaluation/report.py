@@ -58,10 +58,10 @@ class Question(BaseModel, frozen=True, extra="forbid"):
         """Return a hash of eight characters that identifies the question."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:8]
 
-    def file_name(self, own: "Question") -> str:
-        """Return the file name of the report without its suffix; only the run's ``own`` question has no hash in it."""
+    def file_name(self, run_question: "Question") -> str:
+        """Return the file name of the report without its suffix; only ``run_question``, the run's own, has no hash."""
         name = f"{self.split}-{self.checkpoint}"
-        return name if self == own else f"{name}-{self.key()}"
+        return name if self == run_question else f"{name}-{self.key()}"
 
 
 class Alternative(BaseModel, frozen=True, extra="forbid"):
@@ -149,7 +149,7 @@ class Report(Document, frozen=True):
     files: str | None = None
     """For a run, a hash of the sizes and times of the images' files; null for images in memory."""
     contents: str | None = None
-    """Hash of the contents of these files: for ``pretrained``, and for images with other times than it had."""
+    """Hash of the contents of these files: for ``pretrained``, and for other checkpoints of a run that has it."""
     epoch: int | None = None
     """For a run, the number of finished epochs of the checkpoint."""
     question: Question | None = None
@@ -194,11 +194,18 @@ class Report(Document, frozen=True):
             question=question,
         )
 
-    def with_files(self, dataset: Dataset, known: str | None = None) -> "Report":
-        """Return the report with the hashes of the images' files; of contents too, if they are not ``known``."""
+    def with_files(self, dataset: Dataset, known: "Report | None" = None, *, contents: bool = True) -> "Report":
+        """Return the report with the hashes of the images' files.
+
+        Args:
+            known: report whose hash of contents is taken if it is on the same files, instead of reading them all.
+            contents: whether the files are read for it otherwise.
+        """
         files = hash_files(dataset)
-        contents = None if known in (None, files) else hash_files(dataset, contents=True)
-        return self.model_copy(update={"files": files, "contents": contents})
+        known_contents = known.contents if known is not None and known.files == files else None
+        if known_contents is None and contents:
+            known_contents = hash_files(dataset, contents=True)
+        return self.model_copy(update={"files": files, "contents": known_contents})
 
     def has_files_of(self, other: "Report") -> bool:
         """Return whether two reports are on the same files, by their times or contents; unknown ones count as same."""
@@ -211,14 +218,13 @@ class Report(Document, frozen=True):
         evaluation: Evaluation,
         column: str,
         table: Path | None = None,
-        run: Path | None = None,
-        own: Sequence[str | None] | None = None,
+        point_values: Sequence[str | None] | None = None,
     ) -> "Report":
-        """Return the report with the metrics per value of a column of the dataset of a run, or with their ``own``."""
-        if own is not None:
-            values = [own[row] for row in evaluation.scores.queries.tolist()]
+        """Return the report with the metrics per value of a column: of each evaluated point, or of a run's dataset."""
+        if point_values is not None:
+            values = [point_values[row] for row in evaluation.scores.queries.tolist()]
         else:
-            source = column_table(column, table, self.question.dataset if self.question else run)
+            source = column_table(column, table, self.question.dataset if self.question else None)
             values = read_column(evaluation.images, source, column)
         by = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
         return self.model_copy(update={"by": by})

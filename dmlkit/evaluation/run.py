@@ -1,5 +1,6 @@
 """Evaluation of a run on its own test classes or on other images."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from dmlkit.evaluation.augmented import check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
-from dmlkit.files.readers.base import reader_of
+from dmlkit.files.image_table import lists_images
+from dmlkit.files.paths import require_readable
 from dmlkit.files.source import LOCAL
 from dmlkit.files.where import Where
 from dmlkit.loading.image_changes import are_same_files
@@ -39,6 +41,8 @@ from dmlkit.vectors.trained import TrainedModel, load_model
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize", "transform.square")
 """Recipe keys that an evaluation reads, with the keys below them; all other keys are fixed by the weights."""
+KEPT = ("on_bad_image", "max_pixels", "levels", "new_classes", "group")
+"""Keys of a run's dataset that hold for other images too."""
 TRAINED_ON = "trained on; these metrics do not measure unseen classes"
 
 
@@ -164,8 +168,8 @@ def evaluate_scope(
     report = report.model_copy(update={"notes": (*report.notes, *notes)})
     if ranks.is_global_zero:
         baseline = run.evaluations / f"{split}-pretrained.json"
-        known = Report.read(baseline).files if Report.is_at(baseline) else None
-        report = report.with_files(dataset, "" if trained.checkpoint == "pretrained" else known)
+        known = Report.read(baseline) if Report.is_at(baseline) else None
+        report = report.with_files(dataset, known, contents=known is not None or trained.checkpoint == "pretrained")
         try:
             store(report, evaluation, target)
         except OSError as error:
@@ -181,7 +185,14 @@ def _is_current(report: Report, recipe: Recipe, split: Split) -> bool:
         dataset = recipe.dataset.searched(split)
     except UserError:
         return True
-    return are_same_files(dataset, report.files, report.contents)
+    return are_same_files(dataset, report.files, report.contents) or _are_gone(dataset)
+
+
+def _are_gone(dataset: Dataset) -> bool:
+    """Return whether the samples are in files, none of which exists: lists and tables name them without opening one."""
+    indices = range(len(dataset))
+    files = [dataset.paths[row] for row in indices if dataset.box(row) is not None or dataset.file(row) is not None]
+    return bool(files) and not any(map(os.path.exists, files))
 
 
 def random_notes(recipe: Recipe) -> list[str]:
@@ -267,7 +278,8 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
             "use --set dataset.embeddings=FILE to evaluate other vectors"
         )
     if scope.images is not None:
-        recipe = recipe.model_copy(update={"dataset": _other_images(scope.images, recipe.dataset)})
+        images = _other_images(scope.images, recipe.dataset, scope.evaluated_split)
+        recipe = recipe.model_copy(update={"dataset": images})
     if scope.where is not None:
         recipe = recipe.model_copy(update={"dataset": recipe.dataset.limited(scope.where)})
     if scope.column is not None:
@@ -275,14 +287,16 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
     return recipe
 
 
-def _other_images(images: Path, dataset: DatasetConfig) -> DatasetConfig:
+def _other_images(images: Path, dataset: DatasetConfig, split: Split) -> DatasetConfig:
     """Return the configuration of a folder or table of images that takes the place of a run's dataset."""
-    split = "images" if dataset.tests_known else "official"
-    bad, levels = dataset.on_bad_image, dataset.levels
-    own = dataset if isinstance(dataset, TableConfig) else None
-    if images.is_dir() and reader_of(images) is None:
-        config = FolderConfig(root=str(images), split=split, on_bad_image=bad, levels=levels)
+    require_readable([str(images)])
+    table = dataset if isinstance(dataset, TableConfig) else None
+    kept: dict[str, Any] = {name: getattr(dataset, name) for name in KEPT}
+    kept["split"] = "images" if dataset.tests_known else "official"
+    if images.is_dir() and not lists_images(images, table.columns if table else None):
+        config = FolderConfig(root=str(images), **kept)
     else:
-        kept = {"split": split, "on_bad_image": bad, "levels": levels, "separator": own.separator if own else None}
-        config = other_table(images, own).model_copy(update=kept)
+        if table is not None and table.separator is not None:
+            kept |= {"separator": table.separator, "split": "all" if split == "all" else "official"}
+        config = other_table(images, table).model_copy(update=kept)
     return config.of_run(dataset.classes_of_run)

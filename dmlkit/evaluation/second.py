@@ -17,6 +17,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import sampled_pairs
+from dmlkit.files.escape import command_word
 from dmlkit.files.source import LOCAL, PARTNERS, check_options, kind_of, place_of_run, require_run
 from dmlkit.gallery.manifest import read_gallery_manifest
 from dmlkit.identify.probability import FOLDS, fit_sigmoid
@@ -152,7 +153,7 @@ def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Ba
     if stored is None:
         raise UserError(
             f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery create "
-            f"RUN IMAGES --with {other}"
+            f"RUN IMAGES --with {command_word(other)}"
         )
     return stored.model_copy(update={"run": str(place_of_run(other))})
 
@@ -216,7 +217,7 @@ class LocalChoice(NamedTuple):
     """Weight of local scores, and what it was chosen on."""
 
     fusion: LocalFusion
-    found: Embeddings  # validation images
+    embeddings: Embeddings  # of validation images
     features: Tensor  # (N, P, C) float16, their local features
 
 
@@ -242,11 +243,11 @@ def choose_local(run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar =
     return LocalChoice(fusion, embeddings, features)
 
 
-def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
+def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
     """Choose the weight of the scores of each image's nearest ones, each of which is computed once."""
     from scipy.sparse import csr_array, vstack
 
-    points, labels, size = found.points, found.labels, len(found.points)
+    points, labels, size = embeddings.points, embeddings.labels, len(embeddings.points)
     blocks, parts = list[tuple[Tensor, Tensor]](), list[Any]()
     for rows in torch.arange(size).split(ROWS):
         nearest = nearest_rows(manifold.similarity(points[rows], points).double(), rescorer.most)
@@ -276,9 +277,9 @@ def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
 
 
 def local_features(
-    trained: TrainedModel, ranks: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
+    trained: TrainedModel, ranks: Ranks, dataset: Dataset, embeddings: Embeddings, bar: Bar
 ) -> tuple[Tensor, Tensor]:
     """Return local features (N, P, C) of images, and the mean (C,) of all patches."""
-    maps = features_of(None, trained, ranks, dataset, found.indices, bar)
+    maps = features_of(None, trained, ranks, dataset, embeddings.indices, bar)
     mean = torch.stack([part.float().mean((0, 1)) for part in maps.split(BLOCK)]).mean(0)
     return centered(maps, mean), mean

@@ -358,7 +358,7 @@ def local_threshold(
 
 def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel, far: float, bar: Bar) -> Threshold:
     """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
-    embeddings, space = choice.found, deepcopy(trained.manifold).cpu()
+    embeddings, space = choice.embeddings, deepcopy(trained.manifold).cpu()
     refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image)
     rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(embeddings.labels)), embeddings.labels.numpy(), MOST)))
     points, labels = embeddings.points[rows].double(), embeddings.labels[rows].unique(return_inverse=True)[1]

@@ -152,7 +152,7 @@ def _export_run(
     if path is not None:
         for file in (path, manifest_path(path)):
             check_file(file)
-    trained = replace(loaded(merged=False), recorded=merged.fingerprint)  # its low-rank updates are added in the export
+    trained = loaded(merged=False)
     has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
     if takes and not has_pixels:
         raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
@@ -162,10 +162,10 @@ def _export_run(
     takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
     if model.dims is not None:
         trained, merged = shortened(trained, model.dims), shortened(merged, model.dims)
-    # a shortened model is another one: it has no threshold, and its fingerprint is computed when it is merged
+    trained = replace(trained, recorded=merged.fingerprint)  # its low-rank updates are added in the export
     lowered = None if precision == "fp32" else lower(run, merged, cast(ModelPrecision, precision), start_ranks("cpu"))
     fingerprint = (lowered.trained if lowered else trained).fingerprint
-    threshold = None if model.dims is not None else threshold_of(run, fingerprint)
+    threshold = None if model.dims is not None else threshold_of(run, fingerprint)  # that of the whole model
     manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels, lowered=lowered)
     if lowered:
         return Exported([path, manifest_path(path)], lowered.report, lowered.notes)

@@ -88,10 +88,10 @@ def write_tensorboard(folder: EmbeddingFolder, tensors: Path, metadata: Path, co
     count, dim = folder.points.shape
     shape = f"  tensor_shape: {count}\n  tensor_shape: {dim}\n"
     paths = f'  tensor_path: "{tensors.name}"\n  metadata_path: "{metadata.name}"\n}}\n'
-    # the configuration is renamed first: by it the next export knows the folder after a kill
+    # the configuration is renamed first: by it the next export knows the folder after a kill; then the largest file
     with (
-        atomic_write(tensors) as tensors_path,
         atomic_write(metadata) as metadata_path,
+        atomic_write(tensors) as tensors_path,
         atomic_write(config) as config_path,
     ):
         with tensors_path.open("wb") as file:
@@ -129,11 +129,12 @@ def write_faiss(
         raise UserError(f"{folder.path}: there are no embeddings to index")
     described = FaissIndex(**manifold.index_form(), type=TYPES[precision], dim=index.d)
     fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None}
+    # the index is renamed first: until its gigabytes are on the disk, a kill leaves the files of an earlier one
     with (
         writing(output, RuntimeError),
-        atomic_write(output) as index_path,
-        atomic_write(items) as items_path,
         atomic_write(manifest) as manifest_path,
+        atomic_write(items) as items_path,
+        atomic_write(output) as index_path,
     ):
         with index_path.open("wb") as file:  # FAISS ignores a full disk and would leave half an index
             write = faiss.write_index_binary if precision == "binary" else faiss.write_index

@@ -107,8 +107,8 @@ def export_model(
     trained.model.backbone.merge()
     with (
         writing(output, SafetensorError),
-        atomic_write(output) as partial,
         atomic_write(manifest_path(output)) as described,
+        atomic_write(output) as partial,  # is renamed first, so that no manifest is newer than its model
         torch.inference_mode(),
     ):
         match format:

@@ -12,18 +12,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, FiniteFloat, PositiveInt
 from torch import Tensor
 
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, first_line
 from dmlkit.export.wanted import ModelPrecision
-from dmlkit.manifolds.base import check_points
+from dmlkit.manifolds.base import Manifold, check_points
 from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.computation import ComputedModel, as_computed, compare, training_inputs
 from dmlkit.vectors.graphs import NotExportableError, import_runtime, onnx_program, onnx_session, quiet, traced
-from dmlkit.vectors.in_memory import embed_images
+from dmlkit.vectors.in_memory import Embeddings, embed_images
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel
 
@@ -106,12 +108,33 @@ def _validation_scores(
         return None
     source = f"the validation split of {run.path}"
     exact = None if trained.run is None else split_embeddings(run, trained, ranks, images, "validation")
-    embedded = (exact or embed_images(trained, ranks, images, source), embed_images(lowered, ranks, images, source))
+    exact = exact or embed_images(trained, ranks, images, source)
+    rows = exact.indices if images.query is None else exact.indices[images.query[exact.indices]]
     fp32, lowered_score = (
-        retrieval_metrics(embeddings.points, embeddings.labels, manifold=trained.manifold, metrics=[METRIC])[METRIC]
-        for embeddings in embedded
+        _score(embeddings, images, trained.manifold)
+        for embeddings in (exact, embed_images(lowered, ranks, images, source))
     )
-    return ValidationScores(images=len(images), fp32=fp32, lowered=lowered_score)
+    return ValidationScores(images=len(rows), fp32=fp32, lowered=lowered_score)
+
+
+def _score(embeddings: Embeddings, images: Dataset, manifold: Manifold) -> float:
+    """Return the metric of images, of which the queries search the gallery, as in an evaluation."""
+    points, ids = embeddings.points, embeddings.indices
+    labels = embeddings.labels if images.members is None else images.members[embeddings.labels]
+    groups = ids if images.groups is None else images.groups[ids]
+    query, searched = (
+        torch.ones(len(ids), dtype=torch.bool) if chosen is None else chosen[ids]
+        for chosen in (images.query, images.gallery)
+    )
+    return retrieval_metrics(
+        points[query],
+        labels[query],
+        points[searched],
+        labels[searched],
+        manifold,
+        [METRIC],
+        ids=(groups[query], groups[searched]),
+    )[METRIC]
 
 
 def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:

@@ -80,11 +80,11 @@ def atomic_folder(path: Path) -> Generator[Path]:
             shutil.rmtree(earlier)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(path: Path, other: Path) -> bool:
     """Exchange two paths in one step; return False where the system or the file system cannot."""
     if sys.platform not in ("linux", "darwin"):
         return False
-    library, (first, second) = ctypes.CDLL(None), (os.fsencode(one), os.fsencode(other))
+    library, (first, second) = ctypes.CDLL(None), (os.fsencode(path), os.fsencode(other))
     if hasattr(library, "renameat2"):
         return library.renameat2(-100, first, -100, second, 2) == 0  # AT_FDCWD, RENAME_EXCHANGE
     return hasattr(library, "renamex_np") and library.renamex_np(first, second, 2) == 0  # RENAME_SWAP

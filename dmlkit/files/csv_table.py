@@ -52,11 +52,19 @@ class CsvTable(NamedTuple):
         except csv.Error as error:
             raise UserError(f"{self.file}:{start}: cannot read this table: {error}") from error
 
-    def lines(self, rows: int) -> Sequence[int]:
-        """Return the lines of all rows, whose number is ``rows``; blank lines and those within a cell count."""
+    def lines(self, rows: int) -> Sequence[int] | None:
+        """Return the lines of all rows, whose number is ``rows``; blank lines and those within a cell count.
+
+        None for a table that `rows` does not read, but `table` does, e.g. one with a cell of more than 131,072
+        characters.
+        """
         if self.body.rstrip(b"\r\n").count(b"\n") == rows - 1:
             return range(self.first, self.first + rows)
-        return [line for line, _ in self.rows()]
+        try:
+            lines = [line for line, _ in self.rows()]
+        except UserError:
+            return None
+        return lines if len(lines) == rows else None
 
     def table(self, numbers: Collection[int] = ()) -> Any:
         """Return the rows as a pyarrow table of text, null for an empty cell.

@@ -17,7 +17,7 @@ import numpy as np
 
 from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
 from dmlkit.files.csv_table import column_called, key_of, number_of, own_column
-from dmlkit.files.escape import excerpt
+from dmlkit.files.escape import command_word, excerpt
 from dmlkit.files.image_file import BadImageError, decoding, image_files, some_image_files, upright_size
 from dmlkit.files.outputs import BOX, write_table
 from dmlkit.files.paths import SUSPICIOUS, are_of_windows, inside, raise_faults
@@ -123,45 +123,45 @@ def _read(source: Path, columns: Mapping[str, str], images: Path | None) -> Imag
     raise UserError(f"{source}: {missing}{EXPECTED}")
 
 
-def write_images(found: ImageTable, output: Path) -> Path:
+def write_images(listed: ImageTable, output: Path) -> Path:
     """Write the rows as CSV, dmlkit's columns first; return the folder that the paths in it are relative to.
 
     It is that of the table if the images are below it.
     """
-    columns = found.table.column_names
+    columns = listed.table.column_names
     names = [name for name in (*TEXTS[:2], "group", *BOX, *SIGHTING, *TEXTS[2:-1]) if name in columns]
     names += [name for name in columns if name not in names]
     folder = Path(os.path.abspath(output.parent))  # noqa: PTH100 - links are not followed
-    root = Path(os.path.abspath(found.root))  # noqa: PTH100
+    root = Path(os.path.abspath(listed.root))  # noqa: PTH100
     below = root.relative_to(folder).as_posix() if root.is_relative_to(folder) else "."
     cells = dict[str, Sequence[str]]()
     for name in names:
-        values = found.table[name].to_pylist()
+        values = listed.table[name].to_pylist()
         cells[name] = [
             f"{value:.10g}" if isinstance(value, float) else "" if value is None else str(value) for value in values
         ]
     if below != ".":
         cells["path"] = [path and f"{below}/{path}" for path in cells["path"]]
     write_table(output, names, zip(*cells.values(), strict=True), is_data=True)
-    return folder if root.is_relative_to(folder) else found.root
+    return folder if root.is_relative_to(folder) else listed.root
 
 
-def with_sure_boxes(found: ImageTable, least: float) -> ImageTable:
+def with_sure_boxes(listed: ImageTable, least: float) -> ImageTable:
     """Return the table without the boxes that a detector is less sure of, which are counted."""
-    if found.confidences is None:
-        return found
-    rows = [row for row, sure in enumerate(found.confidences) if sure >= least]
-    unsure = len(found) - len(rows)
+    if listed.confidences is None:
+        return listed
+    rows = [row for row, sure in enumerate(listed.confidences) if sure >= least]
+    unsure = len(listed) - len(rows)
     if not unsure:
-        return found
+        return listed
     if not rows:
         raise UserError(
-            f"{found.file}: no boxes of a confidence of at least {least:g}; the surest of {unsure:,} has "
-            f"{max(found.confidences):g}: lower --box-confidence"
+            f"{listed.file}: no boxes of a confidence of at least {least:g}; the surest of {unsure:,} has "
+            f"{max(listed.confidences):g}: lower --box-confidence"
         )
     boxes = counted(unsure, "box", "boxes")
-    found.notes.append(f"{found.file}: left out: {boxes} of a confidence below {least:g} (--box-confidence)")
-    return found.kept(rows)
+    listed.notes.append(f"{listed.file}: left out: {boxes} of a confidence below {least:g} (--box-confidence)")
+    return listed.kept(rows)
 
 
 def _given(listed: ImageTable, images: Path) -> ImageTable:
@@ -185,68 +185,70 @@ def _given(listed: ImageTable, images: Path) -> ImageTable:
     return listed.kept(rows)
 
 
-def in_pixels(found: ImageTable) -> ImageTable:
+def in_pixels(listed: ImageTable) -> ImageTable:
     """Return the table with boxes in pixels instead of shares; boxes of images that cannot be read are blank."""
     import pyarrow as pa
 
-    names = text_column(found.table, str(found.file), "path").to_pylist()
+    names = text_column(listed.table, str(listed.file), "path").to_pylist()
     sizes = dict[str | None, tuple[int, int] | None]()
-    boxes = np.stack([found.table[side].to_numpy() for side in BOX], axis=1)
+    boxes = np.stack([listed.table[side].to_numpy() for side in BOX], axis=1)
     for row, name in enumerate(names):
         if name not in sizes:
-            sizes[name], safe = None, None if name is None else inside(found.root, name)
+            sizes[name], safe = None, None if name is None else inside(listed.root, name)
             if safe is not None:
-                with suppress(BadImageError), decoding(path := str(found.root / safe)):
+                with suppress(BadImageError), decoding(path := str(listed.root / safe)):
                     sizes[name] = upright_size(path)
         boxes[row] *= np.tile(sizes[name] or (np.nan, np.nan), 2)
-    table = found.table
+    table = listed.table
     for index, side in enumerate(BOX):
         table = table.set_column(table.column_names.index(side), side, pa.array(boxes[:, index], from_pandas=True))
-    return replace(found, table=table, is_share=False)
+    return replace(listed, table=table, is_share=False)
 
 
 SAMPLE = 8  # paths that are looked for
 MOST_FOLDERS = 50  # next to a table, in which its images are looked for
 
 
-def with_paths(found: ImageTable) -> ImageTable:
+def with_paths(listed: ImageTable) -> ImageTable:
     """Return the table with paths that lead to its images, if none of a sample does as it stands.
 
     Slashes stand for backslashes; the folders of another machine at the start of a path are dropped; the images may lie
     in a folder next to the table; and names without a suffix get that of their image.
     """
-    compute, paths = arrow_compute(), text_column(found.table, str(found.file), "path")
-    column = found.table.column_names.index("path")
+    compute, paths = arrow_compute(), text_column(listed.table, str(listed.file), "path")
+    column = listed.table.column_names.index("path")
     backslashes = rows_where(compute.fill_null(compute.match_substring(paths, "\\"), False))
-    if backslashes.size and are_of_windows([paths[int(backslashes[0])].as_py()], found.root):
+    if backslashes.size and are_of_windows([paths[int(backslashes[0])].as_py()], listed.root):
         paths = compute.replace_substring(paths, "\\", "/")
-        found = replace(found, table=found.table.set_column(column, "path", paths))
+        listed = replace(listed, table=listed.table.set_column(column, "path", paths))
     distinct = paths.dictionary_encode().dictionary
     rows = sorted({int(row) for row in np.linspace(0, len(distinct) - 1, SAMPLE).round()}) if len(distinct) else []
     sample = [distinct[row].as_py() for row in rows]
-    safe = (inside(found.root, name) for name in sample)
-    if not sample or any(name is not None and os.path.isfile(found.root / name) for name in safe):  # noqa: PTH113
-        return found
-    folders = ["", *_folders(found.root)]
-    way = next((way for name in sample if (way := _way(found.root, name, folders)) is not None), None)
+    safe = (inside(listed.root, name) for name in sample)
+    if not sample or any(name is not None and os.path.isfile(listed.root / name) for name in safe):  # noqa: PTH113
+        return listed
+    folders = ["", *_folders(listed.root)]
+    way = next((way for name in sample if (way := _way(listed.root, name, folders)) is not None), None)
     if way is None:
-        return found
+        return listed
     dropped, folder, lacks_suffix = way
     changed = compute.replace_substring_regex(distinct, rf"^([^/]*/){{{dropped}}}", "") if dropped else distinct
     if folder:
         changed = compute.binary_join_element_wise(folder, changed, "/")
     if compute.count_distinct(changed).as_py() < len(distinct):  # two images would become one
-        return found
+        return listed
     names = changed.to_pylist()
     if lacks_suffix:
-        names = _with_suffixes(found, names)
+        names = _with_suffixes(listed, names)
     elif names[rows[0]] != sample[0]:
-        found.notes.append(f"{found.file}: paths are read as below {found.root}, {sample[0]!r} as {names[rows[0]]!r}")
+        listed.notes.append(
+            f"{listed.file}: paths are read as below {listed.root}, {sample[0]!r} as {names[rows[0]]!r}"
+        )
     import pyarrow as pa
 
     known = dict(zip(distinct.to_pylist(), names, strict=True))
     changed = pa.array([known.get(name) for name in paths.to_pylist()], pa.string())
-    return replace(found, table=found.table.set_column(column, "path", changed))
+    return replace(listed, table=listed.table.set_column(column, "path", changed))
 
 
 def _folders(root: Path) -> list[str]:
@@ -334,7 +336,8 @@ def known_columns(
     boxes = _boxes(table, ["" if index in indices else name for index, name in enumerate(names)], where, named)
     columns = {name: column.values for name, column in meant.items()} | parts
     if UNKNOWN in named and LABEL in columns:
-        columns[LABEL] = _without(columns[LABEL], named[UNKNOWN].split("|"))
+        labels = text_column(pa.table({LABEL: columns[LABEL]}), where, LABEL)
+        columns[LABEL] = _without(labels, named[UNKNOWN].split("|"))
     taken = [
         f"{name} from {' and '.join(repr(names[index]) for index in column.places)}"
         for name, column in meant.items()
@@ -387,7 +390,6 @@ def _without(column: Any, texts: Sequence[str]) -> Any:
     import pyarrow as pa
 
     compute = arrow_compute()
-    column = column if pa.types.is_string(column.type) else column.cast(pa.string())
     is_kept = compute.invert(compute.is_in(compute.utf8_trim_whitespace(column), pa.array(texts, pa.string())))
     return compute.if_else(is_kept, column, pa.scalar(None, pa.string()))
 
@@ -399,7 +401,7 @@ def _say(table: Any, where: str, taken: Sequence[str], others: Sequence[str]) ->
     several = next((name for name, cell in firsts.items() if re.search(r"['\"]bbox['\"]: ", cell)), None)
     parts = [f"reads {', '.join(taken)}"] if taken else []
     parts += [f"other columns: {some_of(list(others))}"] if others else []
-    parts += [f"{boxes!r} looks like boxes, which --column bbox={boxes} reads"] if boxes else []
+    parts += [f"{boxes!r} looks like boxes, which --column {command_word(f'bbox={boxes}')} reads"] if boxes else []
     parts += [f"{several!r} has boxes, which are not read; write a row per box, with x1, y1, x2, y2"] if several else []
     if parts:
         warn_once(f"{where}: {'; '.join(parts)}")
@@ -443,7 +445,7 @@ def _place(table: Any, names: Sequence[str], name: str, where: str, wanted: str,
     others = ", ".join(column for column in names if column and column != names[index])
     raise UserError(
         f"{where}: {names[index]!r} has another number in each row, so it is not read as the label; name the right one "
-        f"of {others} with --column {LABEL}=NAME, or take it with --column {LABEL}={names[index]}"
+        f"of {others} with --column {LABEL}=NAME, or take it with --column {command_word(f'{LABEL}={names[index]}')}"
     )
 
 
@@ -658,18 +660,18 @@ class SightingCells(NamedTuple):
 UNKNOWN_SIGHTING = SightingCells()
 
 
-def sighting_cells(found: ImageTable) -> list[SightingCells]:
+def sighting_cells(listed: ImageTable) -> list[SightingCells]:
     """Return where and when the image of each row was taken, checked; without a column all cells are empty."""
     columns = [
-        text_column(found.table, str(found.file), name).to_pylist()
-        if name in found.table.column_names
-        else [None] * len(found)
+        text_column(listed.table, str(listed.file), name).to_pylist()
+        if name in listed.table.column_names
+        else [None] * len(listed)
         for name in ("path", *SightingCells._fields)
     ]
     rows = [(name, SightingCells(*cells)) for name, *cells in zip(*columns, strict=True)]
     faults = list[str]()
     for name, sighting in rows:
-        where = f"{found.file}: {name}"
+        where = f"{listed.file}: {name}"
         coordinates = {column: cell for column in LIMITS if (cell := getattr(sighting, column)) is not None}
         for column, cell in coordinates.items():
             limit, value = LIMITS[column], number_of(cell)

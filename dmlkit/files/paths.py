@@ -94,6 +94,11 @@ def unreadable_name(path: str) -> str:
     return f"{path!a}: this name is not UTF-8; rename the file or folder"
 
 
+def require_readable(paths: Iterable[str]) -> None:
+    """Raise a `UserError` for names that are not UTF-8: recipes and other files of dmlkit cannot have them."""
+    raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
+
+
 def read_lines(path: Path, faults: list[str]) -> list[str]:
     """Read the lines of a text file; report in ``faults`` if it is missing, not regular or not UTF-8."""
     try:

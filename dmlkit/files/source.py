@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dmlkit.errors import OptionError, UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
 from dmlkit.files.regular import EXTENSIONS, TABLES, VIDEOS, read_start
 
@@ -344,7 +345,8 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
     paths = [value for value in values.values() if isinstance(value, Path)]
     if NO_IMAGES in text and (name := next(filter(None, map(model_name, paths)), None)):
         other = ", or name them with --set dataset.root=FOLDER" if "overrides" in values else ""
-        return f"{name}: a pretrained model has no images of its own; run dmlkit embed {name} FOLDER first{other}"
+        way = f"run dmlkit embed {command_word(name)} FOLDER first{other}"
+        return f"{name}: a pretrained model has no images of its own; {way}"
     of_gallery = any((path / GALLERY_MARK).exists() for path in paths)  # to whose run --set does not apply
     of_images = isinstance(values.get("images"), Path | list)
     before, moved, rest = text.partition(MOVED)

@@ -372,8 +372,9 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
     columns = [cells.column(index) for index in vector_indices]
     for index, column in zip(vector_indices, columns, strict=True):
         if column.null_count:
-            line = table.lines(len(cells))[int(np.flatnonzero(column.is_null().to_numpy())[0])]
-            raise UserError(f"{path}:{line}: column {table.names[index]!r} is empty; expected a number")
+            row, lines = int(np.flatnonzero(column.is_null().to_numpy())[0]), table.lines(len(cells))
+            place = f"{path}: row {row + 1}" if lines is None else f"{path}:{lines[row]}"
+            raise UserError(f"{place}: column {table.names[index]!r} is empty; expected a number")
     values = np.stack([column.to_numpy() for column in columns], axis=1)
     if is_headless:
         _refuse_labels(values, path)

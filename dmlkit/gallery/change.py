@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from time import time
 from typing import Any, NamedTuple
@@ -174,7 +175,7 @@ def restore_version(path: Path, version: int) -> int:
 
 
 def compact_gallery(path: Path) -> None:
-    """Join the parts, and remove files that belong to no version of the last 7 days; no image changes.
+    """Join the parts, and remove versions that were replaced at least 7 days ago with their files; no image changes.
 
     What interrupted additions and migrations have embedded is kept as long.
     """
@@ -202,9 +203,9 @@ def _joined_parts(gallery: GalleryFolder) -> tuple[VectorStore, Values]:
 
 
 def _forget(path: Path, manifest: GalleryManifest) -> None:
-    """Remove versions older than `KEPT`, and what no other version needs."""
-    *older, newest = manifest.versions
-    versions = [*(version for version in older if datetime.now(UTC) - version.time < KEPT), newest]
+    """Remove versions that another one replaced longer than `KEPT` ago, and what no other version needs."""
+    now, newest = datetime.now(UTC), manifest.versions[-1]
+    versions = [*(version for version, after in pairwise(manifest.versions) if now - after.time < KEPT), newest]
     tables = [read_rows(path, version, ["part", "id"]) for version in versions]
     parts = {path / VECTORS / part for table in tables for part in table["part"].unique().to_pylist()}
     names = {version.model for version in versions}

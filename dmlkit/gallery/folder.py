@@ -35,13 +35,16 @@ class GalleryFolder(PointsOnDisk):
     skipped: tuple[str, ...] = ()  # images that cannot be read are not added
 
     def __init__(self, path: Path, where: Where | None = None) -> None:
+        import pyarrow as pa
+
         self.path, self.where = path, where
         self.manifest: GalleryManifest = read_gallery_manifest(path)
         newest = self.manifest.versions[-1]
         self.version, self.table = newest.number, read_rows(path, newest)
         if where is not None:
             columns = {name: self.table[name] for name in ("id", "label", "path")}
-            self.table = self.table.take(where.rows(self.cells() | cells_of(columns), str(path), len(self.table)))
+            rows = where.rows(self.cells() | cells_of(columns), str(path), len(self.table))
+            self.table = self.table.take(pa.array(rows, pa.int64()))
         self.rows: Sequence[int] = range(len(self.table))  # of those among which `limited` looked
         self.manifold = self.manifest.build_manifold()
         local = self.manifest.local

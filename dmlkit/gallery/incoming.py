@@ -49,11 +49,12 @@ class Incoming:
             except BadImageError as error:
                 incoming.skipped.append(str(error))
                 continue
-            if id in incoming.new:
-                path, label = incoming.new[id].path, incoming.new[id].label
-                incoming.repeated.append(f"{image.path}: the same picture as {path}{_other_label(image, label)}")
-            else:
-                incoming.new[id] = image
+            known = incoming.new.setdefault(id, image)
+            if known.label is None and image.label is not None:  # those of the folder itself come first
+                incoming.new[id], known, image = image, image, known
+            if known is not image:
+                other = _other_label(image, known.label)
+                incoming.repeated.append(f"{image.path}: the same picture as {known.path}{other}")
         return incoming
 
     def drop(self, rows: Any) -> None:

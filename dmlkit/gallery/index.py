@@ -170,7 +170,7 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recal
         if not further:
             raise UserError(
                 f"{gallery.path}: {best.kind} finds {best.recall:.4f} of the {nearest} nearest at most "
-                f"({sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --method "
+                f"({sure:.4f} with 95 % confidence), expected {recall}; nothing was changed: try another --method "
                 "or a lower --recall"
             )
         sure, negative_seconds, best = max(further, key=lambda trial: trial[:2])

@@ -34,7 +34,7 @@ class Migrated:
     version: int  # the newest one
     resumed: int  # images that were embedded before, e.g. by an interrupted command
     is_new: bool  # the gallery had another model before
-    threshold: float | None = None  # for pairs, of the calibrated new run
+    threshold: float | None = None  # for pairs, of the calibrated new run; none is used for points with patches
     index: str | None = None
     """Options that built the approximate index of the old embeddings, which the new ones do not have."""
     lost: str | None = None
@@ -85,7 +85,7 @@ def migrate_gallery(
         changed.versions[-1].number,
         resumed,
         is_new=True,
-        threshold=described.threshold,
+        threshold=None if trained.local else described.threshold,
         index=f"--method {index.kind}" if index else None,
         lost="patches" if before_local and not trained.local else None,
     )

@@ -219,8 +219,8 @@ class Identified:
     """What each answer is on, singular and plural."""
     in_source: int = 0
     """Number of answers on images of which one is itself the nearest of the labeled images."""
-    samples: Sequence[Sequence[int]] = ()
-    """Images of each answer, by their places in the dataset that was embedded; empty if they come from no dataset."""
+    table_rows: Sequence[Sequence[int]] = ()
+    """Images of each answer, by their rows in the table that lists them; empty if none does."""
 
     def labeled(self) -> Iterator[tuple[str, Answer]]:
         """Yield each query's path with its answer."""
@@ -254,8 +254,8 @@ class Identified:
         nearest = self.neighbors
         named = {name: [getattr(nearest, name)[row] for row in rows] for name in ("queries", "pictures", "boxes")}
         nearest = replace(nearest, **named, similarities=nearest.similarities[[*rows]], rows=nearest.rows[[*rows]])
-        samples = [self.samples[row] for row in rows] if self.samples else ()
-        return replace(self, answers=[self.answers[row] for row in rows], neighbors=nearest, samples=samples)
+        table_rows = [self.table_rows[row] for row in rows] if self.table_rows else ()
+        return replace(self, answers=[self.answers[row] for row in rows], neighbors=nearest, table_rows=table_rows)
 
     def write(self, path: Path) -> None:
         """Write the answers in the order of the images, as JSON if the name ends in ``.json``, else as a CSV table."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.errors import UserError, merged, warn_once
+from dmlkit.errors import UserError, counted, merged, warn_once
 from dmlkit.files.csv_table import own_column
 from dmlkit.files.labels import label_of
 from dmlkit.files.outputs import check_writable, writing
@@ -55,6 +55,7 @@ def calibrate_gallery(
     near: float | None = None,
     where: Where | None = None,
     model: ModelChoice = OWN_MODEL,
+    is_written: bool = True,
     bar: Bar = no_bar,
 ) -> Identification:
     """Choose the minimum probability for giving a label, and write it into the gallery.
@@ -72,23 +73,8 @@ def calibrate_gallery(
         near: similarity above which images of one label are near-duplicates, which are left out together.
         where: conditions on the images of the gallery, to calibrate for `identify` with the same.
         model: run of the gallery, if it was moved, and device.
+        is_written: whether to write it; otherwise it is only returned.
     """
-    calibration = _measured(path, fpir, strangers, near, where, model, bar)
-    with writing(path):
-        calibration.write(calibration_file(path, where))
-    return calibration
-
-
-def _measured(
-    path: Path,
-    fpir: float | None = None,
-    strangers: Path | None = None,
-    near: float | None = None,
-    where: Where | None = None,
-    model: ModelChoice = OWN_MODEL,
-    bar: Bar = no_bar,
-) -> Identification:
-    """Return the calibration of a gallery, see `calibrate_gallery`, without writing it."""
     if fpir is not None and not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
     check_writable(path)
@@ -100,13 +86,8 @@ def _measured(
     seconds = [None] if matches is None else [matches, None]
     deciders = [labeled_decider(gallery, near=near, second=second) for second in seconds]
     names = deciders[0][0]
-    stranger_points, others = None, [NO_STRANGERS] * len(seconds)
-    if strangers is not None:
-        limits = None if where is None else Boxes(where=where)
-        stranger_points = open_queries(strangers, gallery, boxes=limits, model=model, bar=bar)
-    elif run_folder is not None and run_folder.recipe().dataset.validates:
-        ranks = model.start()
-        stranger_points = split_points(run_folder, load_same_model(gallery, model, ranks), ranks, "validation", bar)
+    others = [NO_STRANGERS] * len(seconds)
+    stranger_points = _stranger_points(gallery, names, run_folder, strangers, where, model, bar)
     if stranger_points is not None:
         for line in merged(stranger_points.skipped):  # the same ones for each value of `calibrate_by_value`
             warn_once(line)
@@ -131,7 +112,7 @@ def _measured(
         absent = int(more_trials.absent.sum())
         if size == 1 or (len(more_trials.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
             fits.append(fit_of(more_trials, fpir, decider.similarity_name, size))
-    return Identification(
+    calibration = Identification(
         gallery_model=gallery.manifest.current,
         where=None if where is None else where.text,
         gallery_version=gallery.version,
@@ -143,6 +124,36 @@ def _measured(
         trained_labels=None if trained is None else known,
         is_optimistic=None if trained is None else is_optimistic,
     )
+    if is_written:
+        with writing(path):
+            calibration.write(calibration_file(path, where))
+    return calibration
+
+
+def _stranger_points(
+    gallery: GalleryFolder,
+    names: Sequence[str],
+    run: RunFolder | None,
+    strangers: Path | None,
+    where: Where | None,
+    model: ModelChoice,
+    bar: Bar,
+) -> PointSet | None:
+    """Return the strangers, or the validation images of the run; None if it has none."""
+    if strangers is not None:
+        limits = None if where is None else Boxes(where=where)
+        points = open_queries(strangers, gallery, boxes=limits, model=model, bar=bar)
+        known, start = sum(label in names for label in points.labels), f"--strangers {strangers}"
+        images = f"{known:,} of {counted(len(points), 'image has', 'images have')} labels of {gallery.path}"
+        if known and known == len(points):
+            raise UserError(f"{start}: {images}; expected images of other labels")
+        if known:
+            warn_once(f"{start}: left out: {images}")
+        return points
+    if run is None or not run.recipe().dataset.validates:
+        return None
+    ranks = model.start()
+    return split_points(run, load_same_model(gallery, model, ranks), ranks, "validation", bar)
 
 
 def calibrate_by_value(
@@ -160,10 +171,11 @@ def calibrate_by_value(
     name = [*columns][own_column([*columns], column, f"--by {column}: {path}")]
     values = sorted({value for cell in columns[name] if (value := label_of(cell)) is not None})
     check_values(values, name)
-    whole, calibrations = _measured(path, **options), dict[str, Identification | UserError]()
+    whole, calibrations = calibrate_gallery(path, is_written=False, **options), dict[str, Identification | UserError]()
     for value in values:
         try:
-            calibrations[value] = _measured(path, where=Where.of_value(name, value), **options)
+            where = Where.of_value(name, value)
+            calibrations[value] = calibrate_gallery(path, where=where, is_written=False, **options)
         except UserError as error:
             calibrations[value] = error
     if any(isinstance(outcome, Identification) for outcome in calibrations.values()):

@@ -113,7 +113,7 @@ class Decider:
     def decide(
         self,
         points: Tensor,
-        own: np.ndarray | None = None,
+        own_rows: np.ndarray | None = None,
         *,
         absent: bool = False,
         near: Neighbors | None = None,
@@ -125,23 +125,23 @@ class Decider:
         votes.
 
         Args:
-            own: (Q,) rows of the points if they are labeled ones; their groups are left out of their own decisions.
-                Fastest in the order of their labels.
-            absent: leave out the whole labels of ``own``, of which at least one other must remain.
+            own_rows: (Q,) rows of the points if they are labeled ones; their groups are left out of their own
+                decisions. Fastest in the order of their labels.
+            absent: leave out the whole labels of ``own_rows``, of which at least one other must remain.
             near: the `length` nearest images of each point, if they were searched before. Default: search.
             numbers: the numbers of the images, (Q,) or (Q, n), with a second similarity.
         """
         if points.ndim == 3:
-            return self._on_groups(points, own, absent, numbers)
+            return self._on_groups(points, own_rows, absent, numbers)
         decided, remaining = dict[int, Decision](), list(range(len(points)))
         length, size = self.length, len(self.codes)
         units, single = self.codes if absent else self.groups, len(self.sizes) - absent == 1
         while remaining:  # among more and more neighbors, until there is one with another label
-            owners = None if own is None else own[remaining]
+            owners = None if own_rows is None else own_rows[remaining]
             query_numbers = None if numbers is None else numbers[remaining]
             near = near or self._search(points[remaining], length, owners, units, query_numbers)
             for query, similarities, rows in zip(remaining, near.similarities, near.indices.numpy(), strict=True):
-                is_other = np.ones(len(rows), bool) if own is None else units[rows] != units[own[query]]
+                is_other = np.ones(len(rows), bool) if own_rows is None else units[rows] != units[own_rows[query]]
                 codes = self.codes[rows[is_other]]
                 if len(np.unique(codes)) > 1 or (single and len(codes)) or length == size:
                     scores = (similarities[torch.from_numpy(is_other)] + 0.0).tolist()
@@ -151,42 +151,44 @@ class Decider:
         return [decided[query] for query in range(len(points))]
 
     def _search(
-        self, points: Tensor, length: int, own: np.ndarray | None, units: np.ndarray, numbers: Tensor | None
+        self, points: Tensor, length: int, own_rows: np.ndarray | None, units: np.ndarray, numbers: Tensor | None
     ) -> Neighbors:
         """Return the nearest images of points; with a second similarity, those of other units than their own rows."""
         if self.rescored is None or numbers is None:
             return self.searcher.search(points, length)
-        return self.rescored.search(points, length, numbers, units, None if own is None else units[own])
+        return self.rescored.search(points, length, numbers, units, None if own_rows is None else units[own_rows])
 
     def _on_groups(
-        self, points: Tensor, own: np.ndarray | None, absent: bool, numbers: Tensor | None
+        self, points: Tensor, own_rows: np.ndarray | None, absent: bool, numbers: Tensor | None
     ) -> list[Decision]:
         count, size, _ = points.shape
-        owners = None if own is None else own.repeat(size)
+        owners = None if own_rows is None else own_rows.repeat(size)
         all_scores = self._scores(points.flatten(0, 1), owners, absent, None if numbers is None else numbers.flatten())
         scores = all_scores.reshape(count, size, len(self.sizes)).mean(1)
-        if absent and own is not None:
-            scores[torch.arange(count), torch.from_numpy(self.codes[own])] = -torch.inf
+        if absent and own_rows is not None:
+            scores[torch.arange(count), torch.from_numpy(self.codes[own_rows])] = -torch.inf
         best = scores.topk(min(2, scores.shape[1]), dim=1)
         return [
             Decision(codes[0], values[0], values[0] - values[1] if len(values) > 1 and values[1] > -inf else None)
             for values, codes in zip((best.values + 0.0).tolist(), best.indices.tolist(), strict=True)
         ]
 
-    def _scores(self, points: Tensor, own: np.ndarray | None, absent: bool, numbers: Tensor | None) -> Tensor:
+    def _scores(self, points: Tensor, own_rows: np.ndarray | None, absent: bool, numbers: Tensor | None) -> Tensor:
         """Return the similarity (Q, L) float64 of points to the nearest picture of every label."""
         if self.rescored is None or numbers is None:
-            return self._of_points(points, own, 1.0)
+            return self._of_points(points, own_rows, 1.0)
         rescorer = self.rescored.rescorer
-        scores = self._of_points(points, own, 1 - rescorer.share)  # matches of the nearest images never lower a score
+        # matches of the nearest images never lower a score
+        scores = self._of_points(points, own_rows, 1 - rescorer.share)
         width = min(rescorer.most, len(self.codes))
         codes, units = torch.from_numpy(self.codes), self.codes if absent else self.groups
         for rows in torch.arange(len(points)).split(max(1, BLOCK_ROWS**2 // width)):
-            near = self._search(points[rows], width, None if own is None else own[rows.numpy()], units, numbers[rows])
+            owners = None if own_rows is None else own_rows[rows.numpy()]
+            near = self._search(points[rows], width, owners, units, numbers[rows])
             scores[rows] = scores[rows].scatter_reduce(1, codes[near.indices], near.similarities, "amax")
         return scores
 
-    def _of_points(self, points: Tensor, own: np.ndarray | None, weight: float) -> Tensor:
+    def _of_points(self, points: Tensor, own_rows: np.ndarray | None, weight: float) -> Tensor:
         """Return the weighted similarity (Q, L) float64 of points to the nearest picture of every label."""
         best = torch.full((len(points), len(self.sizes)), -torch.inf, dtype=torch.float64)
         codes, start = torch.from_numpy(self.codes), 0
@@ -194,8 +196,8 @@ class Decider:
             columns = slice(start, start + len(block))
             for rows in torch.arange(len(points)).split(BLOCK_ROWS):
                 similarities = weight * self.searched.manifold.similarity(points[rows].double(), block.double())
-                if own is not None:
-                    units = self.groups[own[rows.numpy()]]
+                if own_rows is not None:
+                    units = self.groups[own_rows[rows.numpy()]]
                     similarities[torch.from_numpy(units[:, None] == self.groups[columns])] = -torch.inf
                 best[rows] = best[rows].scatter_reduce(1, codes[columns].expand(len(rows), -1), similarities, "amax")
             start += len(block)

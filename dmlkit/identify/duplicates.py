@@ -134,13 +134,13 @@ def duplicate_groups(collection: PointsInMemory, threshold: float, *, bar: Bar =
     return DuplicateGroups(collection, pairs, sorted(groups, key=len, reverse=True))
 
 
-def matches(one: PointsInMemory, other: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> Matches:
+def matches(points: PointsInMemory, other: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> Matches:
     """Find the near-duplicates between two sources of the same model: every pair of an image of each."""
-    check_same_model(other, one)
-    check_reachable(one.manifold, threshold)
-    with bar("comparing", len(one)) as advance:
-        pairs = near_pairs(one.manifold, one.points, other.points, threshold, advance=advance)
-    return Matches(one, other, pairs)
+    check_same_model(other, points)
+    check_reachable(points.manifold, threshold)
+    with bar("comparing", len(points)) as advance:
+        pairs = near_pairs(points.manifold, points.points, other.points, threshold, advance=advance)
+    return Matches(points, other, pairs)
 
 
 def picture_of(collection: PointsInMemory, row: int, lines: Sequence[str]) -> Picture:
@@ -217,21 +217,21 @@ def propose_threshold(nearest: Tensor) -> Proposal | None:
 
 
 def most_similar_pairs(
-    one: PointsInMemory, other: PointsInMemory | None, count: int, *, bar: Bar = no_bar
+    points: PointsInMemory, other: PointsInMemory | None, count: int, *, bar: Bar = no_bar
 ) -> tuple[Matches, Proposal | None]:
     """Return the most similar pairs within a source or between two, the most similar first, and a threshold.
 
     A pair among the ``count`` most similar ones is among the ``count`` nearest neighbors of both of its images.
     """
     if other is not None:
-        check_same_model(other, one)
-    candidates = len(one) - 1 if other is None else len(other)
+        check_same_model(other, points)
+    candidates = len(points) - 1 if other is None else len(other)
     if candidates < 1:
-        raise UserError(f"{one.source}: has a single image; expected at least two")
+        raise UserError(f"{points.source}: has a single image; expected at least two")
     others = None if other is None else other.points
-    with bar("comparing", len(one)) as advance:
-        neighbors = neighbors_of(one.manifold, one.points, min(count, candidates), others, advance=advance)
-    first = torch.arange(len(one)).repeat_interleave(neighbors.indices.shape[1])
+    with bar("comparing", len(points)) as advance:
+        neighbors = neighbors_of(points.manifold, points.points, min(count, candidates), others, advance=advance)
+    first = torch.arange(len(points)).repeat_interleave(neighbors.indices.shape[1])
     second, similarities = neighbors.indices.flatten(), neighbors.similarities.flatten().double()
     if other is None:  # both images of a pair may have found it
         pairs, inverse = torch.stack([first.minimum(second), first.maximum(second)], 1).unique(
@@ -241,4 +241,4 @@ def most_similar_pairs(
         similarities = torch.full((len(pairs),), -torch.inf).double().scatter_reduce(0, inverse, similarities, "amax")
     best = similarities.argsort(descending=True, stable=True)[:count]
     chosen = NearPairs(first[best], second[best], similarities[best])
-    return Matches(one, other or one, chosen), propose_threshold(neighbors.similarities[:, 0])
+    return Matches(points, other or points, chosen), propose_threshold(neighbors.similarities[:, 0])

@@ -63,11 +63,11 @@ def writer_of(path: Path, images: Path, boxes: Boxes | None) -> Writer | None:
     return write_detections if path.suffix.lower() == ".json" and title == "MegaDetector" else None
 
 
-def write_exchange(found: Identified, path: Path, images: Path, boxes: Boxes | None, write: Writer) -> str:
+def write_exchange(identified: Identified, path: Path, images: Path, boxes: Boxes | None, write: Writer) -> str:
     """Write answers by a `writer_of` their images, and return a line on what is written."""
     table = query_table(images, boxes)
     assert table is not None
-    pairs = zip(found.samples, found.answers, strict=True)
+    pairs = zip(identified.table_rows, identified.answers, strict=True)
     return write(table, {row: answer for rows, answer in pairs for row in rows}, path)
 
 
@@ -97,14 +97,11 @@ def write_observations(table: ImageTable, answers: Mapping[int, Answer], path: P
     names, observations = _observations(table.file)
     columns = sorted({*FIELDS, *names}, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    changed, media, named = dict[str, dict[str, str]](), list[dict[str, str]](), 0
+    changed, media = dict[str, dict[str, str]](), list[dict[str, str]]()
     pairs = zip(_column(table, "observationID"), _column(table, "mediaID"), strict=True)
     for row, (observation, medium) in enumerate(pairs):
         answer, cells = answers.get(row), observations[str(observation)]
-        if answer is None or answer.label == UNKNOWN:
-            continue
-        if cells.get("individualID"):
-            named += 1
+        if answer is None or answer.label == UNKNOWN or cells.get("individualID"):
             continue
         probability = "" if answer.probability is None else f"{answer.probability:.6g}"
         cells = cells | {
@@ -121,6 +118,7 @@ def write_observations(table: ImageTable, answers: Mapping[int, Answer], path: P
             media.append(cells | number | {"observationLevel": "media"})
     rows = [changed.get(name, cells) for name, cells in observations.items()] + media
     write_table(path, columns, ([cells.get(name, "") for name in columns] for cells in rows), is_data=True)
+    named = sum(bool(cells.get("individualID")) for cells in observations.values())
     added = counted(len(changed) + len(media), "observation gets", "observations get")
     others = f"{len(observations) - len(changed):,} as before" + (
         f", {named:,} of them with an individual" if named else ""

@@ -104,21 +104,28 @@ def identify(
             return replace(identified, neighbors=replace(neighbors, searched=gallery, rows=gallery_rows))
 
         identified = _answers_by_value(gallery, column, [{values[row] for row in rows} for rows in units], answers)
-    dataset_rows = [] if query_points.images is None else query_points.images.rows.tolist()
-    return replace(identified, samples=[[dataset_rows[row] for row in rows] for rows in units] if dataset_rows else ())
+    table_rows = _table_rows(query_points)
+    return replace(identified, table_rows=[[table_rows[row] for row in rows] for rows in units] if table_rows else ())
 
 
 def _values(images: Path, query_points: PointSet, column: str, boxes: Boxes | None) -> list[str | None] | None:
     """Return the values (N,) of images in a column of their table; None if they are of no table that has it."""
-    table = None if query_points.images is None else query_table(images, boxes)
-    if table is None or query_points.images is None:
+    table = query_table(images, boxes) if (numbers := _table_rows(query_points)) else None
+    if table is None:
         return None
     names = table.table.column_names
     index = column_called(names, column, str(images))
     if index is None:
         return None
     cells = text_column(table.table, str(images), names[index]).to_pylist()
-    return [label_of(cells[row]) for row in query_points.images.rows.tolist()]
+    return [label_of(cells[number]) for number in numbers]
+
+
+def _table_rows(query_points: PointSet) -> list[int]:
+    """Return the row (N,) of each query in the table that lists them; an empty list if none does."""
+    images = query_points.images
+    numbers = () if images is None else images.dataset.table_rows
+    return [numbers[row] for row in images.rows.tolist()] if images is not None and numbers else []
 
 
 def group_rows(
@@ -147,14 +154,15 @@ def _group_names(images: Path, query_points: PointSet, by: str, boxes: Boxes | N
     is_array = query_points.manifest is None
     if by == FOLDER and not is_array:
         return [str(Path(path).parent) for path in query_points.paths]
-    table = None if is_array else query_table(images, boxes, None if by == LABEL else NONE)
-    if table is None or query_points.images is None:
+    numbers = _table_rows(query_points)
+    table = query_table(images, boxes, None if by == LABEL else NONE) if numbers else None
+    if table is None:
         if is_array:
             raise UserError(f"--by {by}: the rows of {images} have no folders or columns; remove this option")
         raise UserError(f"--by {by}: {images} is no table and has no columns; use {FOLDER}")
     names = table.table.column_names
     column = text_column(table.table, str(images), names[own_column(names, by, str(images))]).to_pylist()
-    cells = [column[row] for row in query_points.images.rows.tolist()]
+    cells = [column[number] for number in numbers]
     return [cell or path for cell, path in zip(cells, query_points.paths, strict=True)]
 
 

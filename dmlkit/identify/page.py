@@ -62,7 +62,7 @@ class Shelf:
     """Row of a page: a query and its results."""
 
     asked: Picture
-    found: Sequence[Picture]
+    results: Sequence[Picture]
 
 
 def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[Shelf], *, rows: str = "queries") -> int:

@@ -41,7 +41,7 @@ class Trials(NamedTuple):
         decider: Decider,
         points: Tensor,
         classes: np.ndarray,
-        own: np.ndarray | None = None,
+        own_rows: np.ndarray | None = None,
         *,
         absent: bool,
         numbers: Tensor | None = None,
@@ -50,10 +50,10 @@ class Trials(NamedTuple):
 
         Args:
             classes: (M,) codes of their labels; unless absent, those of the decider.
-            own: (M,) their rows, if they are labeled points themselves.
+            own_rows: (M,) their rows, if they are labeled points themselves.
             absent: whether the decider has no image of their labels, or shall leave them out.
         """
-        decisions = decider.decide(points, own, absent=absent and own is not None, numbers=numbers)
+        decisions = decider.decide(points, own_rows, absent=absent and own_rows is not None, numbers=numbers)
         codes = np.array([decision.code for decision in decisions], np.int64)
         return cls(
             np.array([decision.margin or 0.0 for decision in decisions]),

@@ -19,16 +19,17 @@ from torch.utils.data import DataLoader
 
 from dmlkit.datasets.base import SHARE, DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, md5
-from dmlkit.datasets.files.dataset import Dataset, search_faults
+from dmlkit.datasets.files.dataset import Dataset, evenly_spread, search_faults
 from dmlkit.datasets.files.image import Turns, frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.folder import FolderConfig
-from dmlkit.datasets.hf import stored_dataset
+from dmlkit.datasets.hf import stored_dataset, stored_features
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import OptionError, UserError, counted, some_of
 from dmlkit.files.image_file import BadImageError, decoding, opened
-from dmlkit.files.image_table import EXPECTED, lists_images, read_images
-from dmlkit.files.paths import DATA_CHECK, raise_faults
+from dmlkit.files.image_table import EXPECTED, lists_images
+from dmlkit.files.paths import DATA_CHECK, raise_faults, require_readable
+from dmlkit.files.readers.base import reader_of
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.loading.batches import WORKER_START, default_workers, start_reader
 from dmlkit.recipe.file import read_recipe
@@ -136,7 +137,7 @@ def _measure(listing: Listing, bar: Bar) -> tuple[tuple[int, float, int], int, l
     sides: list[int] = []
     unreadable: list[str] = []
     fault: BadImageError | None = None
-    sample = sorted({int(index) for index in np.linspace(0, len(images) - 1, SAMPLE).round()})
+    sample: list[int] = evenly_spread(torch.arange(len(images)), SAMPLE).tolist()
     with bar("measuring photos", len(sample)) as advance:
         for index in sample:
             path = images.paths[index]
@@ -175,9 +176,11 @@ def dataset_at(
         columns: see `read_images`; ``{"group": "day"}`` groups by day, unless a table has a column ``day``.
     """
     columns = dict(columns or {})
-    by_day = columns.get("group") == DAY and not is_recipe(target)
-    if by_day and lists_images(target):
-        by_day = DAY not in read_images(target, needs=("path",), prints_columns=False).table.column_names
+    if not is_recipe(target):
+        require_readable(str(path) for path in (target, root) if path is not None)
+    by_day = columns.get("group") == DAY and not is_recipe(target) and not stored_features(target)
+    if by_day and (reader := reader_of(target)) is not None:
+        by_day = DAY not in reader.read(target).table.column_names
     if by_day:
         del columns["group"]
     config = _dataset_at(target, dataset, overrides, columns, root)
@@ -271,13 +274,16 @@ def split_faults(config: DatasetConfig, listing: Listing) -> tuple[list[str], li
     """Return the errors that ``dmlkit train`` would raise, and its remarks: on an empty split, or nothing to find."""
     faults: list[str] = []
     notes: list[str] = []
-    for split in config.own_splits:
+    splits = dict.fromkeys(config.own_splits)
+    if config.split != "all" and len(listing.rows_of("validation")):  # of a table or folder that names them
+        splits["validation"] = None
+    for split in splits:
         try:
             images = config.searched_of(listing, split)
         except UserError as error:
             faults.append(str(error))
             continue
-        if split != "train" and len(images.class_names) < 2:
+        if len(images.class_names) < 2:
             faults.append(f"{listing.source or listing.root}: {split} has a single class, expected at least two")
         fault, remarks = search_faults(images, split, str(listing.source or listing.root))
         faults += [fault] if fault is not None else []

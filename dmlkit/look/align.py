@@ -4,7 +4,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -71,7 +70,7 @@ def align(
     manifest = older_points.manifest
     assert manifest is not None  # of embeddings and galleries
     check_can_be_mapped(trained, run, manifest, older)
-    dataset, rows = shared_images(dataset_of(images, "test", trained.recipe), older_points)
+    dataset, rows, faults = shared_images(dataset_of(images, "test", trained.recipe), older_points)
     check_enough(len(dataset), trained, f"{images}: has {len(dataset)} images of {older}")
     embedded = embed_files(trained, ranks, dataset, str(images), bar)
     dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
@@ -93,6 +92,7 @@ def align(
         run=str(named(run)),
         **chosen,
         measured=len(parts.measure),
+        skipped=(*faults, *embedded.faults),
         held_out=parts.held_out,
         **shared.figures(point_map, parts),
     )
@@ -141,18 +141,21 @@ def check_can_be_mapped(trained: TrainedModel, run: Path, older: Description, wh
         )
 
 
-def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor]:
-    """Return the images that older points have too, and their rows there.
+def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor, list[str]]:
+    """Return the images that older points have too, their rows there, and a message per image that cannot be read.
 
     An image of a gallery is known by its content, or that of its box; an image of an embeddings folder by the path of
     its file, with links resolved. One that has several points, such as one with several boxes there, is left out.
     """
     names: Sequence[str | None]
+    faults = list[str]()
     if (gallery := gallery_of(older)) is not None:
         ids: list[str | None] = [None] * len(dataset)
         for index in range(len(dataset)):
-            with suppress(BadImageError):
+            try:
                 ids[index] = LabelledImage(dataset.paths[index], None, dataset.box(index)).id()
+            except BadImageError as error:
+                faults.append(str(error))
         older_names, names = gallery.ids, ids
     else:
         older_names, names = ([os.path.realpath(path) for path in paths] for paths in (older.paths, dataset.paths))
@@ -161,7 +164,7 @@ def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor]:
     indices = [index for index, name in enumerate(names) if name in rows and counts[1][name] == 1]
     picked = torch.tensor(indices, dtype=torch.int64)
     of_older = torch.tensor([rows[names[index]] for index in indices], dtype=torch.int64)
-    return PickedSamples(dataset, picked, dataset.labels[picked]), of_older
+    return PickedSamples(dataset, picked, dataset.labels[picked]), of_older, faults
 
 
 def write_aligned(

@@ -12,14 +12,13 @@ from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.files.source import check_options, kind_of
-from dmlkit.gallery.sources import open_points
+from dmlkit.gallery.sources import open_points, split_points
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import backbone_alone
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import ModelChoice
-from dmlkit.vectors.points import in_memory
-from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.points import PointSet, in_memory
 from dmlkit.vectors.trained import TrainedModel, load_model
 
 SAMPLE, DRAWS = 500, 10  # points per sample, with whose cube the time grows, and samples
@@ -102,15 +101,16 @@ def measure_curvature(
     device: str | None = None,
     overrides: Sequence[str] = (),
     manifold: str | None = None,
-) -> tuple[Hyperbolicity, int, str]:
+) -> tuple[Hyperbolicity, PointSet, str]:
     """Measure how tree-like embeddings, or the features of a run's images, are; see `hyperbolicity`.
 
     Args:
         split: for a run, the split whose images are used; by default train.
 
     Returns:
-        The hyperbolicity, the number of points, and in words what they and their distances are.
+        The hyperbolicity, the points, and in words what they and their distances are.
     """
+    points: PointSet
     if kind_of(source) == "run":
         check_options(source, "run", {"--manifold": manifold})
         split = split or "train"
@@ -119,12 +119,10 @@ def measure_curvature(
         features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
         recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
         before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
-        points = split_embeddings(run, before, ranks, recipe.dataset.build(split), split).points
-        space: Manifold = Euclidean(points.shape[1])
+        points = split_points(run, before, ranks, split)
         description = f"images of the {split} split, by the Euclidean distance of their features before the head"
     else:
         model = ModelChoice(device=device)
-        opened = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
-        space, points = opened.manifold, in_memory(opened).points
-        description = f"embeddings of {source}, by the distance of {type(space).__name__.lower()}"
-    return hyperbolicity(space, points, sample=SAMPLE, draws=DRAWS), len(points), description
+        points = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
+        description = f"embeddings of {source}, by the distance of {type(points.manifold).__name__.lower()}"
+    return hyperbolicity(points.manifold, in_memory(points).points, sample=SAMPLE, draws=DRAWS), points, description

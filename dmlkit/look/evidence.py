@@ -19,7 +19,7 @@ from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.report import Evidence
 from dmlkit.evaluation.run import EvaluatedRun
 from dmlkit.files.csv_table import own_column
-from dmlkit.files.image_table import BOX, read_images, text_column
+from dmlkit.files.image_table import BOX, LABEL, read_images, text_column
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
@@ -171,7 +171,8 @@ def read_regions(
         raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
     other = other_table(table, config if isinstance(config, TableConfig) else None)
     root = None if other.root is None else Path(other.root)
-    listed = read_images(table, root, other.columns, ("path",), prints_columns=False)
+    named = {name: text for name, text in other.columns.items() if text and name != LABEL}  # "" may leave out the boxes
+    listed = read_images(table, root, named, ("path",), prints_columns=False)
     regions, root = listed.table, listed.root
     has_boxes = BOX[0] in regions.column_names
     mask = "" if has_boxes else regions.column_names[own_column(regions.column_names, MASK, str(table))]
@@ -208,11 +209,11 @@ def read_regions(
     return mask_of
 
 
-def _box(option: str, path: str, sides: tuple[object, ...]) -> tuple[int, ...]:
+def _box(option: str, path: str, sides: tuple[float, ...]) -> tuple[int, ...]:
     """Return the sides of a box in pixels."""
     try:
-        left, top, right, bottom = (round(float(str(side))) for side in sides)
-    except (ValueError, OverflowError):  # text, nan or infinite
+        left, top, right, bottom = (round(side) for side in sides)
+    except (ValueError, OverflowError):  # nan or infinite
         left = top = right = bottom = 0
     if not (left < right and top < bottom):
         values = ", ".join(f"{side:g}" for side in sides)

@@ -49,6 +49,7 @@ class ArcFace(MarginSoftmax, name="arcface"):
     """K, centers per class, of which the nearest one counts; 3 in the paper of sub-center ArcFace."""
 
     def requirements(self) -> Iterable[Requirement]:
+        yield from super().requirements()
         yield Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is an angle")
 
     def __post_init__(self) -> None:
@@ -56,8 +57,8 @@ class ArcFace(MarginSoftmax, name="arcface"):
         super().__post_init__(per_class, pool_centers("max", gamma=1.0))
         self.logit_scale = self.scale
 
-    def with_margin(self, others: Tensor, own: Tensor, margin: float | Tensor) -> RowLosses:
-        turned, slope = turn(own / self.scale, margin)
+    def with_margin(self, others: Tensor, own_logits: Tensor, margin: float | Tensor) -> RowLosses:
+        turned, slope = turn(own_logits / self.scale, margin)
         rows = cross_entropy(others, self.scale * turned)
         return rows._replace(of_own=rows.of_own * slope)
 

@@ -1,6 +1,7 @@
 """The loss interface: checks the batch and computes in full precision within mixed-precision training."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from math import isfinite, trunc
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from dmlkit.component import Component, ComponentConfig, Requirement, option
 from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.manifolds.base import NEEDS_BOUNDED, UNRELATED_RADIUS, Manifold
-from dmlkit.manifolds.hyperbolic import strongest_curvature
+from dmlkit.manifolds.hyperbolic import STRONGEST_CURVATURE
 from dmlkit.manifolds.products import without_autocast
 
 
@@ -149,29 +150,46 @@ def _check_similarity(name: str, manifold: Manifold, requirement: Requirement) -
             f"{name}: expected a manifold with similarity {expected}, because {requirement.reason}; "
             f"got {manifold.similarity_name!r}"
         )
-    curvature = getattr(manifold, "curvature", None)
-    if requirement is NEEDS_BOUNDED and curvature is not None:
-        fault = too_curved(name, torch.as_tensor(curvature).item(), manifold.similarity_name)
-        if fault:
-            raise ValueError(f"{name}: curvature {fault}")
+    if requirement is NEEDS_BOUNDED:
+        for key, fault in too_near(name, manifold, manifold.similarity_name):
+            raise ValueError(f"{name}: {'.'.join(map(str, key))} {fault}")
 
 
-def too_curved(loss: str, curvature: float, similarity: str) -> str | None:
-    """Return an error if a curvature keeps points closer together than a loss expects unrelated points to be.
+def too_near(loss: str, space: Any, similarity: str) -> Iterable[tuple[tuple[str | int, ...], str]]:
+    """Yield the keys of a space that keep points nearer to the origin than a loss expects unrelated points to be.
 
-    With such a curvature `Manifold.relative_similarity` would stay above 0 between any two points at right angles.
+    With such a value `Manifold.relative_similarity` would stay above 0 between any two points at right angles; so it
+    would on a factor of a product.
+
+    Args:
+        space: a manifold or its configuration.
 
     Example:
-        >>> too_curved("proxy_anchor", -1.0, "negative_distance")
-        >>> too_curved("proxy_anchor", -16.0, "negative_distance")[:60]
-        'got -16, expected -9.6 or weaker: points of float32 end 1.55'
+        >>> from dmlkit.manifolds import Poincare
+        >>> [fault] = too_near("proxy_anchor", Poincare.Config(curvature=-16.0), "negative_distance")
+        >>> fault[0], fault[1][:60]
+        (('curvature',), 'got -16, expected -9.6 or weaker: points of float32 end 1.55')
     """
-    strongest = strongest_curvature(UNRELATED_RADIUS)
-    if curvature >= strongest or similarity not in ("negative_distance", "negative_squared_distance"):
-        return None
-    border = UNRELATED_RADIUS * (strongest / curvature) ** 0.5
-    return (
-        f"got {curvature:g}, expected {trunc(10 * strongest) / 10} or weaker: points of float32 end {border:.3g} from "
-        f"the origin, and {loss} takes two of different classes for unrelated at {UNRELATED_RADIUS:g}, so it could "
-        "never push them so far apart; choose a weaker curvature, or similarity: origin_cosine"
+    if not similarity.endswith("distance"):
+        return
+    for index, factor in enumerate(getattr(space, "factors", ())):
+        yield from ((("factors", index, *key), fault) for key, fault in too_near(loss, factor, similarity))
+    taken = (
+        f"from the origin, and {loss} takes two of different classes for unrelated at {UNRELATED_RADIUS:g} from it and "
+        "right angles, so it could never push them so far apart; choose"
     )
+    or_cosine = "" if "chordal" in similarity else ", or a cosine as similarity"
+    curvature, longest = getattr(space, "curvature", None), getattr(space, "clip_distance", None)
+    if curvature is not None and float(curvature) < STRONGEST_CURVATURE:
+        border = UNRELATED_RADIUS * (STRONGEST_CURVATURE / float(curvature)) ** 0.5
+        yield (
+            ("curvature",),
+            f"got {float(curvature):g}, expected {trunc(10 * STRONGEST_CURVATURE) / 10} or weaker: points of float32 "
+            f"end {border:.3g} {taken} a weaker curvature{or_cosine}",
+        )
+    if longest is not None and longest < UNRELATED_RADIUS:
+        yield (
+            ("clip_distance",),
+            f"got {longest:g}, expected at least {UNRELATED_RADIUS:g}: points end so far {taken} "
+            f"a longer one{or_cosine}",
+        )

@@ -38,11 +38,12 @@ class CosFace(MarginSoftmax, name="cosface"):
     """s, inverse temperature."""
 
     def requirements(self) -> Iterable[Requirement]:
+        yield from super().requirements()
         yield Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is a difference of cosines")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.logit_scale = self.scale
 
-    def with_margin(self, others: Tensor, own: Tensor, margin: float | Tensor) -> RowLosses:
-        return cross_entropy(others, own - self.scale * margin)
+    def with_margin(self, others: Tensor, own_logits: Tensor, margin: float | Tensor) -> RowLosses:
+        return cross_entropy(others, own_logits - self.scale * margin)

@@ -91,7 +91,7 @@ class Grouplet(ProxyAnchor, name="grouplet"):
     def _push_terms(self, block: Block, grouping: list[Tensor], factor: float) -> ClosedForm:
         """Compute the plain negative terms (w,), summed over grouplets and times a factor."""
         exponent = self.scale * (block.similarity.detach() + self.margin)
-        exponent.masked_fill_(block.own, -torch.inf)
+        exponent.masked_fill_(block.is_own, -torch.inf)
         terms, gradient = exponent.new_zeros(exponent.shape[1]), torch.empty_like(exponent)
         for images in grouping:
             of_group = exponent[images]  # (G, k, w)

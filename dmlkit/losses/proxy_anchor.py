@@ -32,7 +32,7 @@ class ProxyAnchor(ClassSumLoss, name="proxy_anchor"):
     """alpha, inverse temperature."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return (NEEDS_BOUNDED,)
+        return (*super().requirements(), NEEDS_BOUNDED)
 
     def class_terms(self, block: Block) -> Terms:
         return anchor_terms(block, self.scale, self.margin)

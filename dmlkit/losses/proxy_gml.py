@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
+from decimal import ROUND_CEILING, Context
 from math import ceil
 from typing import Annotated, ClassVar
 
@@ -34,10 +35,10 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
     inner product with a sum, so one product with the C sums of proxies suffices.
 
     ``positive_mask`` keeps all proxies of the own class, as in the paper's text and the authors' code; the printed
-    formula, which adds 1 to their similarities, does not always keep them. If k < N, k is set to N with a warning. The
-    paper does not specify the following. M is 1 for a class with a linked proxy, whatever the sum Z is. Proxies that
-    tie with the k-th are linked too. Without ``positive_mask``, a point whose class has no linked proxy adds 0 to the
-    mean of a masked softmax.
+    formula, which adds 1 to their similarities, does not always keep them. If k < N, k is set to N. With k = N no other
+    class is linked, which gives a warning: the masked softmax is then 1 and its loss 0. The paper does not specify the
+    following. M is 1 for a class with a linked proxy, whatever the sum Z is. Proxies that tie with the k-th are linked
+    too. Without ``positive_mask``, a point whose class has no linked proxy adds 0 to the mean of a masked softmax.
 
     Raises:
         ValueError: the manifold has another similarity, or r C N < 1.
@@ -66,6 +67,7 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
 
     def requirements(self) -> Iterable[Requirement]:
         return (
+            *super().requirements(),
             Requirement(
                 "manifold.similarity",
                 ("cosine", "origin_cosine", "dot"),
@@ -89,8 +91,8 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
         loss = mean_softmax_loss(classes, self._row_losses, logits, self.scale)
         return loss + self.regularizer_weight * self.regularizer() if self.regularizer_weight else loss
 
-    def _row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        rows, has_own = cross_entropy(others, own), own != -torch.inf  # nan stays nan
+    def _row_losses(self, others: Tensor, own_logits: Tensor) -> RowLosses:
+        rows, has_own = cross_entropy(others, own_logits), own_logits != -torch.inf  # nan stays nan
         return RowLosses(*(torch.where(has_own, of_rows, 0) for of_rows in rows))
 
     def linked_sum(self, block: Block, threshold: Tensor) -> Tensor:
@@ -102,7 +104,7 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
         """
         linked = block.similarity.detach() >= threshold
         if self.positive_mask:
-            linked |= block.own[:, None]
+            linked |= block.is_own[:, None]
         total = (block.similarity * linked).sum(1)
         return total.masked_fill(~linked.any(1), -torch.inf) if self.mask_softmax else total
 
@@ -142,27 +144,33 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
         for block in classes.blocks():  # (B, N, w)
             similarity = block.similarity
             if self.positive_mask:
-                similarity = similarity.masked_fill(block.own[:, None], -torch.inf)
+                similarity = similarity.masked_fill(block.is_own[:, None], -torch.inf)
             best = largest(torch.cat([best, similarity.flatten(1)], 1), count)
         return best.amin(1)[:, None, None]
 
 
 def _linked_proxies(num_classes: int, per_class: int, ratio: float, positive_mask: bool) -> int:
     """Return k of section 3.2, at least N if all proxies of the own class are linked."""
-    if ratio * num_classes * per_class < 1:
+    links = ratio * num_classes * per_class
+    if links < 1 - 1e-9:  # 1 / 49 * 49 is 0.9999999999999999
         raise ValueError(
             f"ProxyGML: ratio {ratio:g} of {num_classes} classes x {per_class} proxies links none; "
-            f"expected a ratio of at least {1 / (num_classes * per_class):.2g}"
+            f"expected a ratio of at least {_rounded_up(num_classes * per_class)}"
         )
-    count = ceil(ratio * num_classes * per_class - 1e-9)  # 0.07 * 100 is 7.000000000000001
-    if positive_mask and count < per_class:
+    count = ceil(links - 1e-9)  # 0.07 * 100 is 7.000000000000001
+    if positive_mask and count <= per_class:
         warnings.warn(
-            f"ProxyGML: ratio {ratio:g} links {count} proxies, fewer than the {per_class} of a class; {per_class} are "
-            f"linked and none of another class; use a ratio above {1 / num_classes:.2g} to link other classes",
+            f"ProxyGML: ratio {ratio:g} links {count} proxies, no more than the {per_class} of a class; {per_class} "
+            f"are linked and none of another class; use a ratio above {_rounded_up(num_classes)} to link other classes",
             stacklevel=3,
         )
         return per_class
     return count
+
+
+def _rounded_up(count: int) -> str:
+    """Return 1 / count with two digits, at least as large, so that a ratio of what is printed suffices."""
+    return f"{Context(prec=2, rounding=ROUND_CEILING).divide(1, count):f}"
 
 
 def largest(values: Tensor, count: int) -> Tensor:

@@ -49,7 +49,7 @@ class ProxyNCA(SoftmaxLoss, name="proxy_nca"):
     """Weights of Proxy-ISA (its Figure 11b); null for none."""
 
     def requirements(self) -> Iterable[Requirement]:
-        return () if self.informative is None else (NEEDS_BOUNDED,)
+        return (*super().requirements(), *([] if self.informative is None else [NEEDS_BOUNDED]))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,15 +71,15 @@ class ProxyNCA(SoftmaxLoss, name="proxy_nca"):
         weights = informative.weigh(classes)
 
         def logits(block: Block) -> Tensor:
-            return block.similarity * torch.where(block.own, weights.own[:, None], weights.of_others(block))
+            return block.similarity * torch.where(block.is_own, weights.own[:, None], weights.of_others(block))
 
         loss = mean_softmax_loss(classes, self.row_losses, logits, self.logit_scale)
         if self.training:
             informative.remember(embeddings, labels, weights.clean, self.manifold, self.proxies, self.shard)
         return loss
 
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+    def row_losses(self, others: Tensor, own_logits: Tensor) -> RowLosses:
         if self.positive_in_denominator:
-            return super().row_losses(others, own)
-        ones = torch.ones_like(own)
-        return RowLosses(others - own, ones, -ones)
+            return super().row_losses(others, own_logits)
+        ones = torch.ones_like(own_logits)
+        return RowLosses(others - own_logits, ones, -ones)

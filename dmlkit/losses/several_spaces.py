@@ -24,6 +24,13 @@ class SeveralLosses(Loss):
     num_classes: Any = option(default=None, kw_only=False)
     """C, for losses that own something per class."""
 
+    def faults(self) -> Iterable[tuple[str, str]]:
+        key = "losses" if hasattr(self, "losses") else "loss"
+        held = getattr(self, key)
+        for loss in held if key == "losses" else (held,):
+            if "before" in (getattr(loss, "on", None) or ()):
+                yield key, f"{loss.name} has on: before, but only the outermost loss gets the points before the neck"
+
     def hold(self, losses: Iterable[Loss]) -> None:
         """Take the built losses; call it before `Loss.__post_init__`."""
         self.each: Any = nn.ModuleList(losses)
@@ -100,6 +107,7 @@ class Matryoshka(SeveralLosses, name="matryoshka"):
             yield Requirement("embedding_dim", self.dims[:1], reason)
 
     def faults(self) -> Iterable[tuple[str, str]]:
+        yield from super().faults()
         if self.weights is not None and len(self.weights) != len(self.dims or ()):
             yield "weights", f"expected one for each of dims {self.dims}, got {self.weights}"
 

@@ -44,8 +44,8 @@ class SoftTriple(SoftmaxLoss, name="soft_triple"):
         super().__post_init__(self.centers_per_class, pool_centers("softmax", self.gamma))
         self.logit_scale = self.scale
 
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        return super().row_losses(others, own - self.scale * self.margin)
+    def row_losses(self, others: Tensor, own_logits: Tensor) -> RowLosses:
+        return super().row_losses(others, own_logits - self.scale * self.margin)
 
     def over(self, classes: Classes) -> Tensor:
         loss = super().over(classes)

@@ -46,6 +46,7 @@ class Sum(SeveralLosses, name="sum"):
     it; null is ``after`` for all."""
 
     def faults(self) -> Iterable[tuple[str, str]]:
+        yield from super().faults()
         for key, values in {"weights": self.weights, "on": self.on}.items():
             if values is not None and len(values) != len(self.losses):
                 yield key, f"expected one for each of {len(self.losses)} losses, got {len(values)}"

@@ -45,21 +45,8 @@ def farthest(dtype: torch.dtype) -> float:
     return 2 * math.atanh(1 - (1e-5 if dtype == torch.float64 else 4e-3))
 
 
-def strongest_curvature(radius: float) -> float:
-    """Return the strongest curvature K < 0 with points in float32 at a distance of ``radius`` from the origin."""
-    return -((farthest(torch.float32) / radius) ** 2)
-
-
-def right_angle_distance(curvature: Tensor, radius: float) -> Tensor:
-    r"""Compute the distance u of two points at distance r from the origin, in perpendicular directions.
-
-    .. math:: \cosh(\sqrt{-K}\, u) = \cosh^2(\sqrt{-K}\, r), \quad
-            \sinh^2(\tfrac{\sqrt{-K}}{2} u) = \tfrac12 \sinh^2(\sqrt{-K}\, r)
-
-    The second form does not cancel for K near 0, where u becomes sqrt(2) r.
-    """
-    side = radius * (-curvature).double().sqrt().clamp(max=300 / radius)  # keeps sinh^2 finite: points end at 6
-    return distance_from_sinh(side.sinh().square() / 2, curvature.double()).to(curvature.dtype)
+STRONGEST_CURVATURE = -((farthest(torch.float32) / UNRELATED_RADIUS) ** 2)
+"""Strongest curvature K < 0 with points in float32 at a distance of `UNRELATED_RADIUS` from the origin."""
 
 
 def distance_from_sinh(sinh_squared: Tensor, curvature: Tensor) -> Tensor:
@@ -166,7 +153,16 @@ class Hyperbolic(Manifold):
         return product_distance(self._rows(x), self._rows(y), self.curvature)
 
     def unrelated_distance(self) -> Tensor:
-        return right_angle_distance(self.curvature, UNRELATED_RADIUS)
+        r"""Return the distance u of two points at distance r, `UNRELATED_RADIUS`, in perpendicular directions.
+
+        .. math:: \cosh(\sqrt{-K}\, u) = \cosh^2(\sqrt{-K}\, r), \quad
+                \sinh^2(\tfrac{\sqrt{-K}}{2} u) = \tfrac12 \sinh^2(\sqrt{-K}\, r)
+
+        The second form does not cancel for K near 0, where u becomes sqrt(2) r.
+        """
+        curvature, r = self.curvature, UNRELATED_RADIUS
+        side = r * (-curvature).double().sqrt().clamp(max=300 / r)  # keeps sinh^2 finite: points end at 6
+        return distance_from_sinh(side.sinh().square() / 2, curvature.double()).to(curvature.dtype)
 
     def learned_options(self) -> dict[str, Any]:
         return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}

@@ -30,8 +30,8 @@ class Ranking:
 
     The positives of a query are the items of its class, without the query itself. Items with the same score share
     their ranks: positive j has any rank in ``above + 1 .. above + tied`` with equal probability, and every metric is
-    the expected value over the orders of the tied items. With a hierarchy, the positives are the items of its class at
-    the coarsest level.
+    the expected value over the orders of the tied items, except ``map@k:oml``, the ratio of two. With a hierarchy, the
+    positives are the items of its class at the coarsest level.
     """
 
     above: Tensor
@@ -164,7 +164,7 @@ class Points:
     labels: Tensor  # (N,) int64 in 0..C-1; every class is present
     manifold: Manifold
     targets: Targets | None = None  # gallery that the points are compared with; None compares them with each other
-    found: dict[object, Any] = field(default_factory=lambda: {}, repr=False)  # results that several metrics share
+    shared: dict[object, Any] = field(default_factory=lambda: {}, repr=False)  # results that several metrics share
 
 
 class MetricConfig(ComponentConfig, frozen=True):

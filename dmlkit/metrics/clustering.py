@@ -25,10 +25,10 @@ class ClusteringConfig(MetricConfig, frozen=True, abstract=True):
 
     def of_points(self, points: Points) -> dict[str, float]:
         key = "kmeans", self.iterations, self.restarts, self.seed
-        if key not in points.found:
+        if key not in points.shared:
             options = {"iterations": self.iterations, "restarts": self.restarts, "seed": self.seed}
-            points.found[key] = kmeans(points.embeddings, int(points.labels.max()) + 1, **options).assignments
-        return {self.key: self.agreement(points.labels, points.found[key])}
+            points.shared[key] = kmeans(points.embeddings, int(points.labels.max()) + 1, **options).assignments
+        return {self.key: self.agreement(points.labels, points.shared[key])}
 
     @abstractmethod
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:

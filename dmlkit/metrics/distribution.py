@@ -29,6 +29,8 @@ class SpreadConfig(MetricConfig, frozen=True):
     def of_points(self, points: Points) -> dict[str, float]:
         order = points.labels.argsort(stable=True)
         sizes = points.labels.bincount()
+        if len(sizes) < 2:
+            raise ValueError(f"labels: all {len(order)} embeddings are of one class; {self.key} needs at least two")
         classes = points.embeddings[order].split(sizes.tolist())
         within = [mean_distance(points.manifold, members) for members in classes if len(members) > 1]
         intra = sum(within) / len(within) if within else 0.0

@@ -25,7 +25,7 @@ class OpenSetConfig(MetricConfig, frozen=True, abstract=True):
         return dict(zip(self.names(), self.of_search(OpenSet.of(points, self.unknown_fraction)), strict=True))
 
     @abstractmethod
-    def of_search(self, found: "OpenSet") -> list[float]:
+    def of_search(self, open_set: "OpenSet") -> list[float]:
         """Compute the values in the order of `names`."""
 
 
@@ -35,9 +35,9 @@ class AurocUnknownConfig(OpenSetConfig, frozen=True):
     name: Literal["auroc_unknown"] = "auroc_unknown"
     definition: ClassVar[str] = "auroc_unknown: probability that a known query scores above an unknown one"
 
-    def of_search(self, found: "OpenSet") -> list[float]:
-        beaten = wins(found.known_scores, found.unknown_scores)
-        return [float(beaten.mean()) / len(found.unknown_scores)]
+    def of_search(self, open_set: "OpenSet") -> list[float]:
+        beaten = wins(open_set.known_scores, open_set.unknown_scores)
+        return [float(beaten.mean()) / len(open_set.unknown_scores)]
 
 
 class OscrConfig(OpenSetConfig, frozen=True):
@@ -53,9 +53,9 @@ class OscrConfig(OpenSetConfig, frozen=True):
         "oscr: known queries answered rightly and scoring above unknown ones, over all pairs of the two"
     )
 
-    def of_search(self, found: "OpenSet") -> list[float]:
-        beaten = wins(found.known_scores, found.unknown_scores) * found.right
-        return [float(beaten.mean()) / len(found.unknown_scores)]
+    def of_search(self, open_set: "OpenSet") -> list[float]:
+        beaten = wins(open_set.known_scores, open_set.unknown_scores) * open_set.right
+        return [float(beaten.mean()) / len(open_set.unknown_scores)]
 
 
 class BaksConfig(OpenSetConfig, frozen=True):
@@ -73,9 +73,9 @@ class BaksConfig(OpenSetConfig, frozen=True):
         "baks@threshold=x: queries scoring at least x and answered rightly, mean over known classes"
     )
 
-    def of_search(self, found: "OpenSet") -> list[float]:
-        right, labels = found.right, found.known_labels
-        return [class_mean(right & (found.known_scores >= threshold), labels) for threshold in self.threshold]
+    def of_search(self, open_set: "OpenSet") -> list[float]:
+        right, labels = open_set.right, open_set.known_labels
+        return [class_mean(right & (open_set.known_scores >= threshold), labels) for threshold in self.threshold]
 
 
 class BausConfig(OpenSetConfig, frozen=True):
@@ -90,8 +90,8 @@ class BausConfig(OpenSetConfig, frozen=True):
     key: ClassVar[str] = "baus@threshold=x"
     definition: ClassVar[str] = "baus@threshold=x: queries scoring less than x, mean over unknown classes"
 
-    def of_search(self, found: "OpenSet") -> list[float]:
-        scores, labels = found.unknown_scores, found.unknown_labels
+    def of_search(self, open_set: "OpenSet") -> list[float]:
+        scores, labels = open_set.unknown_scores, open_set.unknown_labels
         return [class_mean(scores < threshold, labels) for threshold in self.threshold]
 
 
@@ -124,9 +124,9 @@ class OpenSet:
     def of(cls, points: Points, unknown_fraction: float) -> "OpenSet":
         """Search with points; the result is cached for each share of unknown classes."""
         key = cls, unknown_fraction
-        if key not in points.found:
-            points.found[key] = cls._search(points, unknown_fraction)
-        return points.found[key]
+        if key not in points.shared:
+            points.shared[key] = cls._search(points, unknown_fraction)
+        return points.shared[key]
 
     @classmethod
     def _search(cls, points: Points, unknown_fraction: float) -> "OpenSet":
@@ -134,7 +134,7 @@ class OpenSet:
         labels = (points.labels if targets is None else targets.point_labels).to(device)
         items = labels if targets is None else targets.labels.to(device)
         classes = torch.cat([labels, items]).unique()
-        unknown = min(max(floor(unknown_fraction * len(classes) + 0.5), 1), len(classes) - 1)
+        unknown = max(min(floor(unknown_fraction * len(classes) + 0.5), len(classes) - 1), 1)
         first_unknown = classes[len(classes) - unknown]
         if targets is None:
             enrolled = first_half(labels) & (labels < first_unknown)

@@ -131,7 +131,12 @@ class MapConfig(MetricConfig, frozen=True):
     to_end: ClassVar[bool] = True
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        return {"map": ranking.precision_sum(ranking.gallery) / ranking.positives}
+        return {"map": average_precision(ranking)}
+
+
+def average_precision(ranking: Ranking) -> Tensor:
+    """Compute the average precision over the whole gallery, (Q,) float64."""
+    return ranking.precision_sum(ranking.gallery) / ranking.positives
 
 
 class MrrConfig(MetricConfig, frozen=True):
@@ -176,8 +181,13 @@ class NdcgConfig(CutoffConfig, frozen=True):
     definition: ClassVar[str] = "ndcg@k: sum over i <= k of hit(i) / log2(i + 1), divided by that of an ideal ranking"
 
     def at(self, ranking: Ranking, k: Tensor) -> Tensor:
-        ideal = ranking.ideal_gains(int(k.max()))[ranking.positives.minimum(k)]
-        return ranking.discounts(k).sum(1) / ideal
+        return binary_ndcg(ranking, k)
+
+
+def binary_ndcg(ranking: Ranking, k: Tensor) -> Tensor:
+    """Compute nDCG at the cut-off (Q,) of each query with a gain of 1 for every positive, (Q,) float64."""
+    ideal = ranking.ideal_gains(int(k.max()))[ranking.positives.minimum(k)]
+    return ranking.discounts(k).sum(1) / ideal
 
 
 class CmcConfig(CutoffConfig, frozen=True):
@@ -235,7 +245,7 @@ class HierarchicalApConfig(MetricConfig, frozen=True):
 
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
         if ranking.grades is None:
-            return {self.key: ranking.precision_sum(ranking.gallery) / ranking.positives}
+            return {self.key: average_precision(ranking)}
         level = torch.arange(1, ranking.levels + 1, device=ranking.grades.device)
         shells = (ranking.grades[..., None] == level).double()  # (Q, J, L), whether l(k) = l
         relevance = (level.double() / ranking.levels) ** self.alpha / shells.sum(1).clamp(min=1)  # (Q, L)
@@ -269,9 +279,9 @@ class GradedNdcgConfig(CutoffConfig, frozen=True):
     is_graded: ClassVar[bool] = True
 
     def at(self, ranking: Ranking, k: Tensor) -> Tensor:
-        ideals = ranking.ideal_gains(int(k.max()))
         if ranking.grades is None:
-            return ranking.discounts(k).sum(1) / ideals[ranking.positives.minimum(k)]
+            return binary_ndcg(ranking, k)
+        ideals = ranking.ideal_gains(int(k.max()))
         gained = (ranking.discounts(k) * (2.0**ranking.grades - 1)).sum(1)
         ideal = torch.zeros_like(gained)
         for level in range(ranking.levels):  # 2^l - 1 = 1 + 2 + ... + 2^(l-1), one term per shared level

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from dmlkit.metrics.ranking.labels import Labeling, check_sides, identities
 from dmlkit.metrics.ranking.rankings import (
     Ties,
     as_directions,
-    as_embeddings,
+    as_sides,
     build_search,
     rankings,
     require_points,
@@ -64,8 +64,9 @@ def retrieval_metrics(
 
     - A query is never its own neighbor: without a gallery it is excluded by its position, with a gallery and ids by
       its id; its duplicates are not excluded. With a gallery and no ids nothing is excluded (In-Shop).
-    - Metrics are expected values over the orders of items of the same score; ``ties="pessimistic"`` ranks positives
-      last among them. Equal gallery vectors always tie; other scores tie if they are equal in floating point.
+    - Metrics are expected values over the orders of items of the same score, ``map@k:oml`` the ratio of two;
+      ``ties="pessimistic"`` ranks positives last among them. Equal gallery vectors always tie; other scores tie if they
+      are equal in floating point.
     - A k larger than the gallery is clipped, and queries without a positive are left out: both give a warning.
 
     Args:
@@ -87,8 +88,8 @@ def retrieval_metrics(
 
     Raises:
         ValueError: embeddings are not finite, not on the manifold, or zero and compared by the cosine; lengths differ;
-            the gallery is empty; there is a single class or no query with a positive; a metric is unknown; or a k is
-            below 1.
+            the gallery is empty; there is a single class or no query with a positive; a metric or ``ties`` is unknown;
+            or a k is below 1.
 
     Example:
         >>> points = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
@@ -138,9 +139,10 @@ def score_retrieval(
         ({'recall@1': 1.0}, [2, 1])
     """
     check_sides(queries, gallery)
+    if ties not in get_args(Ties):
+        raise ValueError(f"ties: got {ties!r}, expected one of {', '.join(get_args(Ties))}")
     configs = metric_configs(metrics)
-    points = as_embeddings(queries.embeddings, "embeddings")
-    items = gallery and as_embeddings(gallery.embeddings, "gallery")
+    points, items = as_sides(queries.embeddings, gallery and gallery.embeddings)
     lengths = len(points), None if items is None else len(items)
     ids = identities(queries, gallery, lengths)
     labeling = Labeling.of(queries.labels, gallery and gallery.labels, lengths).needed(configs)
@@ -198,7 +200,7 @@ def _score(
     notes: tuple[str, ...] = ()
     if searching:
         blocks: list[dict[str, Tensor]] = []
-        mine = scored if group is None else scored[dist.get_rank(group) :: dist.get_world_size(group)]
+        mine = scored if group is None else _share(scored, dist.get_rank(group), dist.get_world_size(group))
         start = 0
         shots = max(
             (max(config.k) for config in searching if isinstance(config, CmcConfig) and config.compat), default=0
@@ -234,6 +236,11 @@ def _score(
         left_out=len(positives) - len(scored),
         notes=notes,
     )
+
+
+def _share(queries: Tensor, rank: int, ranks: int) -> Tensor:
+    """Return the queries that a rank scores; one without any scores the last too, which `gather_interleaved` drops."""
+    return queries[min(rank, len(queries) - 1) :: ranks]
 
 
 def gather_interleaved(values: Tensor, total: int, group: Any) -> Tensor:
@@ -285,14 +292,14 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     Args:
         hits: (N, K) bool or 0/1; whether neighbor k of query n, nearest first and without n itself, is a positive.
         positives: (N,) integers >= 0; R, the number of positives in the gallery. Queries with 0 are left out.
-        metrics: search metrics, as configs or names.
+        metrics: search metrics, as configs or names, without a level.
 
     Returns:
         Fractions by name. A k larger than K is clipped, and MRR is 0 for a query without a hit: both give a warning.
 
     Raises:
-        ValueError: shapes are wrong; a query has more hits than positives; a metric does not search; or a metric
-            needs the first R items and a list ends before R.
+        ValueError: shapes are wrong; a query has more hits than positives; a metric does not search or is of a level;
+            a metric needs the first R items and a list ends before R; or it needs all positives and a list lacks some.
 
     Example:
         >>> metrics_from_hits([[1, 0, 1, 0]], [2], ["precision@1", "map@4"])
@@ -302,6 +309,8 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     for config in configs:
         if not config.searches:
             raise ValueError(f"{config.key} is computed from embeddings, not from hits; remove it")
+        if config.level is not None:
+            raise ValueError(f"{config.names()[0]}: hits have no levels; remove level {config.level}")
     is_hit, counts = torch.as_tensor(hits), torch.as_tensor(positives)
     check_hits(is_hit, counts)
     is_hit, left_out = is_hit[counts > 0].bool(), int((counts == 0).sum())
@@ -311,12 +320,18 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     ones, column = torch.ones_like(above), torch.arange(width, device=is_hit.device).expand_as(above)
     listed = counts[counts > 0]
     ranking = Ranking(above, ones, column, ones, listed.long(), torch.full_like(listed, depth, dtype=torch.int64))
-    short = (ranking.positives > is_hit.shape[1]) & (is_hit.sum(1) < ranking.positives)
+    lacks_some = is_hit.sum(1) < ranking.positives
+    short = (ranking.positives > is_hit.shape[1]) & lacks_some
     for config in configs:
         if config.to_r and short.any():
             raise ValueError(
                 f"hits: {config.key} needs the first R items, but {int(short.sum())} lists of {is_hit.shape[1]} items "
                 "end before R"
+            )
+        if config.to_end and lacks_some.any():
+            raise ValueError(
+                f"hits: {config.key} needs all positives, but {int(lacks_some.sum())} lists of {is_hit.shape[1]} items "
+                "lack some; rank the whole gallery, or use e.g. map@k"
             )
     if left_out:
         warnings.warn(f"{left_out} of {len(counts)} queries have no positive and are left out", stacklevel=2)

@@ -131,7 +131,7 @@ class PairCurve:
     @classmethod
     def of(cls, points: Points) -> "PairCurve":
         """Build the curve of labeled points; the result is cached."""
-        if cls not in points.found:
+        if cls not in points.shared:
             pairing = Pairing.of(points)
             if pairing.same == 0 or pairing.different == 0:
                 raise ValueError(
@@ -141,8 +141,8 @@ class PairCurve:
             bands: list[Band] = []
             if pairing.same <= BAND_SCORES:
                 bands = [band_of(pairing, -torch.inf, torch.inf, 0)]
-            points.found[cls] = cls(pairing.same, pairing.different, pairing, bands)
-        return points.found[cls]
+            points.shared[cls] = cls(pairing.same, pairing.different, pairing, bands)
+        return points.shared[cls]
 
     def bands(self) -> Iterator[Band]:
         """Yield all scores of the same class in bands, from the highest on."""

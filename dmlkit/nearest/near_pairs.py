@@ -72,10 +72,10 @@ def near_pairs(
             is_near = exact >= threshold
             blocks.append((firsts[is_near], seconds[is_near], exact[is_near]))
             count += int(is_near.sum())
-        if count > MOST_PAIRS:
-            raise UserError(
-                f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs reach it; choose a higher threshold"
-            )
+            if count > MOST_PAIRS:
+                raise UserError(
+                    f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs reach it; choose a higher threshold"
+                )
         done = round(share * len(points))
         advance(done - reported)
         reported = done

@@ -83,16 +83,21 @@ class RescoredSearch:
 
     @torch.no_grad()
     def search(
-        self, queries: Tensor, k: int, asked: Tensor, units: np.ndarray | None = None, own: np.ndarray | None = None
+        self,
+        queries: Tensor,
+        k: int,
+        asked: Tensor,
+        units: np.ndarray | None = None,
+        query_units: np.ndarray | None = None,
     ) -> Neighbors:
         """Return the k most similar points of each query (Q, D), those of its own unit with a similarity of -inf.
 
         Args:
             asked: (Q,) int64, the numbers of the queries' images.
             units: (N,) integers from 0, the unit of each point.
-            own: (Q,) the unit of each query.
+            query_units: (Q,) the unit of each query.
         """
-        neighbors = self._nearest(queries, k, None if units is None or own is None else (units, own))
+        neighbors = self._nearest(queries, k, None if units is None or query_units is None else (units, query_units))
         scores, first = neighbors.similarities.double(), slice(self.rescorer.most)
         mixed = (1 - self.rescorer.share) * scores
         mixed[:, first] = self.rescorer.mixed(scores[:, first], asked, self.numbers[neighbors.indices[:, first]])

@@ -60,21 +60,20 @@ def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, bar: 
     scored = torch.arange(len(rows)) if dataset.query is None else dataset.query[rows].nonzero()[:, 0]
     stored = torch.arange(len(rows)) if dataset.gallery is None else dataset.gallery[rows].nonzero()[:, 0]
     scored, nearest, values = scored[scores.queries], stored[scores.nearest], scores.per_query[METRIC]
-    points = embedded.points
-    wrong = embedded.manifold.paired_similarity(points[scored].double(), points[nearest].double())
-    wrong = wrong.masked_fill(embedded.labels[scored] == embedded.labels[nearest], -torch.inf)
-    worst, others = choose_queries(values, embedded.labels[scored], wrong, queries)
+    points, labels = embedded.points, embedded.labels
+    similarities = embedded.manifold.paired_similarity(points[scored].double(), points[nearest].double())
+    worst = worst_queries(values, labels[scored], labels[nearest], similarities, -(-queries // 2))
+    others = other_queries(worst, len(values), queries - len(worst))
     chosen = torch.cat([worst, others])
     neighborhoods = [nearest_of(embedded, int(row), stored, neighbors) for row in scored[chosen].tolist()]
     similarities, indices = (torch.stack(column) for column in zip(*neighborhoods, strict=True))
     return RetrievalPanel(scored[chosen], values[chosen], len(worst), indices, similarities)
 
 
-def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Choose the positions of the `worst_queries` and of random other queries, half of ``count`` each."""
-    worst = worst_queries(values, labels, wrong, -(-count // 2))
-    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
-    return worst, order[~torch.isin(order, worst)][: count - len(worst)]
+def other_queries(worst: Tensor, among: int, count: int) -> Tensor:
+    """Draw the positions of ``count`` queries other than the worst ones, or of all if there are fewer."""
+    order = torch.randperm(among, generator=torch.Generator().manual_seed(0))
+    return order[~torch.isin(order, worst)][:count]
 
 
 def nearest_of(embedded: EmbeddedSplit, query: int, stored: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -112,7 +112,9 @@ def write_out(tree: Tree, is_trained: bool) -> None:
             if named:
                 if not is_trained:
                     backbone.check_weights()
-                data["backbone"] |= backbone.resolved_keys()
+                given, fields = data["backbone"], type(backbone).model_fields
+                if any(from_weights in info.metadata and not given.get(key) for key, info in fields.items()):
+                    given |= {key: value for key, value in backbone.resolved_keys().items() if not given.get(key)}
             transform = data.get("transform")
             if isinstance(transform, dict) and transform.get("name") == "pretrained" and not transform.keys() >= KEYS:
                 size = transform.get("size")

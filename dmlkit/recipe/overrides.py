@@ -50,8 +50,8 @@ def read_extended(path: Path, kind: str) -> Tree:
     return overlay(base, tree)
 
 
-def overlay(base: Tree, own: Tree) -> Tree:
-    """Merge ``own`` over ``base``: mappings are merged key by key, other values are replaced.
+def overlay(base: Tree, changes: Tree) -> Tree:
+    """Merge ``changes`` over ``base``: mappings are merged key by key, other values are replaced.
 
     A mapping with another ``name`` than the base's is another component with other keys, so it replaces the base's
     mapping. A list replaces the base's list.
@@ -59,28 +59,28 @@ def overlay(base: Tree, own: Tree) -> Tree:
     Example:
         >>> from dmlkit.files.yaml_tree import parse_yaml
         >>> base = parse_yaml("{optimizer: {name: adam, lr: 1e-4, eps: 0.01}, metrics: [a, b]}", "base.yaml")
-        >>> overlay(base, parse_yaml("{optimizer: {lr: 1e-3}, metrics: [c]}", "own.yaml")).data
+        >>> overlay(base, parse_yaml("{optimizer: {lr: 1e-3}, metrics: [c]}", "a.yaml")).data
         {'optimizer': {'name': 'adam', 'lr': 0.001, 'eps': 0.01}, 'metrics': ['c']}
-        >>> overlay(base, parse_yaml("optimizer: {name: adamw}", "own.yaml")).data
+        >>> overlay(base, parse_yaml("optimizer: {name: adamw}", "a.yaml")).data
         {'optimizer': {'name': 'adamw'}, 'metrics': ['a', 'b']}
     """
     replaced: set[Key] = set()
-    data = _overlay(base.data, own.data, (), replaced)
+    data = _overlay(base.data, changes.data, (), replaced)
     inherited = {
         key: origin
         for key, origin in base.origins.items()
         if not any(key[:length] in replaced for length in range(len(key) + 1))
     }
-    return Tree(own.source, data, inherited | own.origins)
+    return Tree(changes.source, data, inherited | changes.origins)
 
 
-def _overlay(base: Any, own: Any, key: Key, replaced: set[Key]) -> Any:
-    are_mappings = isinstance(base, dict) and isinstance(own, dict)
-    if not are_mappings or base.get("name", own.get("name")) != own.get("name", base.get("name")):
+def _overlay(base: Any, changes: Any, key: Key, replaced: set[Key]) -> Any:
+    are_mappings = isinstance(base, dict) and isinstance(changes, dict)
+    if not are_mappings or base.get("name", changes.get("name")) != changes.get("name", base.get("name")):
         replaced.add(key)
-        return own
-    merged = {name: _overlay(base[name], own[name], (*key, name), replaced) for name in own if name in base}
-    return base | own | merged
+        return changes
+    merged = {name: _overlay(base[name], changes[name], (*key, name), replaced) for name in changes if name in base}
+    return base | changes | merged
 
 
 def path_in_collection(where: str, name: Any, path: Path) -> Path:

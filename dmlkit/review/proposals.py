@@ -113,7 +113,7 @@ def propose(
             f"{command_word(gallery)}"
         )
     unknown = [row for row, answer in enumerate(identified.answers) if answer.label == UNKNOWN]
-    closest, close = pair_thresholds(searched)
+    closest, close = pair_thresholds(identifier.searched)
     points = in_memory(queries)
     groups = [[rows[position] for position in group] for group in _groups(points, rows, closest)]
     groups += [[unknown[position] for position in group] for group in _groups(points, unknown, close)]

@@ -139,11 +139,15 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
                 "its gallery, or train without levels: --set dataset.levels=[]"
             )
     root = Path(os.path.commonpath([os.path.dirname(path) for path in labeled]))  # noqa: PTH120 - text, not files
-    file = folder / f"train_{name}.csv"
+    file = first = folder / f"train_{name}.csv"
     rows = [[os.path.relpath(path, root), label] for path, label in labeled.items()]
-    if file.exists():  # a run of this name, perhaps in another folder, may have been trained on it
-        file = file.with_stem(f"{file.stem}_{crc32(json.dumps(rows).encode()):08x}")
+    if first.exists():  # a run of this name, perhaps in another folder, may have been trained on it
+        file = first.with_stem(f"{first.stem}_{crc32(json.dumps(rows).encode()):08x}")
+    is_new = not file.exists()
     write_table(file, ("path", "label"), rows, is_data=True)
+    if is_new and file != first and file.read_bytes() == first.read_bytes():
+        file.unlink()
+        file = first
     checked = sum(review.verdict(row) is not None for row in held_out)
     return TrainingTable(file, root, len(labeled), checked, left_out)
 

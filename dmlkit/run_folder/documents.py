@@ -166,6 +166,8 @@ class Alignment(Document, frozen=True):
     """Number of images that fitted the map; a third of them chose it first."""
     measured: PositiveInt
     """Number of other images, on which the figures were measured."""
+    skipped: tuple[str, ...] = ()
+    """One message per image that could not be read."""
     held_out: Literal["labels", "images"]
     """Whether the measured images are all of labels that fitted nothing."""
     finds: Literal["label", "image"]

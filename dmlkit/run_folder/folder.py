@@ -3,6 +3,7 @@
 Only what reads recipes or checkpoints imports torch, which takes seconds: the progress of runs is read without it.
 """
 
+import json
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from urllib.parse import quote
 from dmlkit.errors import UserError, some_of, warn
 from dmlkit.files.atomic import is_partial, write_text
 from dmlkit.files.document import differences
+from dmlkit.files.escape import command_word
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place
 from dmlkit.files.regular import cache_folder
@@ -244,8 +246,9 @@ class RunFolder:
         if changes:
             way = "undo the change, or start a new run in another --output"
             if spans and now.trained_epochs > before.trained_epochs:
-                if "weights" in type(recipe.backbone).model_fields and recipe.backbone.tuning.name == "full":
-                    way += f", e.g. from these weights: --set backbone.weights={self.checkpoint_path('last')}"
+                advised = f"backbone.weights={self.checkpoint_path('last')}"
+                if recipe.backbone.tuning.name == "full" and _takes(recipe, advised):
+                    way += f", e.g. from these weights: --set {command_word(advised)}"
                 way += f"; with the schedule {recipe.schedule.name} more epochs change those before them"
             raise UserError(f"{self.path}: the recipe has changed since this run started ({'; '.join(changes)}); {way}")
 
@@ -338,6 +341,20 @@ def find_run(recorded: Path, near: Path) -> Path | None:
     ends = [Path(*recorded.parts[start:]) for start in range(1, len(recorded.parts))]
     places = (above / end for end in ends for above in near.resolve().parents)
     return next((place for place in places if RunFolder(place).holds_run()), None)
+
+
+def _takes(recipe: "Recipe", change: str) -> bool:
+    """Return whether a recipe stays valid with a change of its weights, from which ``pretrained`` takes its values."""
+    from dmlkit.recipe.file import parse_recipe, plain
+
+    data = plain(recipe)
+    if data["transform"] and data["transform"]["name"] == "pretrained":
+        del data["transform"]["resize"]  # which has come from the weights
+    try:
+        parse_recipe(json.dumps(data), "recipe", [change])
+    except UserError:
+        return False
+    return True
 
 
 def _without_free_keys(recipe: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:

@@ -14,15 +14,16 @@ from dmlkit.samplers.base import Sampler, pairs_among
 class ClassBalanced(Sampler, name="class_balanced"):
     """m classes x n images in every batch, as pair losses need.
 
-    Over an epoch, all pairs of classes are drawn equally often, give or take one, and so are all pairs of images of a
-    class: classes and images are dealt from shuffled decks that are reshuffled when they run out. Only a class
-    with fewer than n images repeats one within a batch. An epoch has about as many images as the training set.
+    Over an epoch, all classes are drawn equally often, give or take one, and so are all images of a class: classes and
+    images are dealt from shuffled decks that are reshuffled when they run out. Only a class with fewer than n images
+    repeats one within a batch. An epoch has about as many images as the training set.
 
     If images have several labels, m labels are drawn, each with n images that have it, none of which is in the batch
     already, unless the label has too few.
 
     Raises:
-        UserError: there are fewer than m classes, or a class has fewer than n groups.
+        UserError: there are fewer than m classes, a class has fewer than n groups, or images have several labels and
+            ``apart`` is set.
 
     Example:
         >>> import torch
@@ -47,6 +48,8 @@ class ClassBalanced(Sampler, name="class_balanced"):
     def __post_init__(self) -> None:
         if self.apart and self.groups is None:
             raise OptionError("sampler.apart", "the dataset has no groups; use a table with a column group, or null")
+        if self.apart and self.members is not None:  # those drawn for two labels may share both a group and a label
+            raise OptionError("sampler.apart", "needs one label per image, got several; remove this key")
         self.images = group_by(self.labels.numpy())  # the images of each class
         if self.members is not None:  # of each label
             self.images = [of_label.nonzero()[0] for of_label in self.members[self.labels].numpy().T]
@@ -73,7 +76,8 @@ class ClassBalanced(Sampler, name="class_balanced"):
         batch: list[int] = []
         for label in classes:
             for card in decks[label].deal(self.images_per_class):
-                index, tries = card, 0 if self.members is None else len(self.images[label])
+                # the rest of the deck's round and a whole one, so that every image of the label is dealt
+                index, tries = card, 0 if self.members is None else 2 * len(self.images[label])
                 while tries and index in batch:
                     index, tries = decks[label].deal(1)[0], tries - 1
                 batch.append(index)

@@ -123,7 +123,7 @@ class _Reader:
         name = str(folder.relative_to(self.folder))
         folds = [folder / f"fold-{fold}" for fold in range(self.models)]
         models = [RunFolder(path) for path in (folds if self.models > 1 else [folder])]
-        progress = [_progress(run, self._training(variant)["select_by"]) for run in models]
+        progress = [_progress(run, self._training(variant, label)["select_by"]) for run in models]
         scores = [score for _, score, _ in progress if score is not None]
         state: State = "waiting"
         if all(run.summary_path.exists() for run in models):
@@ -147,12 +147,13 @@ class _Reader:
         )
 
     def _waiting(self, variant: str, label: str | None, seed: int, **known: Any) -> RunStatus:
-        training = self._training(variant)
+        training = self._training(variant, label)
         epochs = training.get("stop_after") or training["epochs"]
         return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs * self.models, **known)
 
-    def _training(self, variant: str) -> dict[str, Any]:
-        training = next(iter(self.study.variants[variant].values()))["training"]
+    def _training(self, variant: str, label: str | None) -> dict[str, Any]:
+        recipes = self.study.variants[variant]
+        training = recipes.get(label or "", next(iter(recipes.values())))["training"]
         return {**training, "select_by": "map@r"} if self.models > 1 else training
 
 

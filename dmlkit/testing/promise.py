@@ -47,9 +47,11 @@ def expect(holds: bool | Tensor, message: str) -> None:
         raise AssertionError(message)
 
 
-def expect_close(found: Any, expected: Any, what: str, *, atol: float | None = None, rtol: float | None = None) -> None:
+def expect_close(
+    actual: Any, expected: Any, what: str, *, atol: float | None = None, rtol: float | None = None
+) -> None:
     """Compare tensors with `torch.testing.assert_close` and name them in the message if they differ."""
-    assert_close(found, expected, atol=atol, rtol=rtol, msg=lambda text: f"{what}: {' '.join(text.split())}")
+    assert_close(actual, expected, atol=atol, rtol=rtol, msg=lambda text: f"{what}: {' '.join(text.split())}")
 
 
 def expect_refused(call: Callable[[], object], error: type[Exception], pattern: str, what: str) -> None:

@@ -136,6 +136,11 @@ def restore(experiment: Experiment, run: RunFolder, ranks: Ranks) -> State:
         run.checkpoints.mkdir(exist_ok=True)  # Git and some copies of a run leave out an empty folder
         return State()
     saved = run.load_checkpoint("last")
+    if saved["best"] and not (best := run.checkpoint_path("best")).exists():
+        raise UserError(
+            f"{best}: missing, though epoch {saved['best']['epoch']} was the best by {path}; restore the file, or "
+            "retrain with --overwrite"
+        )
     if [row.epoch for row in rows[: saved["epoch"]]] != list(range(1, saved["epoch"] + 1)):
         raise UserError(
             f"{run.metrics_path}: does not have one row for each of the {saved['epoch']} finished epochs of {path}; "

@@ -103,7 +103,7 @@ def training_data(experiment: Experiment, jobs: Jobs, run: RunFolder, ranks: Ran
     if stored is None or not jobs:
         inputs = inputs_of(experiment.train, recipe.transform, training=True)
         return TrainingData(experiment.model, inputs, experiment.validation, experiment.test)
-    folder = features_folder(run, stored)
+    folder = ranks.broadcast(features_folder(run, stored))  # the first rank alone has moved to that of a new run
     features = {split: job.compute(folder, ranks, progress.images) for split, job in jobs.items()}
     part = trained_part(recipe, experiment.model)
     if recipe.training.gradient_cache:

@@ -218,13 +218,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     if recipe.training.shard_proxies:
         with recipe.errors_at("training", "shard_proxies"):
             objective.loss.keep_shard(rank, ranks)
-    shared = {id(parameter) for parameter in model.parameters()}
-    parameters = {
-        **_backbone_parameters(recipe, model),
-        "head": list(model.head.parameters()),
-        # a learnable manifold belongs to the head, although it is also part of the loss
-        "loss": [parameter for parameter in objective.parameters() if id(parameter) not in shared],
-    }
+    parameters = _parameters_of(recipe, model, objective)
     with recipe.errors_at("optimizer"):
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
@@ -306,6 +300,18 @@ def _warn_of_batchnorms(recipe: Recipe, model: EmbeddingModel) -> None:
             f"{', but not that of the neck' if recipe.head.has_neck else ''}"
         )
         warnings.warn(recipe.fault(("training", "gradient_cache"), text), stacklevel=3)
+
+
+def _parameters_of(recipe: Recipe, model: EmbeddingModel, objective: Objective) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of backbone, head and loss, see `OptimizerConfig.build`."""
+    shared, head = {id(parameter) for parameter in model.parameters()}, list(model.head.parameters())
+    # a learnable manifold belongs to the head, although it is also part of the loss
+    loss = [parameter for parameter in objective.parameters() if id(parameter) not in shared]
+    frozen = recipe.backbone.freeze_epochs
+    if frozen and not any(parameter.requires_grad for parameter in (*head, *loss)):
+        text = f"got {frozen}, expected 0, because nothing outside the backbone trains; remove this key"
+        raise UserError(recipe.fault(("backbone", "freeze_epochs"), text))
+    return {**_backbone_parameters(recipe, model), "head": head, "loss": loss}
 
 
 def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, list[nn.Parameter]]:

@@ -71,7 +71,7 @@ def score_pretrained(
                 evaluation = _evaluate_alone(alone, recipe, dataset, ranks, split, advance)
             report = Report.of(evaluation, str(run.path), split, epoch=0, question=question)
             if is_first:
-                report = report.with_files(images, known="")  # the contents too: other commands compare them
+                report = report.with_files(images)
                 store(report, evaluation, path)
             stored = Figures(report, evaluation.scores.per_query, evaluation.labels)
         figures[split] = stored

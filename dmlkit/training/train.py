@@ -55,7 +55,7 @@ def train(
     Args:
         recipe: a recipe, or its YAML file, or the name of a recipe that comes with dmlkit.
         folder: the run folder; see `RunFolder`.
-        overrides: changes of a file, each ``key.subkey=value``.
+        overrides: changes of a file or a recipe that comes with dmlkit, each ``key.subkey=value``.
         device: a device, see `start_ranks`, or what that has returned.
         progress: receives steps and epochs.
         resume: continue the run in ``folder`` from its last checkpoint, or start it if it has none yet.
@@ -69,7 +69,10 @@ def train(
     """
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; use only one of them")
-    recipe = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(Path(recipe), overrides)
+    elif overrides:
+        raise UserError(f"train: overrides {overrides!r} apply to a file or a name, got a Recipe; see read_recipe")
     ranks = start_ranks(device, recipe.training.precision) if isinstance(device, str) else device
     run = RunFolder(Path(folder))
     check_places(recipe, run.path)

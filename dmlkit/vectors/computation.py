@@ -21,6 +21,7 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
+from dmlkit.datasets.files.dataset import evenly_spread
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import atomic_write
@@ -263,8 +264,7 @@ def training_inputs(recipe: Recipe, option: str) -> Tensor:
     except UserError as error:
         raise UserError(f"{option}: needs training images of the run to compare with torch: {error}") from None
     inputs = inputs_of(dataset, recipe.transform, training=False)
-    rows = sorted({int(row) for row in torch.linspace(0, len(dataset) - 1, IMAGES).round()})
-    batch = collate([inputs[row, 0] for row in rows])
+    batch = collate([inputs[row, 0] for row in evenly_spread(torch.arange(len(dataset)), IMAGES).tolist()])
     if len(batch.labels) <= NEAREST:
         reason = batch.faults[0] if batch.faults else f"there are {len(batch.labels)}"
         raise UserError(

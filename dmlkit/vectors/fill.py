@@ -206,7 +206,6 @@ def fill(
     """
     store = VectorStore.at(job.path, trained, **options)
     job = _with_missing(job, store, trained, ranks)
-    known = len(job.dataset) - len(job.missing)
     if len(job.missing):
         with _sole_filling(job, ranks), bar(title, len(job.dataset)) as advance:
             try:
@@ -220,7 +219,8 @@ def fill(
     rows, faults = _wait(job, store, ranks)
     if faults and not job.skip_bad_images:
         raise UserError(f"{faults[0]}; {job.way_on}")
-    return Filled(store, rows, faults, known)
+    lacked = np.union1d(job.missing, np.flatnonzero(rows < 0))  # also the images that again could not be read
+    return Filled(store, rows, faults, len(rows) - len(lacked))
 
 
 def _with_missing(job: FillJob, store: VectorStore, trained: TrainedModel, ranks: Ranks) -> FillJob:

@@ -14,15 +14,16 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes, box_faults, refuse_entries
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.files.listing import LISTED_SPLITS
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import UserError, warn, warn_once
+from dmlkit.errors import UserError, counted, some_of, warn, warn_once
 from dmlkit.files.csv_table import column_called
 from dmlkit.files.image_file import Box, some_image_files
 from dmlkit.files.image_table import BOX, LABEL, PATTERN, lists_images, read_images, text_column
 from dmlkit.files.labels import label_notes, path_label
-from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.files.paths import require_readable
 from dmlkit.files.readers.base import ImageTable, other_lists
 from dmlkit.files.where import Where, cells_of
 from dmlkit.recipe.schema import Recipe
@@ -105,7 +106,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     paths = some_image_files(source)
     if hint := other_lists(source):
         warn_once(hint)
-    raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
+    require_readable(paths)
     return ImageList(paths, None if labels == NONE else _folder_labels(source, paths, depth))
 
 
@@ -113,22 +114,15 @@ def listed_images(
     source: Path, labels: str | None, options: Boxes, *, depth: int = 1
 ) -> tuple[ImageTable, Dataset] | None:
     """Return the rows of a table, or of a file of boxes, and their images, see `images_at`; None for others."""
-    options.check()
-    is_table = lists_images(source, options.columns)
-    if not is_table and options.source is None:
+    rows = _rows_of(source, labels, options, depth)
+    if rows is None:
         return None
-    if options.source is None:
-        rows = _of_table(source, labels, options)
-        _warn_of_similar(source, rows.table.column_names if labels == OPTIONAL else ())
-    elif is_table:
-        raise UserError(
-            f"--boxes {options.source}: {source} is a table; give its folder of images, or put boxes into it"
-        )
-    else:
-        rows = read_images(options.source, None, options.columns, ("path",), options.confidence, source)
-        rows = _with_folder_labels(rows, source, labels, depth)
+    if labels == OPTIONAL and options.source is None:
+        _warn_of_similar(source, rows.table.column_names)
+    numbers: Sequence[int] = range(len(rows))
     if options.where is not None:
-        rows = limited(rows, options.where)
+        numbers = fulfilling(rows, options.where)
+        rows = rows.kept(numbers)
     if not len(rows) and not rows.faults:
         problem = "lists no images" if options.source is None else f"no boxes of {source}"
         raise UserError(f"{rows.file}: {problem}; expected at least one")
@@ -137,15 +131,29 @@ def listed_images(
         way = "remove them" if options.skips else "skip them with --skip-bad-images"
         refuse_entries(str(rows.file), faults, way)
     if len(valid_rows) < len(rows):
-        rows = replace(rows.kept(valid_rows), faults=[])
+        rows, numbers = replace(rows.kept(valid_rows), faults=[]), [numbers[row] for row in valid_rows]
         dataset, _, _ = _checked(rows)
     if options.margin and dataset.boxes is None:
         raise UserError(
             f"--box-margin {options.margin:g}: {rows.file} has no boxes; name them with --boxes, or give a table with "
             "the columns x1, y1, x2, y2"
         )
-    dataset.left_out, dataset.margin = faults, options.margin
+    dataset.left_out, dataset.margin, dataset.table_rows = faults, options.margin, numbers
     return rows, dataset
+
+
+def _rows_of(source: Path, labels: str | None, options: Boxes, depth: int) -> ImageTable | None:
+    """Return all rows of a table, or of a file of boxes, with the labels that are wanted; None for other images."""
+    options.check()
+    is_table = lists_images(source, options.columns)
+    if options.source is None:
+        return _of_table(source, labels, options) if is_table else None
+    if is_table:
+        raise UserError(
+            f"--boxes {options.source}: {source} is a table; give its folder of images, or put boxes into it"
+        )
+    rows = read_images(options.source, None, options.columns, ("path",), options.confidence, source)
+    return _with_folder_labels(rows, source, labels, depth)
 
 
 def _of_table(source: Path, labels: str | None, options: Boxes) -> ImageTable:
@@ -170,14 +178,14 @@ def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
         warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[similar[0]]!r}?")
 
 
-def limited(rows: ImageTable, where: Where) -> ImageTable:
-    """Return the rows of a table that fulfill conditions; all if it has none of their columns."""
+def fulfilling(rows: ImageTable, where: Where) -> Sequence[int]:
+    """Return the numbers of the rows of a table that fulfill conditions; all if it has none of their columns."""
     columns = cells_of({name: rows.table[name] for name in rows.table.column_names})
     if not any(
         column_called([*columns], condition.column, str(rows.file)) is not None for condition in where.conditions
     ):
-        return rows
-    return rows.kept(where.rows(columns, str(rows.file), len(rows)))
+        return range(len(rows))
+    return where.rows(columns, str(rows.file), len(rows))
 
 
 def _checked(listed: ImageTable) -> tuple[Dataset, list[int], list[str]]:
@@ -197,9 +205,8 @@ def _checked(listed: ImageTable) -> tuple[Dataset, list[int], list[str]]:
 
 
 def query_table(source: Path, boxes: Boxes | None, labels: str | None = NONE) -> ImageTable | None:
-    """Return the rows of queries, one per image, see `listed_images`; None for images that no table lists."""
-    listed = listed_images(source, labels, (boxes or Boxes())._replace(skips=True))
-    return None if listed is None else listed[0]
+    """Return the table that lists queries, see `Dataset.table_rows`; None for images that no table lists."""
+    return _rows_of(source, labels, boxes or Boxes(), 1)
 
 
 def _with_folder_labels(rows: ImageTable, source: Path, labels: str | None, depth: int) -> ImageTable:
@@ -219,13 +226,22 @@ def _with_folder_labels(rows: ImageTable, source: Path, labels: str | None, dept
 
 
 def folder_table(folder: Path) -> ImageTable:
-    """Return the images of a folder, with the names of their folders as labels, see `images_at`."""
+    """Return the images of a folder, with the names of their folders as labels, see `images_at`, and their splits."""
     import pyarrow as pa
 
     images = images_at(folder)
     paths = [os.path.relpath(path, folder) for path in images.paths]
     labels = images.label_names(images.labels)
-    return ImageTable(pa.table({"path": paths, "label": pa.array(labels, pa.string())}), folder, folder)
+    table = ImageTable(pa.table({"path": paths, "label": pa.array(labels, pa.string())}), folder, folder)
+    if not is_split(folder):
+        return table
+    splits = [Path(path).parts[0] for path in paths]
+    table.table = table.table.append_column("split", pa.array(splits))
+    others = [path for path, split in zip(paths, splits, strict=True) if split not in LISTED_SPLITS]
+    if others:
+        outside = counted(len(others), "image")
+        table.notes.append(f"{folder}: left out: {outside} outside of train, validation and test: {some_of(others)}")
+    return table.kept([row for row, split in enumerate(splits) if split in LISTED_SPLITS])
 
 
 def _folder_labels(folder: Path, paths: list[str], depth: int) -> list[str | None]:

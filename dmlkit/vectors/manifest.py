@@ -189,6 +189,17 @@ class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
     """Checksum of ``items.parquet``."""
 
 
+class ListingTable(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Table that lists the images, by the keys of a recipe's dataset."""
+
+    file: str
+    """Its path."""
+    root: str | None
+    """Folder that its paths are relative to; null for its own folder."""
+    columns: dict[str, str]
+    """Its columns by dmlkit's names, as far as they were named."""
+
+
 class StoredModel(Document, frozen=True, strict=True):
     """``model.json`` of a `VectorStore`: what its points depend on besides their images."""
 
@@ -230,6 +241,8 @@ class Manifest(Description, frozen=True, strict=True):
     """Run whose model made the embeddings; null where its path is not UTF-8."""
     checksums: Checksums | None = None
     """Checksums of the files next to it; null in a manifest of other files."""
+    table: ListingTable | None = None
+    """Table that lists the images, whose other columns ``dmlkit eval --by`` reads; null if there is none."""
 
 
 def index_of(manifold: Manifold) -> SearchIndex:

@@ -20,7 +20,7 @@ from dmlkit.errors import UserError, warn
 from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest.search import BLOCK_ROWS, StoredPoints
-from dmlkit.run_folder.folder import RunFolder, find_run
+from dmlkit.run_folder.folder import CheckpointName, RunFolder, find_run
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.manifest import Description, check_same_description
 from dmlkit.vectors.trained import TrainedModel, describe, shortened
@@ -233,13 +233,22 @@ def load_same_model(searched: PointSet, model: ModelChoice, ranks: Ranks) -> Tra
     if fusion is None and manifest.fusion is not None:
         second = find_run(Path(manifest.fusion.run), run)
         fusion = manifest.fusion.model_copy(update={} if second is None else {"run": str(second)})
-    choice = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=fusion)
-    trained = choice.load(RunFolder(run), ranks)
-    if manifest.features < trained.recipe.embedding_dim and not trained.fusion and not trained.computation:
-        with suppress(UserError):  # of `dmlkit embed --dims`, unless it is another model, which is reported below
-            trained = shortened(trained, manifest.features)
-    ours = describe(trained)
-    check_same_description(ours, str(run), manifest, searched.source)
+    folder, recorded = RunFolder(run), manifest.model.checkpoint
+
+    def loaded(checkpoint: CheckpointName | None) -> TrainedModel:
+        trained = ModelChoice(checkpoint=checkpoint, fusion=fusion).load(folder, ranks)
+        if manifest.features < trained.recipe.embedding_dim and not trained.fusion and not trained.computation:
+            with suppress(UserError):  # of `dmlkit embed --dims`, unless it is another model, which is reported below
+                return shortened(trained, manifest.features)
+        return trained
+
+    trained = loaded(recorded if model.run is None else None)
+    has_recorded = recorded == "pretrained" or folder.checkpoint_path(recorded).exists()
+    # the run is that of the points, which has moved, or a newer one, whose checkpoint of the same name is another
+    if trained.checkpoint != recorded and has_recorded and trained.aligned_to != manifest.model.fingerprint:
+        same = loaded(recorded)
+        trained = same if same.fingerprint == manifest.model.fingerprint else trained
+    check_same_description(describe(trained), str(run), manifest, searched.source)
     return trained
 
 

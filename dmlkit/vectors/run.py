@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from dmlkit.datasets.base import Split
+from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import count_ranks, start_ranks
 from dmlkit.errors import UserError, merged, warn_once
 from dmlkit.files.arrays import Values
@@ -30,6 +31,7 @@ from dmlkit.files.image_table import BOX
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder, check_place, check_writable, writing
 from dmlkit.files.paths import readable_name
+from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import file_checksum
 from dmlkit.files.source import place_of_run
 from dmlkit.loading.inputs import refuse_missing, refuse_nothing_read
@@ -38,7 +40,7 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fill import Filled, FillJob, PartEmbedder, fill
 from dmlkit.vectors.images import dataset_of
-from dmlkit.vectors.manifest import Checksums, Manifest
+from dmlkit.vectors.manifest import Checksums, ListingTable, Manifest
 from dmlkit.vectors.progress_bar import Advance, Bar, no_bar
 from dmlkit.vectors.store import PART_IMAGES, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel, describe, load_model, shortened
@@ -139,22 +141,26 @@ def embed(
     way = "name their folder with --root, or skip such images with --skip-bad-images"
     refuse_missing(dataset, "skip" if skip else "error", source, way)
     vectors_folder = ranks.broadcast(_home(folder, place) if ranks.is_global_zero else place)
-    with RayWorkers.started(device) if options.ray else nullcontext() as workers:
-        model = stored_model(trained, workers.device if workers else "")
-        keys = image_keys(dataset, trained.recipe.dataset)
-        job = FillJob(dataset, keys, vectors_folder, model, exact=split is not None, skip_bad_images=skip)
-        compute = None if workers is None else partial(workers.compute, run, trained.checkpoint)
-        filled = fill(job, trained, ranks, bar=bar, compute=compute)
-    if not ranks.is_global_zero:
-        return None
-    if filled.known:
-        subject = f"{filled.known} of {len(dataset)} images were"
-        say(f"{'these images are' if filled.known == len(dataset) else subject} embedded already")
-    refuse_nothing_read(len(dataset) - len(filled.faults), filled.faults, source)
-    with sole_writer(place, what="dmlkit embed", patience=inf), writing(place / "manifest.json"):
-        manifest = write_embeddings(folder, trained, dataset, source, place, filled)
-    if vectors_folder.is_relative_to(place):
-        shutil.rmtree(vectors_folder, ignore_errors=True)
+    lock, are_inside = sole_writer(place, what="dmlkit embed", patience=inf), vectors_folder.is_relative_to(place)
+    # points in the output go with this command: another one for the same output waits before it reads them
+    with lock if are_inside and ranks.is_global_zero else nullcontext():
+        with RayWorkers.started(device) if options.ray else nullcontext() as workers:
+            model = stored_model(trained, workers.device if workers else "")
+            keys = image_keys(dataset, trained.recipe.dataset)
+            job = FillJob(dataset, keys, vectors_folder, model, exact=split is not None, skip_bad_images=skip)
+            compute = None if workers is None else partial(workers.compute, run, trained.checkpoint)
+            filled = fill(job, trained, ranks, bar=bar, compute=compute)
+        if not ranks.is_global_zero:
+            return None
+        if filled.known:
+            subject = f"{filled.known} of {len(dataset)} images were"
+            say(f"{'these images are' if filled.known == len(dataset) else subject} embedded already")
+        refuse_nothing_read(len(dataset) - len(filled.faults), filled.faults, source)
+        with nullcontext() if are_inside else lock, writing(place / "manifest.json"):
+            table = _listing_table(images, options.boxes or Boxes(), trained.recipe.dataset)
+            manifest = write_embeddings(folder, trained, dataset, source, place, filled, table)
+        if are_inside:
+            shutil.rmtree(vectors_folder, ignore_errors=True)
     return manifest
 
 
@@ -167,8 +173,24 @@ def _home(run: RunFolder, output: Path) -> Path:
     return run.vectors
 
 
+def _listing_table(images: Path | None, boxes: Boxes, dataset: DatasetConfig) -> ListingTable | None:
+    """Return the table that lists the images, or of the dataset of a split; None if no table does."""
+    if images is None and isinstance(dataset, TableConfig):
+        return ListingTable(file=dataset.file, root=dataset.root, columns=dataset.columns)
+    if images is None or reader_of(images) is None:
+        return None
+    root = None if boxes.root is None else str(boxes.root)
+    return ListingTable(file=str(images), root=root, columns=dict(boxes.columns))
+
+
 def write_embeddings(
-    run: RunFolder, trained: TrainedModel, dataset: Dataset, source: str, output: Path, filled: Filled
+    run: RunFolder,
+    trained: TrainedModel,
+    dataset: Dataset,
+    source: str,
+    output: Path,
+    filled: Filled,
+    table: ListingTable | None,
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time."""
     path, description, run_path = output / "manifest.json", describe(trained), str(place_of_run(run.path))
@@ -193,6 +215,7 @@ def write_embeddings(
         threshold=threshold_of(run, trained.fingerprint),
         run=run_path if readable_name(run_path) else None,
         checksums=Checksums(points=checksum, items=file_checksum(output / "items.parquet")),
+        table=table,
     )
     manifest.write(path)
     return manifest

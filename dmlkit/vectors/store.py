@@ -177,9 +177,6 @@ class VectorStore:
         self._starts: Values = np.cumsum([0, *map(len, self.parts.values())])  # first row of each part, and the end
         self._keys: Values = np.concatenate([np.empty((0, KEY), np.uint8), *self.parts.values()])
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
     def find(self, keys: Values, *, exact: bool = False) -> Values:
         """Return the row (N,) of each image; -1 where its point is missing.
 

@@ -12,9 +12,10 @@ from torch.nn.utils import parametrize
 from dmlkit.backbones.base import Backbone
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.errors import UserError
+from dmlkit.pooling import PoolingConfig
 from tests.conftest import refuses
 from tests.contracts.conftest import shallow  # noqa: F401
-from tests.contracts.test_backbones import config
+from tests.contracts.test_backbones import WITH_POOLING, config
 
 VIT_S, VIT_TINY = ({"model": f"vit_{size}_patch16_224"} for size in ("small", "tiny"))
 ADAPTED: dict[str, tuple[str, dict[str, Any], LoRAConfig, int]] = {
@@ -178,3 +179,13 @@ def test_a_learned_pooling_trains_with_the_last_block():
 @pytest.mark.usefixtures("without_memory")
 def test_a_network_without_known_blocks_is_refused():
     refuses("cannot determine the blocks of VGG", config("timm", model="vgg11", tuning={"name": "last_blocks"}).build)
+
+
+@pytest.mark.usefixtures("shallow")
+@pytest.mark.parametrize("name", WITH_POOLING)
+def test_a_pooling_that_trains_counts_to_the_last_block(name: str):
+    backbone = config(name, pooling=PoolingConfig.variants["gem"](learn=True)).build()
+    *_, exponent = backbone.parameters()
+    groups = backbone.tuned_blocks()
+    assert exponent.numel() == 1 and any(parameter is exponent for parameter in groups[0])
+    assert sum(map(len, groups)) == len(list(backbone.parameters()))

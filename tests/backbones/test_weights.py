@@ -163,3 +163,35 @@ def test_the_license_in_a_folder_is_an_identifier_or_unknown(stated: object, exp
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": settings}))
     config = BackboneConfig.variants["timm"](model=f"local-dir:{tmp_path}", weights="pretrained")
     assert config.license() == expected
+
+
+OF_TORCHVISION = [
+    *((name, {}) for name in ("resnet18", "resnet50", "resnet101", "googlenet")),
+    *(("convnext", {"size": size}) for size in ("tiny", "small", "base", "large")),
+    *(("vit", {"variant": variant}) for variant in ("b_16", "b_32", "l_16", "l_32", "h_14")),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OF_TORCHVISION)
+def test_all_published_weights_of_torchvision_fit_their_network(
+    name: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    """On a device without memory, with the state of torchvision's own network in place of each download."""
+    from torchvision import models
+
+    architecture = "_".join([name, *options.values()])
+    for published in models.get_model_weights(architecture):
+        own = {"image_size": published.meta["min_size"][0]} if name == "vit" else {}
+        own |= {"aux_logits": True, "init_weights": False} if name == "googlenet" else {}
+        with torch.device("meta"):
+            state = models.get_model(architecture, weights=None, **own).state_dict()
+        monkeypatch.setattr(models.WeightsEnum, "get_state_dict", lambda *_, state=state, **__: state)
+        keys = {"name": name, **options, "weights": published.name}
+        recipe = parse_recipe(f"{RECIPE}backbone: {json.dumps(keys)}\ntransform: {{name: pretrained}}", "r.yaml")
+        with torch.device("meta"):
+            pretrained = recipe.backbone.build()
+            random = recipe.backbone.model_copy(update={"weights": None}).build()
+        assert pretrained.state_dict().keys() == random.state_dict().keys()
+        side = published.transforms().crop_size[0]
+        assert recipe.transform.size == side
+        assert pretrained(torch.empty(1, 3, side, side, device="meta")).shape == (1, pretrained.num_features)

@@ -316,3 +316,12 @@ def test_a_second_command_of_a_process_warns_and_prints_like_the_first_one(dmlki
     as_json = dmlkit("gallery", "history", tmp_path, "--json")
     assert as_json.code == 2
     assert dmlkit("data", "convert", table, "-o", tmp_path / "table.csv") == first
+
+
+def test_inspect_names_its_own_default_split_and_checks_its_default_page(dmlkit: Cli, tmp_path: Path, monkeypatch):
+    """A run that final wrote is refused, and the page is not written into a gallery, as with -o."""
+    shown = " ".join(dmlkit("inspect", "--help").ok().out.replace("\u2502", " ").split())
+    assert "Default: test; all for timm:NAME." in shown and "final" not in shown
+    (tmp_path / "gallery.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    dmlkit("inspect", ".").refused("--output inspection.html: this is inside a gallery")

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Iterable
+from errno import EROFS
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,41 @@ def test_the_recipe_has_the_whole_name_of_the_folder(tmp_path: Path, monkeypatch
     classes_at(Path("my photos.v2"), "abcd")
     assert dmlkit("start", "my photos.v2/", "--quick").ok() and Path("my photos.v2.yaml").exists()
     dmlkit("start", "my photos.v2/", "--quick").refused("or replace it with -o 'my photos.v2.yaml'")
+
+
+def test_a_folder_with_test_but_without_train_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
+    monkeypatch.chdir(tmp_path)
+    classes_at(Path("photos/test"), "abcd")
+    refused = dmlkit("start", "photos").refused("photos has a folder 'test' but no folder 'train'; add it")
+    assert "nested" not in refused.out
+
+
+@pytest.mark.parametrize("words", [("start",), ("data", "check")])
+def test_a_folder_whose_own_name_is_not_utf_8_is_told(words: tuple[str, ...], tmp_path: Path, dmlkit: Cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path(os.fsdecode(b"m\xf6we"))
+    classes_at(folder, "abcd")
+    dmlkit(*words, folder).refused("this name is not UTF-8; rename the file or folder")
+
+
+def test_a_column_that_is_named_twice_is_refused(dmlkit: Cli, birds: Path):
+    Path("t.csv").write_text("path,a,b\nbirds/class_0/0.png,x,y\n")
+    twice = ("--column", "label=a", "--column", "label=b")
+    dmlkit("start", "t.csv", *twice).refused("--column label: given twice, but takes one column; give it once")
+
+
+def test_the_default_recipe_is_not_written_among_the_photos(dmlkit: Cli, birds: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(birds)
+    dmlkit("start", ".", "--quick").refused("birds.yaml: this is inside .", "choose a path outside that folder")
+    assert not Path("birds.yaml").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_measuring(dmlkit: Cli, birds: Path, monkeypatch):
+    def read_only(dir: Path) -> None:  # noqa: A002 - as tempfile names it
+        raise OSError(EROFS, "Read-only file system", str(dir / "tmp"))
+
+    monkeypatch.setattr("dmlkit.files.outputs.TemporaryFile", read_only)
+    monkeypatch.setattr("dmlkit.training.start.start", lambda *_, **__: pytest.fail("measures"))
+    for options in ((), ("-o", "new/recipe.yaml")):
+        dmlkit("start", birds, *options).refused(f"{Path.cwd()}: cannot write into this folder: Read-only file system")
+    assert not Path("new").exists()

@@ -102,3 +102,9 @@ class TestDistanceWeighted:
             DistanceWeighted(Euclidean(3))
         with pytest.raises(ValueError, match=r"max_distance: got 2, expected less than 2"):
             DistanceWeighted(SPHERE, max_distance=2)
+
+    def test_a_cutoff_beyond_the_farthest_drawn_is_refused(self):
+        for cutoff in (1.4, 1.5):
+            with pytest.raises(ValueError, match=rf"cutoff: got {cutoff}, expected less than max_distance, 1.4"):
+                DistanceWeighted(SPHERE, cutoff=cutoff)
+        assert DistanceWeighted(SPHERE, cutoff=1.5, max_distance=1.6).cutoff == 1.5

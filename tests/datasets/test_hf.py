@@ -1,5 +1,6 @@
 """Folders of the library ``datasets``: the images and labels of the files they were made from, and what is refused."""
 
+from errno import EIO
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,8 @@ def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_
     columns = {"image": files, "label": ["a", "a", "b"], "path": ["x", "y", "z"]}
     made = library.Dataset.from_dict(columns).cast_column("image", library.Image(decode=False))
     library.DatasetDict({"train": made, "a.b": made}).save_to_disk(str(tmp_path / "d"))
-    found = saved_images(tmp_path / "d", {"path": "image"}, tmp_path / "out")
+    with saved_images(tmp_path / "d", {"path": "image"}, tmp_path / "out") as found:
+        assert not (tmp_path / "out").exists()
     assert found is not None and found.table.to_pydict() == {
         "path": ["train-000000.jpg", "a_b-000000.jpg"],
         "label": ["a", "a"],
@@ -169,7 +171,9 @@ def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a_b-000000.jpg", "train-000000.jpg"]
     assert len(found.faults) == 4 and "row 2 of train: cannot read this image" in found.faults[0]
     assert found.notes == [f"{tmp_path / 'd'}: left out: other columns path"]
-    assert saved_images(photos, {}, tmp_path / "other") is None and not (tmp_path / "other").exists()
+    with saved_images(photos, {}, tmp_path / "other") as none:
+        assert none is None
+    assert not (tmp_path / "other").exists()
 
 
 def test_start_names_the_columns(rows, tmp_path, dmlkit, monkeypatch):
@@ -181,3 +185,24 @@ def test_start_names_the_columns(rows, tmp_path, dmlkit, monkeypatch):
     assert result.code == 0 and "training time is not known" not in result.out
     config = read_recipe(recipe).dataset
     assert isinstance(config, HfConfig) and (config.image, config.label) == ("photo", "species")
+
+
+@pytest.mark.parametrize("kind", ["saved", "parquet", "file"])
+@pytest.mark.parametrize("option", ["unknown=c3", "group=side", "group=day", "labl=label", "label="])
+def test_other_columns_of_stored_images_are_refused(kind: str, option: str, homes: dict[str, Path], tmp_path, dmlkit):
+    name, _, column = option.partition("=")
+    message = f"^--column {option}: {homes[kind]} stores its images, so only path=NAME and label=NAME apply; save them"
+    refuses(message, dataset_at, homes[kind], columns={name: column})
+    dmlkit("data", "convert", homes[kind], "--column", option, "-o", tmp_path / "t.csv").refused(option)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_conversion_that_was_cut_off_before_its_table_runs_again(homes, tmp_path, dmlkit, monkeypatch):
+    def cut_off(*_: object) -> None:
+        raise OSError(EIO, "cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dmlkit.files.image_table.write_images", cut_off)
+        dmlkit("data", "convert", homes["file"], "-o", tmp_path / "t.csv").refused("cut off")
+    assert "18 rows" in dmlkit("data", "convert", homes["file"], "-o", tmp_path / "t.csv").ok().out
+    assert len(images_at(tmp_path / "t.csv")) == len(list((tmp_path / "t").iterdir())) == 18

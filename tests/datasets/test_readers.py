@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from dmlkit.datasets import FolderConfig, TableConfig
 from dmlkit.datasets.files.boxes import Boxes
@@ -695,3 +696,19 @@ def test_the_folder_of_the_paths_is_one_word_of_a_command(home: Path, dmlkit: Cl
     (photos / "list.csv").write_text("path,label\na.jpg,fox\n")
     said = dmlkit("data", "convert", photos / "list.csv", "-o", home / "out" / "t.csv").ok().out
     assert said.endswith(f"read it with --root '{photos}'\n")
+
+
+def test_advice_quotes_names_of_columns_with_blanks(home: Path, caplog: pytest.LogCaptureFixture):
+    box = '"[1, 2, 3, 4]"'
+    file = write(home / "t.csv", f"I d,image,my box\n1,cam1/a.jpg,{box}\n2,cam1/b.jpg,{box}\n")
+    refuses("or take it with --column 'label=I d'$", images_at, file)
+    read_images(file, needs=("path",))
+    assert "'my box' looks like boxes, which --column 'bbox=my box' reads" in caplog.text
+
+
+def test_a_blank_number_is_no_label_either_if_unknown_is_given(home: Path):
+    file = home / "t.parquet"
+    parquet.write_table(
+        pa.table({"path": ["cam1/a.jpg", "cam1/b.jpg", "cam2/a.jpg"], "label": [1.0, float("nan"), 7.0]}), file
+    )
+    assert rows(file, "label", columns={"unknown": "7"}) == [["1"], [None], [None]]

@@ -10,7 +10,9 @@ from pyarrow import csv, parquet
 
 from dmlkit.datasets import TableConfig
 from dmlkit.datasets.files.dataset import class_subset
+from dmlkit.datasets.table import other_table
 from dmlkit.errors import UserError
+from dmlkit.files.where import Where
 from tests.conftest import refuses
 from tests.datasets import trees
 
@@ -299,3 +301,30 @@ def test_a_null_byte_in_a_path_is_no_image(tmp_path: Path):
     images = TableConfig(file=str(tmp_path / "table.csv")).build("all")
     with pytest.raises(UserError, match="embedded null"):  # byte, or character since Python 3.13
         images.sample(0)
+
+
+def test_conditions_of_a_command_are_added_to_those_of_the_recipe(tmp_path: Path):
+    sides, years = ["left", "right"] * 4, ["2019", "2019", "2020", "2020"] * 2
+    config = write(tmp_path, {"side": sides, "year": years}).model_copy(update={"where": "side=left"})
+    limited = config.limited(Where.of("year=2020 and label in dove, gull"))
+    expected = [row for row in range(8) if (sides[row], years[row]) == ("left", "2020") and LABELS[row] != "crow"]
+    assert [Path(path).stem for path in limited.build("all").paths] == [str(row) for row in expected] == ["2", "6"]
+
+
+def test_another_table_has_the_texts_and_left_out_columns_of_the_recipe(tmp_path: Path):
+    write(tmp_path, {"label": ["new", "new", "dove", "dove", " none", "finch", "gull", "gull"], "group": ["a"] * 8})
+    columns = {"unknown": "new|none", "group": "", "label": "species"}
+    config = other_table(tmp_path / "table.csv", TableConfig(file="elsewhere/t.csv", columns=columns))
+    listing = config.listing()
+    assert listing.class_names == ["dove", "finch", "gull"] and listing.groups is None
+    assert (listing.labels < 0).tolist() == [True, True, False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ["other.csv", "other"])
+def test_labels_of_another_table_or_folder_are_the_parts_of_paths_of_the_recipe(name: str, tmp_path: Path):
+    names = ["fox_0.jpg", "owl_1.jpg", "owl_2.jpg"]
+    trees.photos(tmp_path / "other", names)
+    (tmp_path / "other.csv").write_text("\n".join(["path", *(f"other/{photo}" for photo in names)]))
+    recipe = TableConfig(file="elsewhere/t.csv", columns={"label": "(?P<label>[a-z]{3})_[0-9]"})
+    images = other_table(tmp_path / name, recipe).build("all")
+    assert [images.class_names[label] for label in images.labels.tolist()] == [photo[:3] for photo in names]

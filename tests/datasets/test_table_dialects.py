@@ -171,3 +171,13 @@ def test_a_column_of_labels_and_sightings_in_any_case_and_with_decimal_commas(tm
         with pytest.raises(UserError, match=f"{message}.*\\n?.*1 more of this kind") as raised:
             sighting_cells(read_images(file))
         assert "b.jpg" in str(raised.value)
+
+
+@pytest.mark.parametrize("cell", ["x" * 140_000, '"a"b'])
+def test_rows_have_numbers_where_their_lines_are_not_known(cell: str, tmp_path: Path):
+    """Cells that pyarrow reads and the csv module refuses, which counts lines where there is a blank one."""
+    file = tmp_path / "t.csv"
+    file.write_text(f"path,label,note\na.jpg,ant,{cell}\n\n../b.jpg,bee,\n")
+    assert read_images(file).table["label"].to_pylist() == ["ant", "bee"]
+    (fault,) = TableConfig(file=str(file)).listing().faults
+    assert fault.startswith(f"{file}: row 2: path '../b.jpg' leads out of the root")

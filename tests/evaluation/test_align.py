@@ -13,7 +13,9 @@ import torch
 from scipy.linalg import orthogonal_procrustes
 from sklearn.linear_model import Ridge
 
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
+from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.look.align import align, check_can_be_mapped
 from dmlkit.look.point_map import SharedImages, fit_map, split_images
 from dmlkit.manifolds import Euclidean, Sphere
@@ -21,8 +23,11 @@ from dmlkit.run_folder.checkpoint_file import write_checkpoint
 from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import load
+from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.manifest import Fusion, Manifest
-from tests.conftest import ON_THE_BALL, ONE_EPOCH, Cli, refuses
+from dmlkit.vectors.points import load_same_model
+from dmlkit.vectors.trained import load_model
+from tests.conftest import ON_THE_BALL, ONE_EPOCH, ROOT, Cli, refuses
 from tests.metrics.naive import at_rank
 
 FLAT = ONE_EPOCH + "manifold: {name: euclidean}\n"
@@ -312,3 +317,49 @@ def test_a_network_without_a_trained_head_is_refused_before_images_are_embedded(
     monkeypatch.setattr("dmlkit.look.align.shared_images", work)
     words = ("align", older, place / "narrow", place / "photos", "--checkpoint", "pretrained", "--device", "cpu")
     dmlkit(*words).refused("its checkpoint pretrained has no trained head")
+
+
+def test_images_that_cannot_be_read_are_counted(tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")
+    monkeypatch.chdir(tmp_path / "files")
+    turned(Path("run"), Path("new"))
+    Path("photos/A/0.png").write_bytes(b"no image")
+    shown = dmlkit("align", "embeddings", "new", "photos", "--device", "cpu").ok().out
+    assert "1 image could not be read:" in shown and "photos/A/0.png: " in shown
+    alignment = Alignment.read(Path("new-aligned/alignment.json"))
+    assert [message.partition(":")[0] for message in alignment.skipped] == ["photos/A/0.png"]
+    assert alignment.fitted + alignment.measured == 39  # of 40
+
+
+def recorded(gallery: Path, **model: str) -> None:
+    """Let a gallery be of another checkpoint, or of other weights."""
+    path = gallery / "gallery.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "model": {**data["model"], **model}}))
+
+
+def test_the_mapped_run_embeds_for_older_points_of_any_checkpoint(tmp_path: Path, dmlkit: Cli, monkeypatch):
+    """The checkpoint of the older points is that of another run: the mapped one has its own, also of this name."""
+    shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")
+    monkeypatch.chdir(tmp_path / "files")
+    gallery, ranks = Path("gallery"), start_ranks("cpu")
+    turned(Path("run"), Path("new"))
+    dmlkit("align", gallery, "new", "photos", "--device", "cpu").ok()
+    words = ("search", gallery, "photos/B/3.png", "-k", 1, "--run", "new-aligned", "--json", "--device", "cpu")
+    for checkpoint in ("last", "pretrained"):
+        recorded(gallery, checkpoint=checkpoint)
+        assert dmlkit(*words).json()["queries"][0]["neighbors"][0]["path"].endswith("photos/B/3.png")
+    shutil.copy("new/checkpoints/last.pt", "new-aligned/checkpoints")
+    recorded(gallery, checkpoint="last")
+    aligned = load_same_model(GalleryFolder(gallery), ModelChoice(Path("new-aligned")), ranks)
+    assert aligned.checkpoint == "best" and aligned.aligned_to is not None
+
+
+def test_a_run_that_has_moved_embeds_by_the_recorded_checkpoint(tmp_path: Path):
+    files, ranks = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")), start_ranks("cpu")
+    moved = turned(files / "run", tmp_path / "moved")
+    shutil.copy(files / "run/checkpoints/best.pt", moved / "checkpoints")
+    last = load_model(RunFolder(moved), ranks, "last")
+    recorded(files / "gallery", checkpoint="last", fingerprint=last.fingerprint)
+    same = load_same_model(GalleryFolder(files / "gallery"), ModelChoice(moved), ranks)
+    assert (same.checkpoint, same.fingerprint) == ("last", last.fingerprint)

@@ -1,6 +1,7 @@
 """Metrics per value of a column: NumPy loops, planted differences, tables, and mistakes."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dmlkit.gallery.sources import open_points
 from dmlkit.metrics.statistics import effective_number, holm, part_comparison, tail_of
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.points import in_memory
-from tests.conftest import TINY_RECIPE, Result, refuses
+from tests.conftest import ROOT, TINY_RECIPE, Result, refuses
 from tests.datasets import trees
 
 
@@ -226,3 +227,25 @@ def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[...,
         assert value["queries"] == len(rates[value["value"], "fnir"])
         for name in ("fpir", "fnir"):
             assert value["metrics"][name]["mean"] == pytest.approx(np.mean(rates[value["value"], name]), abs=0.09)
+
+
+def test_embeddings_keep_the_root_and_the_columns_of_their_table(tmp_path: Path, dmlkit: Callable[..., Result]):
+    """Also where they are limited, and for the names of columns of another table."""
+    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+    photos = sorted(path.relative_to(files / "photos") for path in (files / "photos").glob("*/*.png"))
+    rows = [f"{path},{path.parent},{('left', 'right')[int(path.stem) % 2]}" for path in photos]
+    table, folder = tmp_path / "lists" / "photos.csv", tmp_path / "embeddings"
+    table.parent.mkdir()
+    table.write_text("\n".join(["shot,letter,side", *rows]))
+    words = ("--root", files / "photos", "--column", "path=shot", "--column", "label=letter", "--device", "cpu")
+    dmlkit("embed", files / "run", table, *words, "-o", folder).ok()
+    counts = {"left": 24, "right": 16}  # of five photos of each of eight letters
+    for column, options, expected in (
+        ("side", (), counts),
+        ("side", ("--where", "label in A, B, C"), {"left": 9, "right": 6}),
+        (f"{table}:side", (), counts),
+    ):
+        answer = dmlkit("eval", folder, "--by", column, *options, "--metric", "recall@1", "--json").json()
+        assert {value["value"]: value["queries"] for value in answer["by"]["values"]} == expected
+    table.unlink()
+    dmlkit("eval", folder, "--by", "my side").refused("is no longer there; name a table", "--by 'FILE:my side'")

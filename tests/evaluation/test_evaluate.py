@@ -5,19 +5,24 @@ import os
 import shutil
 from errno import EROFS
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import ExifTags, Image
 
 from dmlkit.cli import evaluate
 from dmlkit.cli.console import say
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.evaluation.run import Scope, with_scope
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, paired_comparison
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.train import train
-from tests.conftest import ONE_EPOCH, TINY_RECIPE, csv_rows
+from tests.conftest import ONE_EPOCH, TINY_RECIPE, csv_rows, refuses
 from tests.datasets import trees
 
 
@@ -449,3 +454,50 @@ def test_compare_evaluates_again_when_a_label_or_a_photo_has_changed(dmlkit, tra
     assert metrics[0] != metrics[1] != metrics[2] and all(one == two for one, two in metrics)
     shutil.rmtree(run / "evaluations")
     assert dmlkit("eval", run, "--json", "--device", "cpu").json()["metrics"] == metrics[2][0]
+
+
+def on_other_images(options: str, images: Path) -> DatasetConfig:
+    """The dataset that replaces that of a recipe with some options."""
+    recipe = parse_recipe(f"dataset: {{{options}}}\nloss: {{name: triplet}}", "recipe.yaml")
+    return with_scope(recipe, Scope(images=images)).dataset
+
+
+@pytest.mark.parametrize("name", ["photos", "t.csv"])
+def test_other_images_are_read_by_the_limits_and_groups_of_the_run(name: str, tmp_path: Path):
+    rows = list[str]()
+    for row, path in enumerate(("ant/0.jpg", "ant/1.jpg", "bee/0.jpg", "bee/1.jpg")):
+        day, data = f"2026-05-0{1 + row // 3}", Image.Exif()
+        data[ExifTags.IFD.Exif] = {36867: f"{day.replace('-', ':')} 12:00:00"}
+        (tmp_path / "photos" / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30)).save(tmp_path / "photos" / path, exif=data)
+        rows.append(f"photos/{path},{path[:3]},{day}")
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,time", *rows]))
+    images = on_other_images("name: folder, root: none, group: day, max_pixels: 700", tmp_path / name).searched("all")
+    assert images.groups is not None and images.groups.tolist() == [0, 0, 1, 2]  # bee was seen on two days
+    assert images.sample(0).shape == (3, 15, 20)  # 1,200 pixels, decoded at half the width and height
+
+
+def test_labels_that_connect_all_other_images_are_evaluated_together(tmp_path: Path):
+    trees.photos(tmp_path, (f"{row}.jpg" for row in range(3)))
+    (tmp_path / "t.csv").write_text("path,label\n0.jpg,a|b\n1.jpg,b|c\n2.jpg,c|a\n")
+    images = on_other_images('name: table, file: none.csv, separator: "|"', tmp_path / "t.csv").searched("all")
+    assert sorted(images.class_names) == ["a|b", "a|c", "b|c"] and len(images) == 3
+
+
+def test_other_images_at_a_name_that_is_not_utf_8_are_refused(tmp_path: Path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xf6we"))
+    trees.photo(folder / "ant" / "0.jpg", 0)
+    refuses("this name is not UTF-8; rename the file or folder", on_other_images, "name: folder, root: none", folder)
+
+
+def test_compare_reads_what_is_stored_where_the_photos_are_gone_but_not_their_table(dmlkit, trained_once, tmp_path):
+    photos = trees.photos(tmp_path / "photos", (f"{row}.jpg" for row in range(72)), side=(16, 16))
+    (photos / "t.csv").write_text("\n".join(["path,label", *(f"{row}.jpg,class{row % 12:02}" for row in range(72))]))
+    start, _, rest = ONE_EPOCH.partition("dataset:")
+    text = f"{start}dataset: {{name: table, file: {photos / 't.csv'}}}\n{rest.partition(chr(10))[2]}"
+    run = trained_once(tmp_path / "a", text)
+    compare = ("compare", run, shutil.copytree(run, tmp_path / "b"), "--json", "--device", "cpu")
+    before = dmlkit(*compare).json()
+    for photo in photos.glob("*.jpg"):
+        photo.unlink()
+    assert dmlkit(*compare).json() == before

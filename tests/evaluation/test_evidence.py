@@ -16,7 +16,7 @@ from dmlkit.datasets import TableConfig
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.files.image_file import Box
 from dmlkit.heads import Linear
-from dmlkit.look.evidence import evidence_of
+from dmlkit.look.evidence import evidence_of, read_regions
 from dmlkit.manifolds import Euclidean, Manifold, Poincare, Sphere
 from dmlkit.metrics.statistics import bootstrap_intervals, ratio_interval
 from dmlkit.model import EmbeddingModel
@@ -26,6 +26,7 @@ from dmlkit.vectors.images import images_at
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.trained import TrainedModel
 from tests.conftest import refuses
+from tests.datasets import trees
 from tests.metrics.naive import at_rank
 
 SIDE = 12
@@ -241,3 +242,16 @@ def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(dmlki
         ),
     ):
         dmlkit("eval", *words).refused(message)
+
+
+def test_boxes_and_labels_that_the_recipe_reads_otherwise_do_not_matter(tmp_path: Path):
+    """The run leaves out the boxes of its table; its labels are folders, which the other table lies in."""
+    trees.photo(tmp_path / "fox" / "0.jpg", 0)
+    (tmp_path / "t.csv").write_text("path\nfox/0.jpg\n")
+    (tmp_path / "fox" / "boxes.csv").write_text("path,x1,y1,x2,y2\n0.jpg,2,3,12,8\n")
+    columns = {"bbox": "", "label": "(?P<label>[a-z]+)/"}
+    config = TableConfig(file=str(tmp_path / "t.csv"), columns=columns)
+    mask_of = read_regions(tmp_path / "fox" / "boxes.csv", config, config.build("all"), torch.tensor([0]))
+    expected = torch.zeros(18, 24, dtype=torch.bool)
+    expected[3:8, 2:12] = True
+    assert torch.equal(mask_of(0, 18, 24), expected)

@@ -20,7 +20,7 @@ from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
 from dmlkit.vectors.fusion import ModelChoice, join
 from dmlkit.vectors.in_memory import Embeddings, fused
-from tests.conftest import Cli
+from tests.conftest import ROOT, Cli, refuses
 from tests.vectors.stored import split_of
 
 SPACES = [Sphere(16), Sphere(16)]
@@ -264,3 +264,8 @@ def test_what_cannot_be_fused(two: Path, tmp_path: Path, dmlkit: Cli):
         result = dmlkit(*words, "--device", "cpu") if "eval" not in words else dmlkit(*words)
         assert result.code == 2 and message in result.err, (words, result)
         assert len(result.err.strip().splitlines()) == 1
+
+
+def test_advice_quotes_a_run_with_a_blank():
+    gallery = ROOT / "tests/fixtures/0.1.0/gallery"
+    refuses("create RUN IMAGES --with 'my runs/b'$", fusion_of, gallery, Path("my runs/b"))

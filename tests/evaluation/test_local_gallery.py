@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from dmlkit import load
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.evaluation.second import choose_second
-from dmlkit.gallery.change import add_images, create_gallery, remove_images, restore_version
+from dmlkit.gallery.change import add_images, create_gallery, gallery_model, remove_images, restore_version
 from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.manifest import GalleryModel
 from dmlkit.gallery.migrate import migrate_gallery
 from dmlkit.identify import search as searching
 from dmlkit.identify.calibrated import Identification
@@ -28,7 +29,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import ModelChoice, with_local
 from dmlkit.vectors.manifest import LocalFusion
 from dmlkit.vectors.points import in_memory
-from dmlkit.vectors.trained import load_model
+from dmlkit.vectors.trained import TrainedModel, load_model
 from tests.conftest import Cli, refuses
 from tests.datasets import trees
 from tests.evaluation.test_local import naive_match
@@ -146,7 +147,7 @@ def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch
 def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Path, dmlkit: Cli):
     """Each command uses the threshold of its own scores: with matches, or of a server without."""
     own = Path(shutil.copytree(gallery, tmp_path / "own"))
-    strangers = photos / "asked"
+    strangers = trees.photos(tmp_path / "strangers", ("0.jpg", "1.jpg"), first=90, side=(32, 32))
     dmlkit("calibrate", own, "--fpir", "0.3", "--strangers", strangers, "--json", "--device", "cpu").ok()
     folder = GalleryFolder(own)
     stored = Identification.of(folder)
@@ -318,3 +319,16 @@ def test_patches_of_other_weights_are_refused(gallery: Path, trained_run: Path):
     trained = load_model(RunFolder(trained_run), start_ranks("cpu"))
     message = r"its patches are those of weights .* and cannot be compared with those of"
     refuses(message, with_local, trained, local, "birds")
+
+
+def test_the_threshold_for_pairs_is_told_only_where_it_is_used(gallery, patches_run, model, tmp_path, monkeypatch):
+    place = Path(shutil.copytree(gallery, tmp_path / "gallery"))
+
+    def calibrated(trained: TrainedModel, run: Path) -> GalleryModel:
+        return gallery_model(trained, run).model_copy(update={"threshold": 0.5})
+
+    monkeypatch.setattr("dmlkit.gallery.migrate.gallery_model", calibrated)
+    for choice, threshold in ((ON_CPU, 0.5), (model, None)):
+        migrated, opened = migrate_gallery(place, patches_run, model=choice), GalleryFolder(place)
+        assert migrated.is_new and opened.manifest.threshold == 0.5
+        assert migrated.threshold == Identifier(opened, second=LocalMatches.of(opened)).threshold == threshold

@@ -83,9 +83,11 @@ def test_one_label_has_no_such_pair():
 def test_the_worst_queries_are_few_of_a_class():
     generator = torch.Generator().manual_seed(1)
     values = torch.randint(4, (60,), generator=generator).double() / 4
-    labels, wrong = torch.arange(60) % 5, torch.rand(60, generator=generator)
-    worst = worst_queries(values, labels, wrong, 7)
-    order = sorted(range(60), key=lambda row: (float(values[row]), -float(wrong[row])))
+    labels, similarities = torch.arange(60) % 5, torch.rand(60, generator=generator)
+    nearest_labels = torch.randint(5, (60,), generator=generator)
+    worst = worst_queries(values, labels, nearest_labels, similarities, 7)
+    is_right, scores = (labels == nearest_labels).tolist(), similarities.tolist()
+    order = sorted(range(60), key=lambda row: (float(values[row]), is_right[row], -scores[row]))
     kept: list[int] = []
     for row in order:
         if sum(int(labels[one] == labels[row]) for one in kept) < 2 and len(kept) < 7:

@@ -16,7 +16,7 @@ from dmlkit.export.formats import FORMATS, FaissManifest, Format, export_embeddi
 from dmlkit.export.wanted import EmbeddingFormat
 from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
-from tests.conftest import refuses
+from tests.conftest import Killed, refuses
 from tests.vectors.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
@@ -70,8 +70,8 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
     export_embeddings(EmbeddingFolder(embeddings_at(tmp_path / "out")), "faiss", tmp_path / "index.faiss")
     report = json.loads((tmp_path / "index.faiss.json").read_text())
     index = {**INDEX, "type": "IndexFlatIP", "dim": 8}
-    keys = {"fusion": None, "computation": None, "aligned_to": None, "threshold": None, "run": None, "checksums": None}
-    assert report == {**manifest(), "index": index, **keys}
+    keys = ("fusion", "computation", "aligned_to", "threshold", "run", "checksums", "table")
+    assert report == {**manifest(), "index": index, **dict.fromkeys(keys)}
     assert FaissManifest.read(tmp_path / "index.faiss.json").index.dim == 8
     (tmp_path / "index.faiss.json").write_text(MANIFEST)  # as 0.1.0 wrote it
     refuses("a manifest of a FAISS index of format 1", FaissManifest.read, tmp_path / "index.faiss.json")
@@ -91,3 +91,27 @@ def test_boxes_are_kept_or_counted(kind: Any, tmp_path: Path):
         assert not exported.notes and kept.to_pydict() == sides
     else:
         assert exported.notes == ["2 boxes are left out; --format parquet keeps them"]
+
+
+@pytest.mark.parametrize("kind", ["faiss", "tensorboard"])
+def test_a_kill_while_the_largest_file_goes_to_the_disk_leaves_no_newer_items(kind: Any, tmp_path: Path, monkeypatch):
+    output, replaced = tmp_path / "exported", list[str]()
+    older, newer = (
+        EmbeddingFolder(embeddings_at(tmp_path / "a")),
+        EmbeddingFolder(embeddings_at(tmp_path / "b", POINTS[:4])),
+    )
+    files = export_embeddings(older, kind, output)
+    before, replace = [file.read_bytes() for file in files], Path.replace
+
+    def replace_or_die(partial: Path, target: Path) -> Path:
+        if Path(target) == files[0]:  # of which the flush to the disk before takes longest
+            raise Killed
+        replaced.append(Path(target).name)
+        return replace(partial, target)
+
+    monkeypatch.setattr(Path, "replace", replace_or_die)
+    with pytest.raises(Killed):
+        export_embeddings(newer, kind, output)
+    assert replaced == ([] if kind == "faiss" else ["projector_config.pbtxt"])
+    kept = slice(None) if kind == "faiss" else slice(2)
+    assert [file.read_bytes() for file in files][kept] == before[kept]

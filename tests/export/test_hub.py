@@ -175,3 +175,14 @@ def test_what_does_not_belong_together_is_refused(run: Path, tmp_path: Path, dml
         assert key in recipe
         (folder / "recipe.yaml").write_text(recipe.replace(key, value))
         load_refused(message)
+
+
+def test_the_first_coordinates_of_a_tuned_run_have_one_fingerprint(tmp_path: Path, trained_once, dmlkit, monkeypatch):
+    """That of their embeddings, although the export adds the low-rank updates to the weights itself."""
+    tuned = "{name: small_cnn, width: 4, tuning: {name: lora, targets: all, rank: 2}}"
+    run = trained_once(tmp_path / "lora", ONE_EPOCH.replace("{name: small_cnn, width: 4}", tuned))
+    dmlkit("embed", run, "--split", "test", "--dims", 4, "-o", tmp_path / "e", "--device", "cpu").ok()
+    expected = json.loads((tmp_path / "e" / "manifest.json").read_text())["model"]["fingerprint"]
+    out = tmp_path / "model.pt2"
+    dmlkit("export", run, "--format", "torch-export", "--dims", 4, "--input", "squares", "-o", out).ok()
+    assert json.loads(out.with_name("model.pt2.json").read_text())["model"]["fingerprint"] == expected

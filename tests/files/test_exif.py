@@ -199,3 +199,19 @@ def test_column_group_day_of_a_folder_and_of_tables(tmp_path: Path):
         assert dataset_at(source, columns={"group": "day"}).group == "day"
     own = dataset_at(tmp_path / "own.csv", columns={"group": "day"})
     assert own.group is None and isinstance(own, TableConfig) and own.columns == {"group": "day"}
+
+
+@pytest.mark.parametrize(
+    ("head", "columns"),
+    [
+        ("datei,art", {"path": "datei", "label": "art"}),
+        ("path,class,name", {"label": "class"}),
+        ("path,art,note", {"label": "/(?P<label>[a-z])/"}),
+    ],
+)
+def test_group_day_of_a_table_with_other_names_of_columns(head: str, columns: dict[str, str], tmp_path: Path):
+    folder_of(tmp_path / "photos", DAYS)
+    row = ",".join(["photos/a/0.jpg", "a", "x"][: head.count(",") + 1])
+    (tmp_path / "t.csv").write_text(f"{head}\n{row}\n")
+    config = dataset_at(tmp_path / "t.csv", columns=columns | {"group": "day"})
+    assert config.group == "day" and config.build("all").class_names == ("a",)

@@ -1,8 +1,10 @@
 """`dmlkit gallery`: what is put in is there, once; what goes is gone; any order of changes equals a fresh build."""
 
 import json
+import os
 import shutil
 from collections import Counter
+from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,14 @@ from dmlkit.gallery.change import (
 )
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
+from dmlkit.gallery.incoming import Incoming
 from dmlkit.model import EmbeddingModel
 from dmlkit.nearest.search import Gallery
 from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.fusion import ModelChoice
 from tests.cli.test_early import without_torch
-from tests.conftest import ONE_EPOCH, Cli, refuses
+from tests.conftest import ONE_EPOCH, ROOT, Cli, refuses
 from tests.datasets import trees
 from tests.fuzz.conftest import examples
 from tests.gallery.conftest import BIRDS
@@ -323,3 +326,51 @@ def test_messages_name_the_option_and_the_label_that_were_given(place: Path, tmp
     create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     assert "renamed from crow to 3\n" in dmlkit("gallery", "rename", gallery, "crow", "3.0").ok().out
     assert Counter(GalleryFolder(gallery).labels)["3"] == 3
+
+
+def age(gallery: Path, days: int) -> None:
+    """Let the changes of a gallery be some days older, and its parts of long ago."""
+    manifest = json.loads((gallery / "gallery.json").read_text())
+    for version in manifest["versions"]:
+        version["time"] = (datetime.fromisoformat(version["time"]) - timedelta(days)).isoformat()
+    (gallery / "gallery.json").write_text(json.dumps(manifest))
+    for part in gallery.glob("vectors/*/*.safetensors"):
+        os.utime(part, (1, 1))
+
+
+def test_a_version_stays_for_a_week_after_the_change_that_replaced_it(tmp_path: Path):
+    gallery = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0/gallery", tmp_path / "gallery"))
+    whole = rows_of(gallery)
+    age(gallery, 30)
+    remove_images(gallery, labels=["A"])
+    compact_gallery(gallery)
+    restore_version(gallery, 1)
+    assert rows_of(gallery) == whole
+    age(gallery, 8)
+    compact_gallery(gallery)
+    refuses("has no version 1", restore_version, gallery, 1)
+    assert rows_of(gallery) == whole and len(list((gallery / "versions").iterdir())) == 1
+
+
+def test_a_reader_of_a_large_gallery_goes_on_after_its_parts_were_joined(tmp_path: Path, monkeypatch):
+    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+    gallery, model = files / "gallery", ModelChoice(files / "run", device="cpu")
+    add_images(gallery, trees.photo(tmp_path / "new.jpg", 98), model=model)
+    whole = rows_of(gallery)
+    age(gallery, 30)
+    monkeypatch.setattr("dmlkit.gallery.folder.KEPT", 0)  # as of a large one: its points are read later
+    reader = GalleryFolder(gallery)
+    compact_gallery(gallery)
+    assert (len(reader.parts), len(GalleryFolder(gallery).parts)) == (2, 1)
+    assert reader.points_at(torch.arange(41)).tolist() == [row[2] for row in whole.values()]
+
+
+def test_of_two_copies_the_one_with_a_label_counts(tmp_path: Path):
+    first = trees.photo(tmp_path / "1.jpg", 1)
+    for name in ("robin", "wren"):
+        (tmp_path / name).mkdir()
+        shutil.copy(first, tmp_path / name / "1.jpg")
+    labels = {"1.jpg": None, "robin/1.jpg": "robin", "wren/1.jpg": "wren"}
+    incoming = Incoming.of([LabelledImage(str(tmp_path / name), label) for name, label in labels.items()])
+    assert [(image.path, image.label) for image in incoming.new.values()] == [(f"{tmp_path}/robin/1.jpg", "robin")]
+    assert [line.partition(": ")[0] for line in incoming.repeated] == [f"{tmp_path}/1.jpg", f"{tmp_path}/wren/1.jpg"]

@@ -174,7 +174,7 @@ def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit:
     kept = GalleryManifest.read(path / "gallery.json")
     monkeypatch.setattr(building, "_further", lambda *_: iter(()))
     dmlkit("gallery", "index", path, "--recall", "1").refused(
-        "ivf_pq finds 0.", "no index was kept: try another --method"
+        "ivf_pq finds 0.", "nothing was changed: try another --method"
     )
     assert GalleryManifest.read(path / "gallery.json") == kept
     GalleryFolder(path).check()

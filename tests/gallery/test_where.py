@@ -12,12 +12,13 @@ import pytest
 
 from dmlkit.errors import UserError
 from dmlkit.files.where import Where
-from dmlkit.gallery.change import create_gallery
+from dmlkit.gallery.change import create_gallery, remove_images
+from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import calibrate_by_value
 from dmlkit.recipe.file import parse_recipe
-from tests.conftest import Cli, Killed
+from tests.conftest import ROOT, Cli, Killed, refuses
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
 
@@ -310,3 +311,10 @@ def test_a_killed_calibration_by_value_changes_no_threshold_of_identify(
         calibrate_by_value(sides, "side", fpir=0.5, model=ON_CPU)
     assert (sides / "identification.json").read_bytes() == kept and json.loads(kept)["column"] == "side"
     assert len(written) == 2 and all("identification-" in path.name for path in written)
+
+
+def test_an_empty_gallery_has_no_row_that_fulfills_a_condition(tmp_path: Path):
+    gallery = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0/gallery", tmp_path / "gallery"))
+    remove_images(gallery, labels=[*"ABCDEFGH"])
+    assert len(GalleryFolder(gallery, Where.of("label=A"))) == 0
+    refuses("this gallery is empty; add images", open_points, gallery, where=Where.of("label=A"))

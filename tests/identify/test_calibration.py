@@ -1,6 +1,7 @@
 """Open-set identification: NumPy loops, planted truth, and what a person reads."""
 
 import json
+import shutil
 from collections.abc import Callable
 from errno import EROFS
 from pathlib import Path
@@ -22,8 +23,9 @@ from dmlkit.identify.probability import Trials, are_repeated, fit_sigmoid
 from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import ONE_EPOCH, Cli, refuses
+from tests.conftest import ONE_EPOCH, ROOT, Cli, refuses
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
 
@@ -364,3 +366,18 @@ def test_strangers_that_cannot_be_read_are_told(gallery: Path, tmp_path: Path, d
         (tmp_path / "strangers" / name).write_bytes(b"none")
     told = dmlkit("calibrate", gallery, "--fpir", "0.5", "--strangers", tmp_path / "strangers", "--device", "cpu").ok()
     assert "x.jpg: cannot read this image" in told.err and "1 more of this kind" in told.err
+
+
+def test_strangers_that_the_gallery_knows_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+    gallery, photos, model = files / "gallery", files / "photos", ModelChoice(files / "run", device="cpu")
+    shutil.copytree(photos / "A", tmp_path / "asked" / "A")
+    refuses(
+        "asked: 5 of 5 images have labels of .*gallery; expected images of other labels",
+        *(calibrate_gallery, gallery),
+        strangers=tmp_path / "asked",
+        model=model,
+    )
+    trees.photos(tmp_path / "asked" / "Z", ("0.jpg", "1.jpg"), first=40, side=(16, 16))
+    calibrate_gallery(gallery, fpir=0.5, strangers=tmp_path / "asked", model=model)
+    assert f"asked: left out: 5 of 7 images have labels of {gallery}" in caplog.text

@@ -45,7 +45,7 @@ def answers(*labels: str | None) -> Identified:
     given = {row: label for row, label in enumerate(labels) if label is not None}
     found: list[Any] = [Answer(label, "rex", 0.75, 0.5, 0.1) for label in given.values()]
     neighbors: Any = None
-    return Identified(found, neighbors, None, samples=[[row] for row in given])
+    return Identified(found, neighbors, None, table_rows=[[row] for row in given])
 
 
 def photos(folder: Path, *names: str) -> None:
@@ -187,3 +187,12 @@ def test_observations_are_those_of_the_package_also_where_its_photos_have_moved(
     moved = Boxes(root=tmp_path)
     written(answers("rex", "leo", "rex"), tmp_path / "out" / "observations.csv", tmp_path / "package", moved)
     assert [row["individualID"] for row in csv_rows(tmp_path / "out" / "observations.csv")][:2] == ["rex", "tom"]
+
+
+@pytest.mark.parametrize("labels", [("rex", "unknown", "unknown", "leo"), ("rex", "leo", "rex", "leo")])
+def test_observations_with_an_individual_are_counted_once_whatever_is_answered(labels: tuple[str, ...], tmp_path: Path):
+    package(tmp_path / "package")
+    file = tmp_path / "package" / "observations.csv"
+    file.write_text(file.read_text().replace("event,animal,Felis catus,2,,", "event,animal,Felis catus,2,kim,"))
+    text = written(answers(*labels), tmp_path / "observations.csv", tmp_path / "package")
+    assert text == "1 observation gets an individual; 3 as before, 2 of them with an individual"

@@ -15,6 +15,7 @@ from PIL import Image
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.image import VideoFrames
 from dmlkit.errors import UserError
+from dmlkit.files.where import Where
 from dmlkit.gallery.change import add_images, create_gallery
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points
@@ -26,8 +27,9 @@ from dmlkit.identify.identify import identify
 from dmlkit.identify.probability import NO_STRANGERS, Strangers, estimate_probability, together, trials_of
 from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
+from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import Cli, csv_rows
+from tests.conftest import ROOT, Cli, csv_rows
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
 
@@ -263,3 +265,20 @@ def test_groups_are_parts_of_the_path(gallery: Path, tmp_path: Path):
     assert added.labels[-3:] == ["wren"] * 3
     found = {Path(path).name: cell for path, cell in zip(added.paths, added.cells()["group"], strict=True) if cell}
     assert found == {name: name[3:7] for name in names}
+
+
+@pytest.mark.parametrize("kind", ["label", "label and id", "boxes"])
+def test_conditions_on_labels_leave_each_image_in_its_own_group(kind: str, tmp_path: Path):
+    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+    asked, bursts = ["C/0", "A/0", "B/0", "A/1", "D/0", "B/1"], "zpqpzq"
+    cells = {"path": [f"{name}.png" for name in asked], "burst": [*bursts]}
+    cells |= {} if kind == "boxes" else {"label": [name[0] for name in asked]}
+    cells |= {"id": [str(number) for number in range(6)]} if kind == "label and id" else {}
+    cells |= {side: ["0" if side < "x2" or side == "y1" else "12"] * 6 for side in ("x1", "y1", "x2", "y2")}
+    table = files / "photos" / "asked.csv"
+    table.write_text("\n".join([",".join(cells), *map(",".join, zip(*cells.values(), strict=True))]))
+    boxes = Boxes(source=table if kind == "boxes" else None, where=Where.of("label in A, B"))
+    images, model = files / "photos" if kind == "boxes" else table, ModelChoice(files / "run", device="cpu")
+    identified = identify(files / "gallery", images, rule=LabelRule(by="burst"), boxes=boxes, model=model)
+    assert identified.neighbors.queries == ["p", "q"] and identified.table_rows == [[1, 3], [2, 5]]
+    assert [(answer.images, answer.known) for answer in identified.answers] == [(2, "A"), (2, "B")]

@@ -150,6 +150,7 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
         ([("a", "test")] * 2 + [("b", "test")] * 2, "no images for train"),
         ([("a", "")] * 4, "expected train, validation, test"),
         ([("a", "train")] * 2 + [("b", "test")] * 2, "test has a single class, expected at least two"),
+        ([("a", "train")] * 2 + [("b", "test"), ("c", "test")] * 2, "train has a single class, expected at least two"),
     ],
 )
 def test_a_table_that_cannot_be_trained_on_is_an_error_u11(rows: list[tuple[str, str]], message: str, tmp_path, dmlkit):
@@ -180,3 +181,32 @@ def test_a_file_of_another_kind_is_told_u12(dmlkit, tmp_path: Path):
     dmlkit("data", "check", tmp_path / "t.txt").refused(
         f"{tmp_path / 't.txt'}: unsupported kind of file; expected a table (.csv, .tsv,"
     )
+
+
+@pytest.mark.parametrize(("classes", "is_enough"), [(3, False), (4, True)])
+def test_the_check_of_a_recipe_finds_too_few_training_classes_where_train_does(
+    classes: int, is_enough: bool, dmlkit, tiny_recipe: Path, tmp_path: Path
+):
+    """Two of them are for validation."""
+    folders = [*(f"train/{label}" for label in range(classes)), "test/x", "test/y"]
+    trees.photos(tmp_path / "tree", (f"{folder}/{index}.jpg" for folder in folders for index in range(6)))
+    ours = f"dataset={{name: folder, root: '{tmp_path / 'tree'}', validation_fraction: 0.1}}"
+    checked = dmlkit("data", "check", tiny_recipe, "--set", ours)
+    trained = dmlkit("train", tiny_recipe, "--set", ours, "--dry-run", "-o", tmp_path / "run", "--device", "cpu")
+    assert (checked.code == 0, trained.code == 0) == (is_enough, is_enough), (checked.out, trained.err)
+    assert ("train has a single class, expected at least two" in " ".join(checked.out.split())) != is_enough
+
+
+def test_the_own_validation_images_of_a_table_are_checked(dmlkit, tiny_recipe: Path, tmp_path: Path):
+    """Each of their classes has a single image, so there is nothing to find; train refuses them."""
+    splits = {"train": "aabb", "validation": "cd", "test": "eeff"}
+    rows = [(label, split) for split, labels in splits.items() for label in labels]
+    trees.photos(tmp_path, (f"{index}.jpg" for index in range(len(rows))))
+    lines = [f"{index}.jpg,{label},{split}" for index, (label, split) in enumerate(rows)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]))
+    checked = dmlkit("data", "check", tmp_path / "t.csv")
+    ours = f"dataset={{name: table, file: '{tmp_path / 't.csv'}'}}"
+    trained = dmlkit("train", tiny_recipe, "--set", ours, "--dry-run", "-o", tmp_path / "run", "--device", "cpu")
+    assert checked.code == 1 and trained.code == 2
+    reason = " ".join(checked.out.split()).partition("error: ")[2].partition(": ")[2].removesuffix(" 1 error found")
+    assert "validation" in reason and reason in " ".join(trained.err.split())

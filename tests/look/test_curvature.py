@@ -1,15 +1,18 @@
 """The curvature advisor against a naive triple loop, trees, and the disk that its constant comes from."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
+from dmlkit.datasets.glyphs import Glyphs
+from dmlkit.files.image_file import BadImageError
 from dmlkit.look.curvature import Hyperbolicity, hyperbolicity, relative_delta
 from dmlkit.manifolds import Euclidean, Poincare
 from dmlkit.vectors.index_vectors import index_vectors
-from tests.conftest import ONE_EPOCH, refuses
+from tests.conftest import ONE_EPOCH, ROOT, refuses
 
 
 def test_delta_equals_the_triple_loop():
@@ -104,3 +107,17 @@ def check_manifest(embeddings, dmlkit):
     np.testing.assert_allclose(index.reconstruct_n(0, len(points)), gallery, rtol=1e-4, atol=1e-6)
     described = json.loads((embeddings / "index.faiss.json").read_text())
     assert described["index"]["form"] == manifest["index"]["form"] == "poincare_lift" and described["index"]["dim"] == 3
+
+
+def test_images_of_a_run_that_cannot_be_read_are_counted(dmlkit, tmp_path, monkeypatch):
+    run, sample = shutil.copytree(ROOT / "tests/fixtures/0.1.0/run", tmp_path / "run"), Glyphs.sample
+
+    def read(dataset, index):
+        if not index:
+            raise BadImageError("0.png: cannot read this image")
+        return sample(dataset, index)
+
+    monkeypatch.setattr(Glyphs, "sample", read)
+    monkeypatch.setattr(Glyphs, "in_memory", False)  # as of files, which are not read before they are embedded
+    shown = dmlkit("curvature", run, "--device", "cpu").ok().out
+    assert "1 image could not be read:" in shown and "41 images of the train split" in shown

@@ -67,3 +67,23 @@ def test_what_does_not_fit_is_refused():
     assert parse_recipe(nested, "r.yaml").loss.name == "matryoshka"  # it has no negative_fraction
     scaled = "dataset: {name: glyphs}\nloss: {name: per_factor}\nmanifold: {name: product, learnable_scales: true}\n"
     refuses(r"needs manifold.learnable_scales False, got True, because", parse_recipe, scaled, "r.yaml")
+
+
+def test_a_loss_per_factor_requires_of_every_factor_what_it_requires_of_the_space():
+    """A recipe is accepted where Python builds the loss, and the factor that does not fit is named."""
+    text = "dataset: {{name: glyphs}}\nembedding_dim: 8\nmanifold: {}\nloss: {{name: per_factor, loss: {}}}\n"
+    spheres = "{name: product, factors: [{name: sphere}, {name: sphere}]}"
+    balls = "{name: product, factors: [{name: sphere}, {name: poincare}]}"
+    for loss, refused in (
+        ("{name: arcface}", "needs manifold.factors.1.similarity cosine or origin_cosine, got negative_distance"),
+        ("{name: circle}", "needs manifold.factors.1.similarity cosine, got negative_distance"),
+        ("{name: proxy_gml}", "needs manifold.factors.1.similarity cosine or"),
+        ("{name: margin}", "distance_weighted needs manifold.factors.1.name sphere, got poincare"),
+        ("{name: matryoshka, dims: [4, 2]}", None),
+    ):
+        recipe = parse_recipe(text.format(spheres, loss), "r.yaml")
+        assert recipe.loss.build(recipe.manifold.build(8), 30).columns == 8
+        if refused:
+            refuses(refused, parse_recipe, text.format(balls, loss), "r.yaml")
+        else:
+            parse_recipe(text.format(balls, loss), "r.yaml")

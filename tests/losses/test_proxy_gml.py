@@ -2,7 +2,7 @@ from math import ceil
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dmlkit.losses import ProxyGML
 from dmlkit.manifolds import Euclidean, Sphere
@@ -75,7 +75,7 @@ def test_linked_proxies_of_the_papers_data_sets(classes: int, per_class: int, ra
 
 
 def test_fewer_than_the_own_proxies_are_raised_to_them_and_said():
-    with pytest.warns(UserWarning, match="links 3 proxies, fewer than the 12 of a class; 12 are linked"):
+    with pytest.warns(UserWarning, match="links 3 proxies, no more than the 12 of a class; 12 are linked"):
         assert ProxyGML(Sphere(2), 5).linked == 12
 
 
@@ -88,3 +88,37 @@ def test_nan_is_not_taken_for_a_class_without_links():
     loss = ProxyGML(Sphere(2), 2, proxies_per_class=1, ratio=1.0, regularizer_weight=0)
     loss.proxies.data[0] = torch.nan
     assert loss(torch.eye(2), torch.tensor([0, 1])).isnan()
+
+
+def test_proxies_start_as_short_as_those_of_the_authors_code():
+    authors = nn.init.kaiming_uniform_(torch.empty(512, 78 * 12), a=5**0.5)
+    norms = ProxyGML(Sphere(512), 78, proxy_norm=(512 / (3 * 78 * 12)) ** 0.5).proxies.norm(dim=-1)
+    torch.testing.assert_close(norms.mean(), authors.norm(dim=0).mean(), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("classes", "per_class", "ratio"), [(19, 12, 0.05), (20, 12, 0.05), (20, 1, 0.05), (49, 1, 1 / 49)]
+)
+def test_as_many_links_as_own_proxies_leave_no_other_class_and_no_loss(classes: int, per_class: int, ratio: float):
+    sphere, labels = Sphere(4), torch.arange(3)
+    with pytest.warns(UserWarning, match=rf"links {per_class} proxies, no more than the {per_class} of a class"):
+        loss = ProxyGML(sphere, classes, proxies_per_class=per_class, ratio=ratio, regularizer_weight=0)
+    points = sphere.from_features(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
+    proxies = sphere.proxy_points(loss.proxies.detach())
+    expected = naive(points, labels, proxies, k=per_class, scale=1.0, lam=0.0, positive=True, masked=True)
+    assert loss(points, labels).item() == expected.item() == 0
+
+
+@pytest.mark.filterwarnings("ignore:ProxyGML")
+@pytest.mark.parametrize("per_class", [1, 2, 7])
+def test_the_ratios_that_messages_name_suffice(per_class: int):
+    for classes in range(2, 200):
+        with pytest.raises(ValueError, match="links none") as error:
+            ProxyGML(Sphere(2), classes, proxies_per_class=per_class, ratio=0.99 / (classes * per_class))
+        ratio = float(str(error.value).split()[-1])
+        assert ratio < 1.2 / (classes * per_class)
+        assert ProxyGML(Sphere(2), classes, proxies_per_class=per_class, ratio=ratio).linked >= per_class
+        with pytest.warns(UserWarning) as warned:
+            ProxyGML(Sphere(2), classes, proxies_per_class=per_class, ratio=1 / classes)
+        above = float(str(warned[0].message).split("ratio above ")[1].split()[0])
+        assert ProxyGML(Sphere(2), classes, proxies_per_class=per_class, ratio=above + 1e-6).linked > per_class

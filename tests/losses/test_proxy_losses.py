@@ -7,8 +7,10 @@ import torch
 from pytorch_metric_learning import losses as peers
 from torch import Tensor
 
+from dmlkit.errors import UserError
 from dmlkit.losses import MPA, ArcFace, CosFace, NormSoftmax, ProxyAnchor, ProxyNCA, SoftTriple
 from dmlkit.manifolds import Sphere
+from dmlkit.recipe.file import parse_recipe
 from tests.losses.proxies.test_margins import naive as margin_softmax
 
 SPHERE = Sphere(5)
@@ -227,3 +229,24 @@ def test_embeddings_of_another_dtype_are_refused():
     loss = ProxyAnchor(Sphere(3), 4)
     with pytest.raises(ValueError, match=r"proxies' dtype torch.float32, got torch.float64"):
         loss(torch.eye(3, dtype=torch.float64), torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "arcface",
+        "cosface",
+        "grouplet",
+        "mpa",
+        "norm_softmax",
+        "proxy_anchor",
+        "proxy_gml",
+        "proxy_isa",
+        "proxy_nca",
+        "soft_triple",
+    ],
+)
+def test_the_norm_of_points_is_refused(loss: str):
+    text = "dataset: {name: glyphs}\nmanifold: {name: sphere, proxies: points}\noptimizer: {name: riemannian_adam}\n"
+    with pytest.raises(UserError, match=r"manifold.proxies.*points.*loss.proxy_norm is the norm of features"):
+        parse_recipe(f"{text}loss: {{name: {loss}, proxy_norm: 0.4}}\n", "r.yaml")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.errors import UserError
-from dmlkit.losses import ArcFace, Contrastive, CrossBatchMemory, ProxyAnchor, SoftTriple, Sum, Triplet
+from dmlkit.losses import ArcFace, Contrastive, CrossBatchMemory, Matryoshka, ProxyAnchor, SoftTriple, Sum, Triplet
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds import ManifoldConfig, Poincare, Sphere
 from dmlkit.recipe.file import parse_recipe
@@ -123,3 +123,19 @@ regularizers: [{name: hierarchical_clustering}]
     one = text.replace("soft_triple", "contrastive") + "sampler: {name: class_balanced}\n"
     assert parse_recipe(one, "r.yaml").loss.has_proxies
     assert not Sum.Config(losses=(Contrastive.Config(),)).has_proxies
+
+
+@pytest.mark.parametrize(
+    ("around", "key"),
+    [
+        ("{{name: matryoshka, loss: {}}}", "loss.loss"),
+        ("{{name: sum, losses: [{{name: arcface}}, {}]}}", "loss.losses"),
+    ],
+)
+def test_within_another_loss_there_are_no_points_before_the_neck(around: str, key: str):
+    mixed = "{name: sum, losses: [{name: arcface}, {name: triplet}], on: [after, before]}"
+    text = "dataset: {name: glyphs}\nhead: {name: neck}\nloss: "
+    assert parse_recipe(text + mixed, "r.yaml").loss.name == "sum"
+    refuses(rf"^r.yaml:3: {key}: sum has on: before, but only", parse_recipe, text + around.format(mixed), "r.yaml")
+    with pytest.raises(ValueError, match="Matryoshka: loss: sum has on: before, but only"):
+        Matryoshka(Sphere(8), 3, loss=Sum.Config(on=("after", "before")))

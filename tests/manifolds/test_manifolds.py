@@ -1,6 +1,7 @@
 """Manifolds: what they share, flat space, the sphere, products of points, and means."""
 
 from math import pi, sqrt
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -11,9 +12,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import normalize
 
 from dmlkit.losses import ProxyAnchor, Triplet
-from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
+from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Product, Sphere
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold, frechet_mean
-from dmlkit.manifolds.hyperbolic import strongest_curvature
+from dmlkit.manifolds.hyperbolic import STRONGEST_CURVATURE
 from dmlkit.manifolds.products import Cosines, inner_products, unit_vectors
 
 
@@ -37,14 +38,14 @@ def test_in_hyperbolic_space_it_is_the_side_of_a_right_angled_triangle(kind, cur
 @pytest.mark.parametrize("kind", [Poincare, Lorentz])
 def test_up_to_the_strongest_curvature_two_points_of_float32_are_as_far_apart(kind: type[Poincare | Lorentz]):
     """Against the distance in 60 digits, and against points as far out as float32 goes."""
-    strongest = strongest_curvature(UNRELATED_RADIUS)
     far = 1e4 * torch.eye(2, 3)
     for share, reached in ((0.98, True), (1.02, False)):
-        manifold = kind(3, curvature=share * strongest, clip_distance=None)
+        curvature = share * STRONGEST_CURVATURE
+        manifold = kind(3, curvature=curvature, clip_distance=None)
         points = manifold.from_features(far)
         assert bool(manifold.relative_similarity(points, points)[0, 1] <= 0) is reached
         with mpmath.workdps(60):
-            root, border = mpmath.sqrt(-mpmath.mpf(share * strongest)), 2 * mpmath.atanh(1 - mpmath.mpf("4e-3"))
+            root, border = mpmath.sqrt(-mpmath.mpf(curvature)), 2 * mpmath.atanh(1 - mpmath.mpf("4e-3"))
             longest = mpmath.acosh(mpmath.cosh(border) ** 2) / root
             unrelated = mpmath.acosh(mpmath.cosh(root * UNRELATED_RADIUS) ** 2) / root
         assert (longest >= unrelated) is reached
@@ -265,3 +266,23 @@ def test_of_one_point_it_is_that_point_and_of_two_the_middle(name: str):
         assert to_both[0].item() == pytest.approx(to_both[1].item(), abs=1e-9)
     if "cosine" not in name and name != "chord":
         assert to_both.sum().item() == pytest.approx(manifold.paired_distance(*points).item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Euclidean, Poincare, Lorentz])
+def test_where_points_are_clipped_before_they_are_unrelated_a_loss_with_a_margin_is_refused(kind: Any):
+    """As the similarity of the points farthest out says, at right angles; so it is on a factor of a product."""
+    far = 1e4 * torch.eye(2, 3)
+    for longest, reached in ((1.9, False), (2.1, True)):
+        manifold, factor = kind(3, clip_distance=longest), kind.Config(clip_distance=longest)
+        product = Product(6, factors=(factor, Sphere.Config()))
+        points = manifold.from_features(far)
+        assert bool(manifold.relative_similarity(points, points)[0, 1] <= 0) is reached
+        whole = product.from_features(torch.cat([far, torch.eye(2, 3)], 1))
+        assert bool(product.relative_similarity(whole, whole)[0, 1] <= 0) is reached
+        for space, key in ((manifold, "clip_distance"), (product, "factors.0.clip_distance")):
+            if reached:
+                ProxyAnchor(space, 4)
+            else:
+                with pytest.raises(ValueError, match=rf"^ProxyAnchor: {key} got 1.9, expected at least 2: points"):
+                    ProxyAnchor(space, 4)
+        Triplet(manifold)  # compares distances with each other

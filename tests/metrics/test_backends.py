@@ -1,6 +1,9 @@
 """CPU, GPU code, manifolds, peers and ranks give the same figures."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from dmlkit.manifolds import Euclidean
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.metrics import Labeled, retrieval_metrics, score_retrieval
+from dmlkit.metrics import Labeled, retrieval_metrics, score_retrieval, scoring
 from dmlkit.metrics.ranking import cpu_search, gpu_search, rankings
 from dmlkit.metrics.ranking.rankings import build_search
 from dmlkit.metrics.ranking.search import Depth
@@ -124,3 +127,31 @@ def test_two_processes_equal_one():
 def test_products_are_bounded():
     assert cpu_search.rows_of(60_502, threads=2) * 60_502 <= 2**25  # 128 MB a thread
     assert cpu_search.rows_of(10**9, threads=64) == 1
+
+
+def test_more_ranks_than_queries_to_score_equal_one(monkeypatch: pytest.MonkeyPatch):
+    """Threads stand for the ranks; of six queries two have a positive."""
+    sides = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 2, 3, 4])
+    names = ["recall@1", "map", "cmc@1:cuhk03"]
+    alone = score_retrieval(Labeled(*sides), metrics=names)
+    barrier, given = Barrier(3), dict[int, torch.Tensor]()
+
+    def all_gather(shares: list[torch.Tensor], own: torch.Tensor, group: int) -> None:
+        given[group] = own
+        barrier.wait()
+        for rank, share in enumerate(shares):
+            share.copy_(given[rank])
+        barrier.wait()
+
+    def score(rank: int) -> scoring.Scores:
+        try:
+            return score_retrieval(Labeled(*sides), metrics=names, group=rank)
+        except Exception:
+            barrier.abort()  # so that the others do not wait
+            raise
+
+    ranks = SimpleNamespace(get_rank=int, get_world_size=lambda _: 3, all_gather=all_gather)
+    monkeypatch.setattr(scoring, "dist", ranks)
+    with ThreadPoolExecutor(3) as pool:
+        for scores in pool.map(score, range(3)):
+            assert scores.values == alone.values and torch.equal(scores.nearest, alone.nearest)

@@ -97,3 +97,13 @@ def test_spectrum_against_numpy(dim, repeats):
     uniform = np.full(len(shares), 1 / len(shares))
     assert figures["spectral_decay"] == pytest.approx(entropy(uniform, shares), rel=1e-6)
     assert figures["effective_rank"] == pytest.approx(np.exp(entropy(shares)), rel=1e-6)
+
+
+def test_one_class_has_no_distance_between_centers():
+    levels = {"genus": [0] * 4, "species": [0, 0, 1, 1]}
+    for arguments, name in (
+        ((np.eye(4), levels), "spread:genus"),
+        ((np.eye(4), [0] * 4, np.eye(4), [0, 0, 1, 1]), "spread"),
+    ):
+        with pytest.raises(ValueError, match=r"^labels: all 4 embeddings are of one class; spread needs at least two$"):
+            retrieval_metrics(*arguments, metrics=[name])

@@ -146,3 +146,28 @@ def test_hits_bad_input(hits, positives, metrics, message):
 
 def test_a_list_with_all_positives_may_end_before_r():
     assert metrics_from_hits([[1, 1]], [2], ["map@r"]) == {"map@r": 1.0}
+
+
+@pytest.mark.parametrize("manifold", [None, Euclidean(8, similarity="dot"), Euclidean(8)])
+def test_queries_and_a_gallery_of_two_dtypes_are_compared_in_the_wider_one(manifold):
+    random = np.random.default_rng(0)
+    points, items = random.random((10, 8)).astype(np.float32), random.random((12, 8)).astype(np.float32)
+    labels, names = (np.arange(10) % 3, np.arange(12) % 3), ["recall@1", "map", "cmc@1:cuhk03", "eer", "oscr"]
+    expected = retrieval_metrics(points.astype(float), labels[0], items.astype(float), labels[1], manifold, names)
+    for one, other in ((float, np.float32), (np.float32, float)):
+        x, y = points.astype(one), torch.from_numpy(items.astype(other))
+        assert retrieval_metrics(x, labels[0], y, labels[1], manifold, names) == expected
+
+
+def test_lists_that_lack_a_positive_have_no_average_precision_and_no_level():
+    for name in ("map", "h_ap"):
+        with pytest.raises(ValueError, match=rf"hits: {name} needs all positives, but 1 lists of 4 items lack some"):
+            metrics_from_hits([[1, 0, 1, 0], [1, 1, 0, 0]], [5, 2], [name])
+        assert metrics_from_hits([[1, 0, 1, 0]], [2], [name])[name] == pytest.approx((1 + 2 / 3) / 2)
+    with pytest.raises(ValueError, match="recall@1:genus: hits have no levels; remove level genus"):
+        metrics_from_hits([[1, 0]], [1], ["recall@1:genus"])
+
+
+def test_an_unknown_treatment_of_ties_is_refused():
+    with pytest.raises(ValueError, match="ties: got 'worst', expected one of expected, pessimistic"):
+        retrieval_metrics(POINTS, LABELS, ties="worst")  # pyright: ignore[reportArgumentType]

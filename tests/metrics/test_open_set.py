@@ -114,3 +114,10 @@ def test_the_roc_of_scikit_learn(manifold):
 def test_a_threshold_is_given():
     with pytest.raises(ValueError, match="'baks': expected baks@threshold=x, with a number for x"):
         metric_configs(["baks"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_level_of_one_class_has_no_unknown_ones(name: str):
+    levels = {"genus": [0] * 6, "species": [0, 0, 1, 1, 2, 2]}
+    with pytest.raises(ValueError, match=r"got 0 gallery images of known classes, .* 6 of unknown classes; open-set"):
+        retrieval_metrics(torch.randn(6, 3), levels, metrics=[f"{name}:genus"])

@@ -9,6 +9,7 @@ import torch
 from dmlkit.manifolds import Euclidean
 from dmlkit.metrics import Labeled, metrics_from_hits, retrieval_metrics, score_retrieval
 from dmlkit.metrics.ranking import gpu_search, rankings, single_shot
+from dmlkit.nearest.rescore import Rescorer
 from tests.metrics.naive import expected
 
 NAMES = {"recall@1": ("recall", 1), "recall@3": ("recall", 3), "map@r": ("map@r", 1), "ndcg@5": ("ndcg", 5)}
@@ -184,3 +185,12 @@ def test_what_it_does_not_apply_to():
     members = np.array([[1, 0], [1, 1], [0, 1], [0, 1]], dtype=bool)
     with pytest.raises(ValueError, match="one label each; remove the metric"):
         score_retrieval(Labeled(torch.eye(4), members), metrics=["cmc@1:cuhk03"])
+
+
+def test_equal_points_that_a_second_similarity_tells_apart_are_ranked_by_it():
+    """The query's own item is a copy of another one; by the points alone they tie."""
+    query, gallery = Labeled([[1.0, 0.0]], [0]), Labeled([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [1, 0, 2])
+    second = Rescorer(lambda queries, items: (items == 1).double(), share=0.5, most=3)
+    for rerank, value in ((None, 0.5), (second, 1.0)):
+        scores = score_retrieval(query, gallery, metrics=["cmc@1:cuhk03"], rerank=rerank)
+        assert scores.values["cmc@1:cuhk03"] == pytest.approx(value, abs=1e-12)

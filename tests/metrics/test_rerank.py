@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.manifolds import Euclidean, Poincare, Sphere
+from dmlkit.manifolds import Euclidean, Poincare, Product, Sphere
 from dmlkit.metrics import Labeled, metrics_from_hits, score_retrieval
 from dmlkit.metrics.ranking import rerank
 from dmlkit.metrics.ranking.rerank import (
@@ -200,3 +200,28 @@ def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Cli):
         (("--by", "camera"), "--by camera: applies to a run"),
     ):
         dmlkit(*words, *more).refused(message)
+
+
+@pytest.mark.parametrize(
+    "manifold",
+    [
+        Euclidean(4, similarity="dot"),
+        Euclidean(4, similarity="negative_squared_distance"),
+        Product(4, factors=(Euclidean.Config(),) * 2, similarity="negative_squared_chordal_distance"),
+    ],
+)
+def test_expansion_weights_by_the_cosine_or_the_distance_whatever_the_similarity(manifold):
+    """In flat spaces, against loops; the inner product of long points is far above 1, and a square is no distance."""
+    x = 3 * points_on("euclidean", 30, 6)[1].numpy()
+    products, lengths = x @ x.T, np.linalg.norm(x, axis=1)
+    apart = np.linalg.norm(x[:, None] - x, axis=2)
+    is_dot = manifold.similarity_name == "dot"
+    weights = np.maximum(products / np.outer(lengths, lengths), 0) if is_dot else np.exp(-apart)
+    scores = products if is_dot else -apart
+    expected = np.empty_like(x)
+    for i in range(30):
+        near = [j for j in np.argsort(-scores[i]) if j != i][:3]
+        total = x[i] + sum(weights[i, j] ** 2 * x[j] for j in near)
+        expected[i] = total / (1 + sum(weights[i, j] ** 2 for j in near))
+    found = ExpandedGallery(manifold, torch.from_numpy(x), Expansion(3, 2)).points
+    assert np.abs(found.detach().numpy() - expected).max() < 1e-6

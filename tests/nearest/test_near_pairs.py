@@ -115,3 +115,18 @@ def test_parts_that_nothing_joins_are_joined_by_short_links(manifold: Manifold):
     row, column = 0, int(neighbors.indices[0, 0])
     similarity = float(manifold.paired_similarity(points[row].double(), points[column].double()))
     assert graph[row, column] == pytest.approx(origin - similarity, abs=1e-6)
+
+
+def test_too_many_pairs_of_one_block_are_refused_before_all_are_compared(monkeypatch: pytest.MonkeyPatch):
+    points, compared, compare = torch.ones(200, 2), list[int](), Euclidean.paired_similarity
+
+    def counted(manifold: Euclidean, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        compared.append(len(x))
+        return compare(manifold, x, y)
+
+    monkeypatch.setattr(Euclidean, "paired_similarity", counted)
+    monkeypatch.setattr(module, "MOST_PAIRS", 250)
+    monkeypatch.setattr(module, "CHECKED", 100)
+    with pytest.raises(UserError, match="more than 250 pairs reach it; choose a higher threshold"):
+        near_pairs(Euclidean(2), points, None, -1.0)
+    assert compared == [100, 100, 100]  # of 19 900

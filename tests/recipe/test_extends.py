@@ -230,3 +230,16 @@ def test_the_schema_finds_no_fault_in_a_recipe_of_the_package(validator: Any):
     texts = {path: path.read_text("utf-8") for path in paths}
     assert len(paths) > 80 and any("extends" in text for text in texts.values())
     assert [path for path, text in texts.items() if not validator.is_valid(parse_yaml(text, path.name).data)] == []
+
+
+@pytest.mark.parametrize(
+    ("space", "key"),
+    [
+        ("{name: poincare, clip_distance: 1}", "clip_distance: got 1, expected at least 2"),
+        ("{name: product, factors: [{name: sphere}, {name: lorentz, curvature: -16}]}", "factors.1.curvature: got -16"),
+    ],
+)
+def test_points_that_end_too_near_the_origin_are_refused_where_they_are_set(recipes, space: str, key: str):
+    path = recipes(birds__own=f"extends: _base.yaml\nmanifold: {space}\n", birds___base=BASE)
+    refuses(rf"own.yaml:2: manifold.{key}", read_recipe, path)
+    assert read_recipe(path, is_trained=True).loss.name == "mpa"

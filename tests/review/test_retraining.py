@@ -136,6 +136,7 @@ def test_a_table_that_a_run_may_have_been_trained_on_stays(reviewed: Path):
     folder = reviewed / "review"
     first = write_training_table(folder, "june")
     kept = first.file.read_bytes()
+    assert write_training_table(folder, "june") == first and len([*folder.glob("train_*.csv")]) == 1
     ReviewFolder(folder).reply({len(ReviewFolder(folder).review.proposals) - 1: "emu"}, "ada")
     files = [write_training_table(folder, "june").file for _ in range(2)]
     assert first.file.name == "train_june.csv" and first.file.read_bytes() == kept

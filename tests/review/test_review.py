@@ -2,17 +2,25 @@
 
 import csv
 import errno
+import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from dmlkit.evaluation.image_gallery import ImageGallery
-from dmlkit.gallery.change import create_gallery
+from dmlkit.gallery.change import add_images, create_gallery
+from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.metrics.audit import LabelAudit
 from dmlkit.review import journal as journal_file
+from dmlkit.review import proposals
 from dmlkit.review.folder import ReviewFolder
-from dmlkit.review.proposals import ProposedLabel, Review
-from tests.conftest import csv_rows, refuses
+from dmlkit.review.proposals import ProposedLabel, Review, propose
+from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.vectors.points import PointSet
+from tests.conftest import ROOT, csv_rows, refuses
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
 
@@ -324,3 +332,32 @@ def test_only_a_gallery_gets_the_advice_to_serve_or_change_it(
         shown = dmlkit("review", source, inbox[1], "-o", tmp_path / f"of_{source.name}", "--device", "cpu").ok().out
         assert "next: write answers into" in shown and "all labels: " in shown
         assert ("dmlkit serve" in shown, "--add" in shown) == (advises, advises)
+
+
+def test_images_without_a_label_are_in_no_pair_of_two_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Groups are of images that are more alike than any two of the gallery with different labels, by a loop."""
+    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+    gallery, model, labels = (
+        files / "gallery",
+        ModelChoice(files / "run", device="cpu"),
+        [*"AAAAABBBBBCCCCCDDDDDEEEEEFFFFFGGGGGHHHHH"],
+    )
+    (gallery / "identification.json").unlink()
+    manifest = json.loads((gallery / "gallery.json").read_text()) | {"threshold": -1.0, "threshold_is_own": True}
+    (gallery / "gallery.json").write_text(json.dumps(manifest))
+    points = GalleryFolder(gallery).points_at(torch.arange(40)).numpy()
+    twin = tmp_path / "twin.png"  # of a labeled image, with other bytes
+    twin.write_bytes((files / "photos/A/0.png").read_bytes() + b"0")
+    add_images(gallery, twin, model=model)
+    assert GalleryFolder(gallery).labels == [*labels, None]
+    alike = points @ points.T
+    closest = alike[np.array(labels)[:, None] != np.array(labels)].max()
+    thresholds, measure = list[float](), proposals.pair_thresholds
+
+    def recorded(searched: PointSet) -> tuple[float, float]:
+        thresholds.extend(measure(searched))
+        return thresholds[0], thresholds[1]
+
+    monkeypatch.setattr(proposals, "pair_thresholds", recorded)
+    propose(gallery, files / "photos" / "B", 0.1, 0.1, model=model)
+    assert thresholds[0] == pytest.approx(closest + 1e-6, abs=1e-7)

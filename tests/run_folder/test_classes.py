@@ -14,6 +14,7 @@ from dmlkit.datasets.base import SPLITS, DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.errors import warn_once
+from dmlkit.files.where import Where
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.documents import RunClasses, Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -229,3 +230,18 @@ def test_a_run_resumes_on_its_own_classes_after_others_were_added(dmlkit, tmp_pa
     assert all(one["model"][name].equal(weight) for name, weight in two["model"].items())
     figures = (Summary.read(Path(name, "summary.json")) for name in ("whole", "run"))
     assert len({repr((one.last, one.best)) for one in figures}) == 1
+
+
+@pytest.mark.parametrize(("lost", "classes"), [("validation", ["c2", "c3"]), ("test", ["c4", "c5", "c6", "c7"])])
+def test_conditions_that_no_image_of_a_split_fulfills_are_told_with_its_values(lost, classes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = run_on(table(FIRST))
+    lines = Path("photos.csv").read_text().splitlines()
+    sides = ["side", *("right" if line.split(",")[1] in classes else "left" for line in lines[1:])]
+    Path("photos.csv").write_text("\n".join(f"{line},{side}" for line, side in zip(lines, sides, strict=True)))
+    limited = run.recipe().dataset.limited(Where.of("side=left"))
+    message = f"--where 'side=left': photos.csv, the {lost} classes of run: no row is left; its column 'side' has right"
+    refuses(message, limited.build, lost)
+    assert len(limited.build("train")) == 12
+    Path("photos.csv").write_text("\n".join(["path,label,side", "photos/c0/0.png,,left", "photos/c4/0.png,c4,right"]))
+    refuses("the test classes of run: no row is left; its column 'side' has right", limited.build, "test")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -149,3 +150,15 @@ def test_a_file_of_that_name_comes_first(home: Path):
 def test_an_export_says_the_license_of_the_weights(home: Path, dmlkit: Cli):
     words = ("--format", "torch-export", "-o", "model.pt2", "--set", "dataset.root=photos")
     assert "note: pretrained weights: license apache-2.0" in dmlkit("export", "vit", *words).out
+
+
+def test_the_first_evaluation_makes_the_folder_of_a_model_in_the_cache(home: Path, dmlkit: Cli):
+    """A model has no folder of its own: neither its files nor the current folder gain any."""
+    before, name = {*home.rglob("*")}, f"timm:local-dir:{home / 'vit'}"
+    shown = dmlkit("eval", name, "photos", "--device", "cpu").ok().out
+    (report,) = (home / "cache" / "dmlkit" / "models" / quote(name, safe="") / "evaluations").glob("*.json")
+    assert "".join(f"written to {report}".split()) in "".join(shown.split())
+    assert report.with_suffix(".npz").is_file() and not (report.parent.parent / "recipe.yaml").exists()
+    assert all(path.is_relative_to(home / "cache") for path in {*home.rglob("*")} - before)
+    metrics = dmlkit("eval", name, "photos", "--json", "--device", "cpu").json()["metrics"]
+    assert json.loads(report.read_text())["metrics"] == metrics

@@ -219,3 +219,26 @@ def test_a_run_that_stops_anywhere_ends_with_the_same_bits(tmp_path: Path):
     train(balanced, tmp_path / "balanced", device="cpu")
     other = RunFolder(tmp_path / "balanced").load_checkpoint("last")
     assert not torch.equal(other["model"]["head.linear.weight"], whole["model"]["head.linear.weight"])
+
+
+def test_an_image_repeats_only_if_its_label_has_too_few():
+    """Four labels are on the same four images, all of which a batch needs; a fifth label is on the others."""
+    labels = torch.tensor([0] * 4 + [1] * 60)
+    members = torch.tensor([[True] * 4 + [False], [False] * 4 + [True]])
+    sampler = ClassBalanced(labels, 0, members=members, classes_per_batch=5, images_per_class=1)
+    for batch in sampler.batches(0) + sampler.batches(1):
+        assert sorted(batch)[:4] == [0, 1, 2, 3]
+
+
+def test_groups_of_images_with_several_labels_cannot_be_kept_apart():
+    refuses(
+        r"sampler.apart: needs one label per image, got several; remove this key",
+        ClassBalanced,
+        torch.arange(4),
+        0,
+        groups=torch.arange(4),
+        members=torch.ones(4, 2).bool(),
+        apart="group",
+        classes_per_batch=2,
+        images_per_class=2,
+    )

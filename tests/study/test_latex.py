@@ -175,3 +175,11 @@ def test_edges_of_grids_are_told_once_below_the_verdicts():
     assert table.count("the highest tried") == 1 and "tuned at the edge" not in table
     better = list(dict.fromkeys(one.better.replace("_", "\\_") for one in judged))
     assert f"Tuned at the edge: {' and '.join(better)} (optimizer.lr the highest tried)." in table
+
+
+def test_a_page_is_told_by_a_suffix_in_capitals_too(dmlkit, tmp_path: Path):
+    shown = dmlkit("report", STUDIES / "photos_claims", "-o", tmp_path / "RESULTS.MD").ok().out
+    text = (tmp_path / "RESULTS.MD").read_text()
+    assert "andtheplotsin" in "".join(shown.split()) and (tmp_path / "RESULTS" / "photos_claims.png").is_file()
+    assert text.startswith("<!-- Written by: dmlkit report") and r"\begin{table}" not in text
+    assert "](RESULTS/photos_claims.png)" in text

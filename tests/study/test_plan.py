@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.definition.file import read_study
 from dmlkit.study.runs.plan import Plan
@@ -208,3 +209,28 @@ def test_a_variant_of_which_one_value_is_left_has_still_been_tuned(tmp_path: Pat
         "small": "lr=0.001",
         "large": "lr=0.001",
     }
+
+
+def test_the_fold_of_the_reality_check_validates_without_a_fraction(tmp_path: Path):
+    split = "{dataset.split: reality_check, dataset.validation_fraction: 0, dataset.classes: 24}"
+    found = read_study(write_study(tmp_path, STUDY.replace("variants:", f"overrides: {split}\nvariants:")))
+    dataset = found.variants[0].candidates[0].recipe.dataset
+    assert len(dataset.build("validation").class_names) == 3  # a fourth of the first half
+
+
+@pytest.mark.parametrize("resize", [None, 200])
+def test_a_number_from_which_other_keys_follow_is_not_extended(resize: int | None, tmp_path: Path):
+    keys = "{name: pretrained}" if resize is None else f"{{name: pretrained, resize: {resize}}}"
+    lines = f"overrides: {{backbone: {{name: resnet18, weights: imagenet}}, transform: {keys}}}\n"
+    lines += "extend: 1\ntune: {transform.size: [112, 168]}\n"
+    path = write_study(tmp_path, STUDY.replace("variants:", f"{lines}variants:"))
+    if resize is None:
+        with pytest.raises(UserError) as refusal:
+            read_study(path)
+        first, _ = str(refusal.value).splitlines()  # one for each variant
+        assert first.endswith(
+            ":6: extend: small: other keys follow from transform.size (transform.size: was 112, now 168; "
+            "transform.resize: was 128, now 192), so its grid cannot be extended; remove this key"
+        )
+    else:
+        assert read_study(path).config.extend == 1

@@ -7,6 +7,7 @@ import pytest
 from dmlkit.files.lock import sole_writer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.study.definition.file import read_study
 from dmlkit.study.status import parse_duration, status_of
 from tests.conftest import Killed, refuses
 from tests.study.fakes import STUDY, Told, kill_after, study, train_by, write_run, write_study
@@ -109,3 +110,20 @@ def test_durations(text: str, seconds: int):
 )
 def test_what_is_no_duration_is_one_line(text: str):
     refuses(r"^--budget .*expected hours, minutes and seconds, above 0, e\.g\. 90m", parse_duration, text, "--budget")
+
+
+def test_tuned_epochs_are_counted_for_each_value(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = STUDY.replace("variants:", "tune: {training.epochs: [2, 5]}\nvariants:")
+    path = write_study(tmp_path, text)
+    train_by(monkeypatch, lambda recipe: (0.5, 0.5), kill_after(2))
+    with pytest.raises(Killed):
+        study(dmlkit, path)
+    runs = {run.folder: (run.epochs, run.of_epochs) for run in status_of(tmp_path / "out").runs if run.folder}
+    assert runs == {
+        "small/epochs=2/seed-0": (2, 2),
+        "small/epochs=2/seed-1": (0, 2),  # which is the first of two equal ones
+        "small/epochs=5/seed-0": (5, 5),
+        "large/epochs=2/seed-0": (0, 2),
+        "large/epochs=5/seed-0": (0, 5),
+    }
+    assert read_study(path).num_epochs == 2 * (2 + 5 + 2)  # the second seed takes one of the values

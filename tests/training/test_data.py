@@ -20,9 +20,9 @@ from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
 from dmlkit.vectors import fill
-from tests.conftest import TINY_RECIPE, refuses
+from tests.conftest import TINY_RECIPE, lighten, refuses
 from tests.datasets import trees
-from tests.processes import Forked
+from tests.processes import Forked, run_on_ranks
 from tests.training.test_train import assert_same_weights
 from tests.training.test_tuning import Stopper
 
@@ -199,3 +199,19 @@ def test_a_training_whose_reader_is_killed_says_so_and_resumes(recipe, tmp_path,
             run_of(recipe, tmp_path / "run", *settings)
     run_of(recipe, tmp_path / "run", *settings, resume=True)
     assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *settings))
+
+
+def overwrite(recipe: Path, run: Path) -> None:
+    """Train a run, and another one in its place."""
+    lighten()
+    for seed, is_next in ((3, False), (5, True)):
+        run_of(recipe, run, f"seed={seed}", "training.workers=0", "training.epochs=1", overwrite=is_next)
+
+
+@pytest.mark.heavy
+def test_two_ranks_store_the_features_of_a_new_run_beside_the_old_one(recipe: Path, tmp_path: Path):
+    run_on_ranks(2, overwrite, recipe, tmp_path / "two")
+    overwrite(recipe, tmp_path / "one")
+    for run in (tmp_path / "one", tmp_path / "two"):
+        assert RunFolder(run).recipe().seed == 5 and Summary.is_at(run / "summary.json")
+        assert len(list((run / "features").iterdir())) == 1  # of the new run alone

@@ -1,13 +1,17 @@
 """A finished run trains on where that gives the weights of a run that had as many epochs from the start."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dmlkit.errors import UserError
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import TINY_RECIPE
 from tests.training.test_train import assert_equal_weights, weights
 
 Train = Callable[..., Any]
@@ -65,3 +69,27 @@ def test_a_finished_run_that_trains_on_is_unfinished_until_it_ends(train, dmlkit
     monkeypatch.setattr("dmlkit.training.train.finish_epoch", stop)
     assert train("run", "schedule={name: constant}", "training.epochs=2", resume=True).code == 130
     assert "is not finished" in dmlkit("final", tmp_path / "run", "-o", tmp_path / "final").refused().err
+
+
+@pytest.mark.parametrize(
+    ("backbone", "transform", "is_advised"),
+    [
+        ("resnet18, weights: imagenet", "imagenet", True),
+        ("resnet18, weights: imagenet", "pretrained", False),  # what is published with a file is not known
+        ("timm, model: tf_efficientnet_lite0, weights: imagenet", "pretrained", True),  # by the name of the model
+        ("bn_inception", "imagenet", False),  # its files need other pixels
+        ("small_cnn", "imagenet", False),  # it has no weights
+    ],
+)
+def test_the_weights_of_a_run_are_advised_for_a_new_one_where_its_recipe_takes_them(
+    backbone: str, transform: str, is_advised: bool, tmp_path: Path
+):
+    text = TINY_RECIPE.replace("{name: small_cnn, width: 4}", f"{{name: {backbone}}}")
+    text = text.replace("{name: plain, size: 16}", f"{{name: {transform}}}") + "schedule: {name: cosine}\n"
+    run, weights = RunFolder(tmp_path / "run"), f"backbone.weights={tmp_path / 'run' / 'checkpoints' / 'last.pt'}"
+    run.create(parse_recipe(text, "r.yaml"), overwrite=False)
+    with pytest.raises(UserError) as refusal:
+        run.check_same_recipe(parse_recipe(text, "r.yaml", ["training.epochs=4"]))
+    assert (f"from these weights: --set {weights}" in str(refusal.value)) == is_advised
+    with nullcontext() if is_advised else pytest.raises(UserError, match=r"transform|backbone\.weights"):
+        parse_recipe(text, "r.yaml", [weights])

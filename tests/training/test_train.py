@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import torch
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.run_folder.documents import Environment
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import END, ROOT, TINY_RECIPE
+from dmlkit.training.train import train
+from tests.conftest import END, ONE_EPOCH, ROOT, TINY_RECIPE, refuses
 from tests.processes import Forked, held_command_line, start, wait_until
 
 
@@ -363,3 +365,36 @@ def test_the_environment_names_the_device_that_trains(tiny_recipe: Path, monkeyp
     recipe = read_recipe(tiny_recipe)
     gpus = [Environment.here(recipe, device).gpu for device in ("cpu", "cuda:1", "mps")]
     assert gpus == [None, "GPU of cuda:1", "Apple GPU"]
+
+
+def test_a_finished_run_without_its_best_checkpoint_is_refused(dmlkit, trained_once, tmp_path: Path):
+    run = trained_once(tmp_path)
+    (run / "checkpoints" / "best.pt").unlink()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    again = dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--device", "cpu", "--resume")
+    again.refused("best.pt: missing, though epoch 1 was the best")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_thread_trains_as_the_main_one_does(tiny_recipe: Path, trained_once, tmp_path: Path):
+    tiny_recipe.write_text(ONE_EPOCH)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(train, tiny_recipe, tmp_path / "thread", device="cpu").result()
+    assert_same_weights(tmp_path / "thread", trained_once(tmp_path / "main"))
+
+
+def test_overrides_of_a_recipe_that_is_read_already_are_refused(tmp_path: Path):
+    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
+    refuses("overrides .*apply to a file or a name", train, recipe, tmp_path / "run", overrides=["training.epochs=1"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("loss", "is_refused"), [("triplet", True), ("proxy_anchor", False)])
+def test_frozen_epochs_in_which_nothing_trains_are_refused(loss: str, is_refused: bool, dmlkit, tiny_recipe: Path):
+    """The head none has no weights, and small_cnn of width 4 gives 16 features."""
+    changes = ["head={name: none}", "embedding_dim=16", "backbone.freeze_epochs=1", f"loss={{name: {loss}}}"]
+    result = dmlkit("train", tiny_recipe, "--dry-run", *(word for change in changes for word in ("--set", change)))
+    if is_refused:
+        result.refused("backbone.freeze_epochs: got 1, expected 0, because nothing outside the backbone trains")
+    else:
+        result.ok()

@@ -47,12 +47,12 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     text = (tmp_path / "new.json").read_text()
     assert json.loads(text) == {
         **json.loads(MANIFEST),
-        **{"fusion": None, "computation": None, "aligned_to": None, "threshold": None, "run": None, "checksums": None},
+        **dict.fromkeys(("fusion", "computation", "aligned_to", "threshold", "run", "checksums", "table")),
     }
     names = list(json.loads(MANIFEST))
     after = names.index("preprocessing") + 1
     names[after:after] = ["fusion", "computation", "aligned_to"]
-    assert list(json.loads(text)) == [*names, "threshold", "run", "checksums"]
+    assert list(json.loads(text)) == [*names, "threshold", "run", "checksums", "table"]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from dmlkit.datasets import FolderConfig, TableConfig
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.images import dataset_of
-from tests.conftest import TINY_RECIPE, refuses
+from tests.conftest import TINY_RECIPE, Cli, refuses
 
 
 def embedded(folder: Path) -> list[str]:
@@ -51,3 +52,18 @@ def test_a_folder_that_cannot_be_read_is_told_w6(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "scandir", guarded)
     refuses(f"^{tmp_path}/b: cannot read this folder: Permission denied; change its permissions", embedded, tmp_path)
+
+
+def test_the_table_of_split_folders_has_their_splits(tmp_path: Path, dmlkit: Cli):
+    for name in ("train/wren", "train/gull", "validation/crow", "test/ant", "test/bee", "more/owl"):
+        for index in range(2):
+            photo(tmp_path / "photos" / name / f"{index}.png")
+    photo(tmp_path / "photos" / "top.png")
+    said = " ".join(dmlkit("data", "convert", tmp_path / "photos", "-o", tmp_path / "t.csv").ok().out.split())
+    others = "top.png, more/owl/0.png, more/owl/1.png"
+    assert f"note: {tmp_path / 'photos'}: left out: 3 images outside of train, validation and test: {others}" in said
+    table = TableConfig(file=str(tmp_path / "t.csv"))
+    folder = FolderConfig(root=str(tmp_path / "photos"))
+    for split in ("train", "validation", "test"):
+        ours, theirs = table.build(split), folder.build(split)
+        assert sorted(ours.class_names) == sorted(theirs.class_names) and {*ours.paths} == {*theirs.paths}

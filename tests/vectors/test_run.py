@@ -8,8 +8,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors import fill
+from dmlkit.vectors import run as run_module
 from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.images import dataset_of
 from dmlkit.vectors.in_memory import embed_dataset
@@ -307,3 +310,47 @@ def test_ray_that_does_not_fit_is_refused(dmlkit, home, tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     dmlkit(*command).refused("torchrun has started this process; remove --ray")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_image_that_again_cannot_be_read_was_not_embedded_before(tmp_path: Path):
+    files, said = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")), list[str]()
+    (files / "photos" / "A" / "0.png").write_bytes(b"no image")
+    for _ in range(2):
+        embed_images(
+            *(files / "run", files / "photos"),
+            output=tmp_path / "out",
+            device="cpu",
+            options=EmbedOptions(skip_bad_images=True),
+            say=said.append,
+        )
+    assert said == ["39 of 40 images were embedded already"]
+
+
+def test_a_second_command_waits_for_points_that_lie_in_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where the run cannot be written, they go with the command that has embedded them."""
+    files, output = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")), tmp_path / "out"
+    write, filled, has_read = run_module.write_embeddings, run_module.fill, Event()
+    second = list[Future[Any]]()
+
+    def command() -> object:
+        return embed_images(files / "run", files / "photos", output=output, device="cpu")
+
+    def fill_and_tell(*arguments: Any, **options: Any) -> Any:
+        found = filled(*arguments, **options)
+        if second:
+            has_read.set()
+        return found
+
+    def write_while_the_second_reads(*arguments: Any) -> Any:
+        if not second:
+            second.append(pool.submit(command))
+            has_read.wait(1)
+        return write(*arguments)
+
+    monkeypatch.setattr(run_module, "_home", lambda run, place: place / "vectors")
+    monkeypatch.setattr(run_module, "fill", fill_and_tell)
+    monkeypatch.setattr(run_module, "write_embeddings", write_while_the_second_reads)
+    with ThreadPoolExecutor(1) as pool:
+        manifest = command()
+        assert second[0].result(END) == manifest
+    assert sorted(path.name for path in output.iterdir()) == FILES

@@ -71,7 +71,7 @@ def test_widths_that_cannot_be_are_refused(place: Path, tmp_path: Path, dmlkit: 
 def test_a_point_of_the_ball_is_clipped_before_it_is_cut_as_in_training(head: str):
     """Both models against the formula of the ball; features of the first rows alone would be longer."""
     text = ON_THE_BALL.replace("manifold:", f"head: {{name: {head}}}\nmanifold:")
-    recipe = parse_recipe(text, "r.yaml", ["manifold.clip_distance=0.5"])
+    recipe = parse_recipe(text, "r.yaml", ["manifold.clip_distance=0.5", "loss.name=triplet"])
     torch.manual_seed(0)
     trained = TrainedModel.of(recipe, build_model(recipe).eval())
     trained.model.head.get_parameter("linear.weight").data.mul_(1000)

@@ -188,7 +188,6 @@ def test_find_is_a_search_through_all_rows(tmp_path_factory: pytest.TempPathFact
         if not exact:  # those of the same batch come first
             expected = [one if (one := at(key)) >= 0 else other for key, other in zip(asked, expected, strict=True)]
         assert store.find(asked, exact=exact).tolist() == expected
-    assert len(store) == sum(map(len, {tuple(map(bytes, own)): own for own in store.parts.values()}.values()))
 
 
 def test_local_features_and_faults_are_kept_with_the_points(tmp_path: Path):

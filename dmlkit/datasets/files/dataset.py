@@ -37,6 +37,7 @@ class Dataset(ABC):
         boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
         margin: margin of all boxes, see `Box`.
         left_out: one message per entry that is no sample, because it is wrong.
+        table_rows: row of each sample in the table that lists the queries; empty if none does.
         max_pixels: largest number of decoded pixels of an image, see `read_image`.
     """
 
@@ -45,6 +46,7 @@ class Dataset(ABC):
     boxes: np.ndarray | None = None
     margin = 0.0
     left_out: Sequence[str] = ()
+    table_rows: Sequence[int] = ()
     max_pixels = MAX_PIXELS
 
     def __init__(
@@ -276,4 +278,5 @@ def evenly_spread(values: Tensor, count: int) -> Tensor:
         >>> evenly_spread(torch.arange(10), 4).tolist(), evenly_spread(torch.arange(3), 4).tolist()
         ([0, 3, 6, 9], [0, 1, 2])
     """
-    return values[torch.linspace(0, max(0, len(values) - 1), min(count, len(values))).round().long()]
+    last, most = max(0, len(values) - 1), min(count, len(values))
+    return values[torch.linspace(0, last, most, dtype=torch.float64).round().long()]  # float32 counts to 17 million

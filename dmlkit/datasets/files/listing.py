@@ -36,8 +36,7 @@ class Listing:
     splits: np.ndarray  # (N,) int8, positions in `LISTED_SPLITS`
     query: np.ndarray | None = None  # (N,) bool, or None; see `Dataset`
     gallery: np.ndarray | None = None  # (N,) bool, or None
-    super_classes: np.ndarray | None = None  # (C,) int64 into ``super_class_names``, or None
-    super_class_names: Sequence[str] = ()  # names of the super-classes
+    super_classes: np.ndarray | None = None  # (C,) int64, numbers of the super-classes, or None
     groups: np.ndarray | None = None  # (N,) int64, or None; see `Dataset`
     boxes: np.ndarray | None = None
     """(N, 4) float64, left, top, right, bottom in pixels, NaN for the full image; or None."""

@@ -102,13 +102,14 @@ def _inspect_run(
     path: Path, split: Split | None, overrides: Sequence[str], device: str, where: Where | None, bar: Bar
 ) -> ModelInspection:
     ranks, run = start_ranks(device), RunFolder(path)
-    trained = load_model(run, ranks, overrides=overrides).limited(where)
+    whole = load_model(run, ranks, overrides=overrides)
+    trained = whole.limited(where)
     split = split or ("test" if run.model is None else "all")
     trained.recipe.dataset.require_one_label(str(path))
     inspection = _look(split_points(run, trained, ranks, split, bar), bar)
     leaks = None
     if split not in ("train", "all"):  # whose images would find themselves
-        others = split_points(run, trained, ranks, "train", bar)
+        others = split_points(run, whole, ranks, "train", bar)
         leaks = others, Gallery(others.manifold, others.points).search(inspection.collection.points, 1)
     pretrained = Summary.read(run.summary_path).pretrained if run.summary_path.exists() else None
     figures = None

@@ -42,11 +42,11 @@ def worst(inspection: ModelInspection) -> list[Block]:
     if not evaluation.scores.per_query:
         return [("text", "None of the metrics has values per query.")]
     name, values = list(evaluation.scores.per_query.items())[-1]
-    is_wrong = inspection.labels[neighbors.indices[rows]] != inspection.labels[rows, None]
-    wrong = neighbors.similarities[rows].double().masked_fill(~is_wrong, -torch.inf).amax(1)
-    order = f"Lowest {name} first, ties by the most similar wrong image; at most two queries per class."
+    labels, first = inspection.labels, neighbors.indices[rows, 0]
+    positions = worst_queries(values, labels[rows], labels[first], neighbors.similarities[rows, 0].double(), WORST)
+    order = f"Lowest {name} first, in a tie those whose nearest image is wrong; at most two queries per class."
     blocks: list[Block] = [("text", order)]
-    for position in worst_queries(values, inspection.labels[rows], wrong, WORST).tolist():
+    for position in positions.tolist():
         row = int(rows[position])
         nearest = [
             picture(images, other, f"{rank}.  {similarity:.4f}", is_right=images.labels[other] == images.labels[row])

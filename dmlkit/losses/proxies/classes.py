@@ -137,7 +137,7 @@ class Block:
         return (self.classes.labels - self.first)[:, None] == self.column
 
     @cached_property
-    def own(self) -> Tensor:
+    def is_own(self) -> Tensor:
         """Whether the class is the row's own, (B, w) bool."""
         return self.inside & (self.column == torch.arange(self.similarity.shape[-1], device=self.column.device))
 

@@ -107,7 +107,7 @@ def own_and_below(classes: Classes, threshold: Tensor) -> tuple[Tensor, Tensor]:
     for block in classes.blocks():
         own = torch.where(block.inside, block.similarity.gather(1, block.column), own)
         is_below = block.similarity < threshold[block.first : block.first + block.similarity.shape[1]]
-        below.append((is_below & ~block.own).sum(0))
+        below.append((is_below & ~block.is_own).sum(0))
     return own[:, 0], torch.cat(below)
 
 
@@ -170,9 +170,10 @@ class InformativeWeights(InformativeOptions, nn.Module):
     - w+ is 1 + sigma for h a - eta <= s <= h a, else sigma; below that interval x is an outlier and not stored;
     - w- is 1 / max(1, E) for s < h a - eta, else 1.
 
-    As in the paper's algorithm 1, a is updated after each step for the classes of its batch; a class without embeddings
-    in the memory keeps its last a. The memory starts with the second epoch, w+ and the outlier filter with the third,
-    w- with the memory. The whole state, including the epoch, is in the ``state_dict``.
+    As in the paper's algorithm 1, a is updated once per step for the classes of its batch: here when the loss has used
+    its weights, before the optimizer's step. A class without embeddings in the memory keeps its last a. The memory
+    starts with the second epoch, w+ and the outlier filter with the third, w- with the memory. The whole state,
+    including the epoch, is in the ``state_dict``.
 
     The paper does not specify the following. n counts the samples of a class since the memory started. The memory
     holds T = 1024 embeddings by default. A class that has never had an embedding in the memory has weights 1. In the
@@ -209,7 +210,7 @@ class InformativeWeights(InformativeOptions, nn.Module):
     def remember(
         self, embeddings: Tensor, labels: Tensor, clean: Tensor, manifold: Manifold, proxies: Tensor, shard: ClassShard
     ) -> None:
-        """Store the clean embeddings of a step and update the thresholds of its classes; call after the step.
+        """Store the clean embeddings of a step and update the thresholds of its classes; call it after `weigh`.
 
         Args:
             proxies: (n, d), the proxies of this rank's classes.

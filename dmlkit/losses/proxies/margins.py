@@ -113,7 +113,7 @@ class MarginSoftmax(WeightedSoftmax):
         return lambda others, own: self.with_margin(others, own, margin)
 
     @abstractmethod
-    def with_margin(self, others: Tensor, own: Tensor, margin: float | Tensor) -> RowLosses:
+    def with_margin(self, others: Tensor, own_logits: Tensor, margin: float | Tensor) -> RowLosses:
         """Apply the loss with margins (B,) or the same for all rows; see `SoftmaxLoss.row_losses`."""
 
     def _margins(self, labels: Tensor) -> float | Tensor:

@@ -1,15 +1,16 @@
 """Base of losses over learnable proxies: selects the classes of a step and combines blocks of similarities."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from math import ceil
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import Parameter
 
-from dmlkit.component import option
+from dmlkit.component import Requirement, option
 from dmlkit.distributed.exchange import ClassShard, ShardedParameter
 from dmlkit.losses.base import Loss
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, sum_over_classes
@@ -28,9 +29,16 @@ class ProxyLoss(Loss):
     negative_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the classes that a training step uses: the classes in the batch and random other classes, drawn again
     in each step (Partial FC: An et al., CVPR 2022, arXiv:2203.15565)."""
+    proxy_norm: PositiveFloat = 1.0
+    """Mean norm of the proxies' features before training. Short proxies turn faster: by the inverse of the norm with
+    Adam, by that of its square with SGD."""
     proxies: Parameter = option(init=False)  # (C, d) or (C, K, d)
     shard: ClassShard = option(init=False)  # the classes of this rank
     measure: Measure = option(init=False)  # similarities of embeddings and proxies
+
+    def requirements(self) -> Iterable[Requirement]:
+        if self.proxy_norm != 1:
+            yield Requirement("manifold.proxies", ("features",), "loss.proxy_norm is the norm of features")
 
     def __post_init__(self, proxies_per_class: int | None = None, pool: Pool | None = None) -> None:
         """Create the proxies.
@@ -43,6 +51,7 @@ class ProxyLoss(Loss):
         self.measure, self.shard = similarity_to(self.manifold, pool), ClassShard(self.num_classes)
         per_class = [] if proxies_per_class is None else [proxies_per_class]
         self.proxies = self.manifold.new_proxies(self.num_classes, *per_class)
+        self.proxies.data.mul_(self.proxy_norm)
 
     @abstractmethod
     def over(self, classes: Classes) -> Tensor:

@@ -29,9 +29,9 @@ RowLoss = Callable[[Tensor, Tensor], RowLosses]
 second may be -inf."""
 
 
-def cross_entropy(others: Tensor, own: Tensor) -> RowLosses:
-    """Compute log(1 + exp(others - own)) as a `RowLoss`."""
-    gap = others - own
+def cross_entropy(others: Tensor, own_logits: Tensor) -> RowLosses:
+    """Compute log(1 + exp(others - own_logits)) as a `RowLoss`."""
+    gap = others - own_logits
     slope = gap.sigmoid()
     return RowLosses(softplus(gap), slope, -slope)
 
@@ -46,9 +46,9 @@ class SoftmaxLoss(ProxyLoss):
         """Compute the unscaled logits (B, w) of a block; here the similarities."""
         return block.similarity
 
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+    def row_losses(self, others: Tensor, own_logits: Tensor) -> RowLosses:
         """Apply a `RowLoss` to log sum_{c != y} exp(z_c) and z_y, (B,) each; here cross-entropy."""
-        return cross_entropy(others, own)
+        return cross_entropy(others, own_logits)
 
     def over(self, classes: Classes) -> Tensor:
         return mean_softmax_loss(classes, self.row_losses, self.logits, self.logit_scale)

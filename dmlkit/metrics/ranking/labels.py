@@ -119,7 +119,7 @@ class Labeling:
         queries, gallery = self.keys[self._place(config)]
         targets = points.targets and replace(points.targets, labels=gallery, point_labels=queries)
         labels = queries.unique(return_inverse=True)[1].to(points.labels.device)
-        return replace(points, labels=labels, targets=targets, found={})
+        return replace(points, labels=labels, targets=targets, shared={})
 
 
 def is_matrix(labels: Labels | None) -> bool:

@@ -44,6 +44,15 @@ def as_embeddings(values: Array, name: str) -> Tensor:
     return embeddings.contiguous()
 
 
+def as_sides(queries: Array, gallery: Array | None) -> tuple[Tensor, Tensor | None]:
+    """Convert queries and gallery to embeddings of the same dtype, float64 if one side is."""
+    points = as_embeddings(queries, "embeddings")
+    items = None if gallery is None else as_embeddings(gallery, "gallery")
+    if items is not None and items.dtype != points.dtype:
+        return points.double(), items.double()
+    return points, items
+
+
 def as_directions(features: Tensor, name: str) -> Tensor:
     """Return the unit vectors of features (N, D) of any model, whatever their length."""
     largest = features.abs().amax(1, keepdim=True)

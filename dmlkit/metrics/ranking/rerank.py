@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest.search import Gallery, Neighbors
@@ -190,12 +191,25 @@ def _with_nearest(
         if own:
             similarity[torch.arange(len(rows)), rows] = -torch.inf
         values, nearest = similarity.topk(options.n, 1)
-        kernel = values.exp() if manifold.similarity_name.startswith("negative") else values.clamp(min=0)
+        kernel = _kernel(manifold, points[rows, None], items[nearest], values)
         weights = torch.cat([torch.ones_like(values[:, :1]), kernel**options.alpha], 1)
         features = manifold.to_features(torch.cat([points[rows, None], items[nearest]], 1))
         mean = (weights[..., None] * features).sum(1) / weights.sum(1, keepdim=True)
         new_points.append(manifold.from_features(mean))
     return torch.cat(new_points)
+
+
+def _kernel(manifold: Manifold, points: Tensor, items: Tensor, similarity: Tensor) -> Tensor:
+    """Return e^-d, or the cosine, at least 0, of points (n, 1, D) and items (n, k, D), given their similarity."""
+    match manifold.similarity_name:
+        case "negative_distance":
+            return similarity.exp()
+        case "dot":
+            return cosine_similarity(points, items, dim=2).clamp(min=0)
+        case name if name.startswith("negative"):  # of a square or a chord
+            return (-manifold.paired_distance(points, items)).exp()
+        case _:
+            return similarity.clamp(min=0)
 
 
 def _similarities(manifold: Manifold, points: Tensor, items: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -63,8 +63,8 @@ class SharedLabels:
 
 
 def share_label(first: Tensor, second: Tensor) -> Tensor:
-    """Return which of the rows (n, L) of 0 and 1 have a label in common with which of (m, L): (n, m) bool."""
-    return first.float() @ second.float().T > 0
+    """Return which of the rows (n, L) float, of 0 and 1, have a label in common with which of (m, L): (n, m) bool."""
+    return first @ second.T > 0
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,11 @@ def single_shot(
     rows = max(1, min(BLOCK_ENTRIES // (count * (widest + 1)), BLOCK_ENTRIES // len(item_labels)))
     probabilities: list[Tensor] = []
     for block in queries.split(rows):
-        scores = search.rows(block) if search.rows else search.queries[block] @ search.gallery.T
-        scores[:, copies] = scores[:, originals]
+        if search.rows is not None:
+            scores = search.rows(block)
+        else:
+            scores = search.queries[block] @ search.gallery.T
+            scores[:, copies] = scores[:, originals]
         hidden, present = search.excluded.columns(block)
         row = torch.arange(len(block), device=device)[:, None].expand_as(hidden)
         scores[row[present], hidden[present]] = -torch.inf

@@ -140,8 +140,11 @@ class Study:
     @property
     def num_epochs(self) -> int:
         """Number of epochs of the runs that are certain."""
+        first, later = len(self.first_seeds), len(self.later_seeds)  # the latter with a candidate that is not known yet
         return sum(
-            self.epochs_per_run(variant.candidates[0].recipe) * self._runs_of(variant) for variant in self.variants
+            self.epochs_per_run(candidate.recipe) * (first + later * (candidate is variant.candidates[0]))
+            for variant in self.variants
+            for candidate in variant.candidates
         )
 
     def _runs_of(self, variant: Variant) -> int:

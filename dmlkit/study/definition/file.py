@@ -11,12 +11,13 @@ from pydantic import ValidationError
 
 from dmlkit.datasets.base import FOLDS, DatasetConfig
 from dmlkit.errors import UserError, counted
+from dmlkit.files.document import differences
 from dmlkit.files.source import require_study_file
 from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.faults import describe_faults, fault_line, quoted, suggest
-from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.file import plain, read_recipe
 from dmlkit.recipe.overrides import Override, parse_override, path_in_collection, read_extended
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.definition.config import FIGURES, Axis, Candidate, MethodsConfig, Study, StudyConfig, Variant
@@ -239,6 +240,8 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
                 yield tune, f"{name[:20]}... is longer than the {NAME_BYTES} bytes of a folder's name"
         if len(set(labels)) < len(labels):
             yield tune, f"two values have the same label: {', '.join(labels)}"
+        if study.config.extend:
+            yield from ((("extend",), f"{variant.name}: {text}") for text in _derived(variant))
         for candidate in variant.candidates:
             recipe, name = candidate.recipe, "/".join(filter(None, (variant.name, candidate.label)))
             other = first.setdefault(recipe.model_dump_json(), name)
@@ -250,11 +253,26 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
                 yield method.place, text
 
 
+def _derived(variant: Variant) -> Iterator[str]:
+    """Yield the tuned numbers from which other keys follow, e.g. ``transform.resize`` from the size of pretrained.
+
+    A recipe beyond the edge of a grid is made from one of the grid, in which these keys have values already.
+    """
+    first = variant.candidates[0]
+    for key in first.values:
+        line = [other for other in variant.candidates if {**other.values, key: first.values[key]} == first.values]
+        if len(grid_of([candidate.values[key] for candidate in line])) > 1:
+            changes = list(differences("", *(plain(candidate.recipe) for candidate in line[:2])))
+            if len(changes) > 1:
+                others = "; ".join(changes)
+                yield f"other keys follow from {key} ({others}), so its grid cannot be extended; remove this key"
+
+
 def _unsuitable(config: StudyConfig, dataset: DatasetConfig) -> Iterator[str]:
     """Yield what of a dataset does not suit a study."""
     if config.protocol == "official" and "test" not in dataset.own_splits:
         yield f"dataset.split {dataset.split_text}, which leaves no test classes; use another split"
-    elif config.protocol == "official" and dataset.validation_fraction == 0:
+    elif config.protocol == "official" and "validation" not in dataset.own_splits:
         yield "dataset.validation_fraction 0; validation classes are needed to select the checkpoint"
     if config.rotate_folds and dataset.split != "reality_check":
         yield f"dataset.split {dataset.split_text}; only reality_check has folds"

@@ -92,7 +92,7 @@ def _text(value: Any) -> str:
 DIGITS = 6  # of a value beyond the edge: 0.001 / 3 becomes 0.000333333, also in the name of its folder
 
 
-def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Candidate) -> list[Mapping[str, Any]]:
+def beyond_edge(planned: Sequence[Candidate], tried: Sequence[Candidate], best: Candidate) -> list[Mapping[str, Any]]:
     """Return combinations one step beyond the best one, for each key and direction at which the best is at the edge.
 
     The best is at an edge if no value beyond it was tried with its values of the other keys. A step leads to the next
@@ -101,12 +101,12 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
     otherwise use up ``extend`` and leave a curvature at the edge of its grid.
 
     Args:
-        own: candidates of the study's file, which form the grid of a variant.
+        planned: candidates of the study's file, which form the grid of a variant.
         tried: these candidates and those that were added.
     """
     steps: list[tuple[float, Mapping[str, Any]]] = []
     for key, value in best.values.items():
-        grid, known = (grid_of([candidate.values[key] for candidate in candidates]) for candidates in (own, tried))
+        grid, known = (grid_of([candidate.values[key] for candidate in candidates]) for candidates in (planned, tried))
         line = values_along(tried, best, key)
         for sign, ordered in ((1, grid), (-1, grid[::-1])) if len(grid) > 1 else ():
             if all(sign * other <= sign * value for other in line):

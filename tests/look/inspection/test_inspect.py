@@ -17,13 +17,15 @@ import numpy as np
 import pytest
 import torch
 
+from dmlkit.files.where import Where
 from dmlkit.look.inspection import findings
 from dmlkit.look.inspection import pictures as embedding_map
 from dmlkit.look.inspection.findings import inspect
 from dmlkit.look.inspection.page import write_inspection
-from tests.conftest import Cli
+from tests.conftest import ROOT, Cli
 from tests.datasets import trees
 from tests.identify.test_duplicates import HURTS, labelled, turned
+from tests.metrics.naive import at_rank
 from tests.vectors.stored import POINCARE, embeddings_at
 
 
@@ -236,3 +238,48 @@ def test_training_images_are_not_similar_to_themselves(run: Path, dmlkit: Cli, t
     dmlkit("inspect", run, "--split", split, "-o", tmp_path / "x.html", "--device", "cpu").ok()
     parts = read(tmp_path / "x.html")[1]
     assert "leaks" not in parts and "recipe" in parts
+
+
+def test_the_worst_queries_have_the_order_of_plot_retrieval(tmp_path: Path):
+    """Of equal map@r those whose nearest image is wrong come first, the most similar first; then others in order."""
+    angles, labels = np.array([7, 83, 16, 30, 3, 4, 59, 74, 34]), list("aaabbbccc")
+    keys: list[tuple[float, float, int]] = []
+    for query, angle in enumerate(angles):
+        order = [int(row) for row in abs(angles - angle).argsort() if row != query]
+        hits = [int(labels[row] == labels[query]) for row in order]
+        keys.append((at_rank(hits, 2, "map@r", 1), np.inf if hits[0] else abs(angles[order[0]] - angle), query))
+    expected: list[int] = []
+    for *_, query in sorted(keys):
+        expected += [query] if [labels[row] for row in expected].count(labels[query]) < 2 else []
+    source = labelled(embeddings_at(tmp_path / "e", turned(*angles)), labels)
+    shelves = [block[1] for block in embedding_map.worst(inspect(source))[1:]]
+    assert [int(shelf.asked.path[0]) for shelf in shelves] == expected == [0, 3, 8, 1, 7, 4]
+
+
+def test_all_training_images_are_compared_with_those_that_fulfill_a_condition(tmp_path: Path):
+    """One of them is a copy of a test image; the others have none of the labels."""
+    run, photos = (
+        Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0" / name, tmp_path / name)) for name in ("run", "photos")
+    )
+    shutil.copy(photos / "E/2.png", photos / "A/copy.png")
+    rows = [
+        f"{path.relative_to(photos)},{path.parent.name},{'EFGH'.count(path.parent.name)}"
+        for path in photos.glob("*/*.png")
+    ]
+    text = "\n".join(["path,label,split", *sorted(rows)]).replace(",0", ",train").replace(",1", ",test")
+    (photos / "list.csv").write_text(text)
+    recipe = re.sub(
+        "dataset:.*?transform:",
+        f"dataset: {{name: table, file: '{photos}/list.csv', validation_fraction: 0}}\ntransform:",
+        (run / "recipe.yaml").read_text(),
+        flags=re.DOTALL,
+    )
+    (run / "recipe.yaml").write_text(recipe)
+    classes = {"training_classes": [*"ABCD"], "validation_classes": [], "test_classes": [*"EFGH"]}
+    (run / "classes.json").write_text(json.dumps(json.loads((run / "classes.json").read_text()) | classes))
+    found = inspect(run, where=Where.of("label in E, F"), device="cpu")
+    assert found.history is not None and found.history.leaks is not None
+    others, near = found.history.leaks
+    assert len(others) == 21 and len(found.collection) == 10
+    position = [path.endswith("E/2.png") for path in found.collection.paths].index(True)
+    assert others.paths[int(near.indices[position])].endswith("A/copy.png")

@@ -21,7 +21,7 @@ class ProxyHinge(ClassSumLoss):
     margin: PositiveFloat = 0.5
 
     def class_terms(self, block: Block) -> Tensor:
-        gaps = torch.where(block.own, self.margin - block.similarity, block.similarity)  # (B, w)
+        gaps = torch.where(block.is_own, self.margin - block.similarity, block.similarity)  # (B, w)
         return gaps.relu().sum(0) / len(gaps)
 
 
