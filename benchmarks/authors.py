@@ -2,11 +2,12 @@
 
 Run: python benchmarks/authors.py PHOTOS CHECKOUTS [CASE ...]. PHOTOS are those of `recipes/cars`; CHECKOUTS is a folder
 with the authors' repositories (`git clone https://github.com/OWNER/NAME`, see `CASES`). A case is one loss and takes
-two trainings per seed, of 3 minutes on one thread. Figures are kept in runs/authors; rerun the command to resume.
+two or three trainings per seed, of 2 minutes on one thread. Figures are kept in runs/authors; rerun the command to resume.
 
 The network is the last two stages of EfficientNet-Lite0 on stored maps of four views, see `recipes/study/cars.yaml`,
 with the weights that dmlkit starts from. Five epochs on 78 classes; both sides are scored by R@1 on 20 validation
-classes after each epoch, and on the 98 test classes after the last one. A script runs as it is, with its own loss,
+classes after each epoch, and on the 98 test classes after the last one. Proxies have the norm that the script gives
+them before training, and in the last column that of dmlkit, which is 1. A script runs as it is, with its own loss,
 optimizer, loop and evaluation, but for what `borrowed` puts in place of what it imports: the network, the photos, CUDA,
 a logging service, and a sampler that needs 96 classes.
 """
@@ -66,7 +67,9 @@ class Case:
     repository: str
     script: str
     arguments: str
-    changes: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    proxy_norm: float | None = None
+    """Norm that the script gives proxies before training; None for a loss without proxies."""
 
 
 CONTEXTUAL = "Chris210634/metric-learning-using-contextual-similarity"
@@ -79,26 +82,23 @@ CASES = {
         "tjddus9597/Proxy-Anchor-CVPR2020",
         "code/train.py",
         f"--dataset cars --model googlenet --batch-size 112 --epochs {EPOCHS} --workers 0 --warm 1 --bn-freeze 1",
-        ("backbone.freeze_epochs=1", "training.clip_grad_value=10", "loss.proxy_norm=3.62"),  # sqrt(2D / C)
+        ("backbone.freeze_epochs=1", "training.clip_grad_value=10"),
+        proxy_norm=3.62,  # sqrt(2D / C)
     ),
     "proxy_gml": Case(
         "YuehuaZhu/ProxyGML",
         "train.py",
         f"--dataset cars196 --batch-size 112 --epochs {EPOCHS} --workers 0 --warm 0 --freeze_BN -C 78 --N 12 --r 0.05 "
         f"--weight_lambda 0.3 --epoch_to_test {' '.join(map(str, range(1, EPOCHS + 1)))}",
-        (
-            "optimizer.name=adam",
-            "optimizer.eps=0.01",
-            "optimizer.lr_multipliers={loss: 300}",
-            "loss.proxy_norm=0.427",  # sqrt(D / 3CN)
-        ),
+        ("optimizer.name=adam", "optimizer.eps=0.01", "optimizer.lr_multipliers={loss: 300}"),
+        proxy_norm=0.427,  # sqrt(D / 3CN)
     ),
-    "multi_similarity": Case(CONTEXTUAL, "224x224/train.py", f"{CONTEXTUAL_ARGUMENTS} --loss MS+miner --IPC 4", ()),
+    "multi_similarity": Case(CONTEXTUAL, "224x224/train.py", f"{CONTEXTUAL_ARGUMENTS} --loss MS+miner --IPC 4"),
     "norm_softmax": Case(
         CONTEXTUAL,
         "224x224/train.py",
         f"{CONTEXTUAL_ARGUMENTS} --loss NormalizedSoftmax --IPC 0",
-        ("loss.proxy_norm=22.6",),  # sqrt(D)
+        proxy_norm=22.6,  # sqrt(D)
     ),
 }
 
@@ -155,21 +155,22 @@ class BalancedBatches(torch.utils.data.Sampler[int]):
                 yield from np.random.choice(np.flatnonzero(self.labels == label), self.images, replace=False)
 
 
-def recipe_of(loss: str, photos: str, seed: int) -> Recipe:
-    changes = (*COMMON, *CASES[loss].changes, f"dataset.root={photos}", f"seed={seed}")
+def recipe_of(loss: str, photos: str, seed: int, proxy_norm: float | None) -> Recipe:
+    norm = [] if proxy_norm is None else [f"loss.proxy_norm={proxy_norm}"]
+    changes = (*COMMON, *CASES[loss].changes, *norm, f"dataset.root={photos}", f"seed={seed}")
     return read_recipe(RECIPES / f"{loss}.yaml", list(changes))
 
 
-def ours(loss: str, photos: str, seed: int) -> Curve:
-    run = RunFolder(RUNS / f"{loss}-{seed}")
-    summary = train(recipe_of(loss, photos, seed), run.path, device="cpu", resume=True)
+def ours(loss: str, photos: str, seed: int, proxy_norm: float | None) -> Curve:
+    run = RunFolder(RUNS / f"{loss}-{seed}-{proxy_norm}")
+    summary = train(recipe_of(loss, photos, seed, proxy_norm), run.path, device="cpu", resume=True)
     assert summary.last.test is not None
     curve = [row.validation["recall@1"] for row in run.read_metrics() if row.validation]
     return Curve(curve, summary.last.test["recall@1"])
 
 
 def theirs(loss: str, photos: str, seed: int, checkouts: Path) -> Curve:
-    case, recipe, ranks = CASES[loss], recipe_of(loss, photos, seed), start_ranks("cpu")
+    case, recipe, ranks = CASES[loss], recipe_of(loss, photos, seed, None), start_ranks("cpu")
     experiment = assemble(recipe)
     with TemporaryDirectory() as name:
         data = training_data(experiment, feature_jobs(experiment, ranks), RunFolder(Path(name)), ranks, Silent())
@@ -279,43 +280,53 @@ def main(photos: str, checkouts: Path, cases: list[str]) -> None:
     """Train what is not trained yet; write the table and the picture if all cases are there."""
     keep_freed_memory()
     RUNS.mkdir(parents=True, exist_ok=True)
-    curves: dict[str, list[tuple[Curve, Curve]]] = {}
+    curves: dict[str, list[tuple[Curve, ...]]] = {}
     for loss in cases or list(CASES):
+        norm = CASES[loss].proxy_norm
         for seed in SEEDS:
-            there = kept(RUNS / f"{loss}-{seed}-theirs.json", partial(theirs, loss, photos, seed, checkouts))
-            here = kept(RUNS / f"{loss}-{seed}-ours.json", partial(ours, loss, photos, seed))
-            curves.setdefault(loss, []).append((there, here))
-            print(f"{loss}, seed {seed}: theirs {there.test:.3f}, ours {here.test:.3f}", flush=True)
+            sides = {
+                "theirs": partial(theirs, loss, photos, seed, checkouts),
+                "ours": partial(ours, loss, photos, seed, norm),
+            }
+            if norm is not None:
+                sides["norm_1"] = partial(ours, loss, photos, seed, 1.0)
+            finished = {side: kept(RUNS / f"{loss}-{seed}-{side}.json", compute) for side, compute in sides.items()}
+            curves.setdefault(loss, []).append(tuple(finished.values()))
+            print(
+                f"{loss}, seed {seed}: {', '.join(f'{side} {curve.test:.3f}' for side, curve in finished.items())}",
+                flush=True,
+            )
     if len(curves) == len(CASES):
         write_table(curves)
         draw(curves)
 
 
-def write_table(curves: dict[str, list[tuple[Curve, Curve]]]) -> None:
+def write_table(curves: dict[str, list[tuple[Curve, ...]]]) -> None:
     rows: list[list[str]] = []
-    for loss, pairs in curves.items():
-        interval = t_interval([here.test - there.test for there, here in pairs])
-        means = (fmean(curve.test for curve in side) for side in zip(*pairs, strict=True))
-        seeds = ("  ".join(f"{curve.test:.3f}" for curve in side) for side in zip(*pairs, strict=True))
-        cells = [f"{mean:.3f} ({values})" for mean, values in zip(means, seeds, strict=True)]
-        difference = f"{interval.mean:+.3f} ± {interval.high - interval.mean:.3f}"
+    for loss, seeds in curves.items():
+        tests = [[curve.test for curve in side] for side in zip(*seeds, strict=True)]
+        interval = t_interval([here - there for there, here in zip(tests[0], tests[1], strict=True)])
+        cells = [f"{fmean(side):.3f} ({'  '.join(f'{test:.3f}' for test in side)})" for side in tests]
+        repository = CASES[loss].repository
         rows.append(
             [
                 f"`{loss}`",
-                f"[{CASES[loss].repository}](https://github.com/{CASES[loss].repository})",
-                *cells,
-                difference,
+                f"[{repository}](https://github.com/{repository})",
+                *cells[:2],
+                f"{interval.mean:+.3f} ± {interval.high - interval.mean:.3f}",
+                *(cells[2:] or [""]),
             ]
         )
     header = ["loss", "script", "R@1 by the script, mean (seeds)", "R@1 by dmlkit", "difference, 95 % by Student's t"]
+    header.append("R@1 by dmlkit, proxies of norm 1")
     write_report("authors", __doc__, header, rows)
 
 
-def draw(curves: dict[str, list[tuple[Curve, Curve]]]) -> None:
+def draw(curves: dict[str, list[tuple[Curve, ...]]]) -> None:
     figure, axes = plt.subplots(1, len(curves), figsize=(3 * len(curves), 3), sharey=True, layout="constrained")
-    for axis, (loss, pairs) in zip(axes, curves.items(), strict=True):
+    for axis, (loss, seeds) in zip(axes, curves.items(), strict=True):
         for label, color, side in zip(
-            ("the authors' script", "dmlkit"), ("C1", "C0"), zip(*pairs, strict=True), strict=True
+            ("the authors' script", "dmlkit"), ("C1", "C0"), list(zip(*seeds, strict=True))[:2], strict=True
         ):
             for number, curve in enumerate(side):
                 axis.plot(range(1, EPOCHS + 1), curve.validation, color=color, label=None if number else label)

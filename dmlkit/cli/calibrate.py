@@ -244,11 +244,11 @@ def _calibrate_run(
     threshold = calibrate_run(
         run, far=far, checkpoint=checkpoint, overrides=overrides, where=where, ranks=ranks, bar=bars()
     )
+    by_value = None
+    if column is not None:  # by all ranks, which share the embedding
+        by_value = pair_rates_by_value(run, threshold, *column, overrides=overrides, ranks=ranks, bar=bars())
     if not ranks.is_global_zero:
         return
-    by_value = None
-    if column is not None:
-        by_value = pair_rates_by_value(run, threshold, *column, overrides=overrides, ranks=ranks, bar=bars())
     reliability, written = threshold.probability.reliability, str(RunFolder(run).threshold_path)
     if reliability is not None:
         place = RunFolder(run).plots / "reliability.png"

@@ -10,6 +10,7 @@ from dmlkit.cli.options import Writes, command
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
+from dmlkit.files.regular import is_video
 from dmlkit.files.source import REVIEW_MARK, kind_of, require_queries, require_source
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def review(
     """
     if add and kind_of(gallery) != "gallery":
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
-    if add and kind_of(images) == "array":
-        raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
+    if add and (rows := _without_files(images)):
+        raise UserError(f"--add: applies to images; the {rows} of {images} have no files to add; remove --add")
 
     from dmlkit.review.table import LABELS
     from dmlkit.review.table import review as review_labels
@@ -78,8 +79,15 @@ def review(
         if incoming.added:
             say("dmlkit gallery restore undoes it")
         return
-    can_add = kind_of(gallery) == "gallery" and kind_of(images) != "array"
+    can_add = kind_of(gallery) == "gallery" and not _without_files(images)
     say(f"all labels: {output / LABELS}" + (f"; --add adds them to {gallery}" if can_add else ""))
+
+
+def _without_files(images: Path) -> str:
+    """Return what the images are if they have no files of their own; an empty text if they have."""
+    if kind_of(images) == "array":
+        return "rows"
+    return "frames" if is_video(images) else ""
 
 
 def print_review(opened: "ReviewFolder") -> None:

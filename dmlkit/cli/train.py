@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmlkit.cli.console import bars, counted, ranks_of, say, say_metrics, say_prose
+from dmlkit.cli.console import Output, bars, counted, ranks_of, say, say_metrics, say_prose
 from dmlkit.cli.options import Device, DryRun, RecipePath, RunPath, Set, SetDataset, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
@@ -54,15 +54,19 @@ def train(
     if review is not None and dry_run:
         raise UserError(f"--dry-run: does not apply with --review {review}, whose table is written first")
     read_tree(recipe)  # a wrong path is refused before torch is imported
-    from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.run_folder.folder import RunFolder, check_one_way
 
     folder = output or Path("runs") / stem_of(review or recipe)
+    check_one_way(resume=resume, overwrite=overwrite)
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
 
     from dmlkit.recipe.file import read_recipe
 
     if review is not None:
+        from dmlkit.distributed.launch import is_first_rank
+
+        Output.console.quiet = not is_first_rank()
         kept = kept_keys(recipe, overrides or [])
         table = table_of_review(review, folder, kept, resume=resume)
         overrides = [table, *(overrides or [])]
@@ -124,7 +128,7 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], *, resume: bo
         dataset = RunFolder(run).recipe().dataset
         if not isinstance(dataset, TableConfig):
             raise UserError(f"--review {review}: {run} was not trained on a table; leave out this option")
-        return override_of(Path(dataset.file), Path(dataset.root or "."), dataset.model_dump(include=set(KEPT)))
+        return override_of(Path(dataset.file), dataset.root, dataset.model_dump(include=set(KEPT)))
     levels = kept.get("levels")
     levels = list(map(str, levels)) if isinstance(levels, list) else []
     table = write_training_table(review, run.name, levels=levels, bar=bars())
@@ -132,7 +136,7 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], *, resume: bo
     say(f"{counted(table.images, 'image')} to train on: {table.file}; {held_out} held out")
     if table.left_out:
         images = counted(table.left_out, "image")
-        say(f"{images} of the gallery left out: the file is missing or has changed, or the image is a box")
+        say(f"{images} left out: the file is missing or has changed, or the image is a box")
     return override_of(table.file, table.root, kept)
 
 
@@ -158,7 +162,8 @@ def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool)
         compared = compare_on_answers(review, RunFolder(run), ranks, bar=bars())
         say_prose(compared.line(str(run)))
     table = RunFolder(run).recipe().dataset.model_dump()
-    images = f"{command_word(table['file'])} --root {command_word(table['root'])}"
+    images = command_word(table["file"])
+    images += "" if table["root"] is None else f" --root {command_word(table['root'])}"
     say(f"next: dmlkit gallery create {command_word(run)} {images} -o GALLERY")
 
 

@@ -10,7 +10,13 @@ from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, mod
 
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
-from dmlkit.datasets.files.class_names import SplitClasses, cut_between_groups, path_levels, several_labels
+from dmlkit.datasets.files.class_names import (
+    SplitClasses,
+    cut_between_groups,
+    path_levels,
+    several_labels,
+    sharing_labels,
+)
 from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.listing import LISTED_SPLITS, NO_QUERIES, ListedSplit, Listing
 from dmlkit.errors import OptionError, UserError, counted, option_errors, some_of, warn_once
@@ -326,8 +332,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
             return []
         if self.label_separator is not None:
             seen = {*of_run.names["train"], *of_run.names["validation"]}
-            labels = {label for name in seen for label in name.split(self.label_separator)}
-            new = [name for name in new if labels.isdisjoint(name.split(self.label_separator))]
+            known = {*sharing_labels(new, seen, self.label_separator)}
+            new = [name for name in new if name not in known]
         if new:
             classes = counted(len(new), "new class is", "new classes are")
             warn_once(f"{self.title}: {classes} added to the test classes of {of_run.run}: {some_of(new)}")
@@ -343,7 +349,10 @@ class DatasetConfig(ComponentConfig, frozen=True):
         count = len(whole.class_names)
         # with a single class every search would succeed, whatever the model does
         held_out = max(2, ceil(count * self.validation_fraction)) if self.validation_fraction else 0
-        if count - held_out < 1 or (split == "validation" and not held_out):
+        # calibrating needs no training classes, but sets of labels are cut between two groups; a single class can be
+        # embedded, and is refused where training starts
+        least = int(split == "train" or self.label_separator is not None)
+        if count - held_out < least or (split == "validation" and not held_out):
             raise OptionError(
                 "dataset.validation_fraction",
                 f"{self.validation_fraction} of {count} training classes leaves "

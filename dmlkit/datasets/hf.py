@@ -7,6 +7,7 @@ the name of one of the library's own readers, never that of a script.
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -250,14 +251,15 @@ def saved_images(path: Path, columns: Mapping[str, str], folder: Path) -> Genera
     if folder.exists():
         raise UserError(f"{folder}: exists already, where the images would be saved; choose another --output")
     root, tables, faults, hidden = Path(config.root), list[Any](), list[str](), set[str]()
-    parts = open_parts(root)
+    parts, numbers = open_parts(root), Counter[str]()  # by stem, because fold1 and fold2 have the same
     with writing(folder), atomic_folder(folder) as partial:
         for split, part in parts.items():
             check_columns(part, split, root, config.image, config.label)
-            names = list[str | None]()
+            names, stem = list[str | None](), re.sub(r"[^a-z]", "_", split)
             for row, (cell,) in enumerate(record.values() for record in undecoded(part, config.image)):
-                where, name = f"{root}: row {row + 1} of {split}", f"{re.sub(r'[^a-z]', '_', split)}-{row:06}"
+                where, name = f"{root}: row {row + 1} of {split}", f"{stem}-{numbers[stem]:06}"
                 names.append(None)
+                numbers[stem] += 1
                 try:
                     with decoding(where), opened(where, content := _content(where, cell, root)) as image:
                         suffix = SUFFIXES.get(image.format or "", f"{image.format}".lower())

@@ -17,7 +17,7 @@ from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.files.arrays import read_array
-from dmlkit.files.image_table import LABEL, ArrowNames, check_texts, known_columns
+from dmlkit.files.image_table import LABEL, ArrowNames, arrow_compute, check_texts, known_columns, text_column
 from dmlkit.files.paths import PickedPaths, raise_faults
 from dmlkit.files.readers.base import ImageTable
 from dmlkit.files.vector_file import VectorFile, as_column, label_name
@@ -27,8 +27,8 @@ class VectorsConfig(DatasetConfig, frozen=True):
     """Embeddings of any model, of images or other data, to train a head on; needs ``backbone: {name: identity}``.
 
     Without splits, the first half of the sorted labels is for training, the rest for testing. In a Parquet file or a
-    folder of embeddings, the columns ``query``, ``gallery`` and ``super_class`` have the same meaning as in a table of
-    images, and ``path`` names the source of a vector.
+    folder of embeddings, the columns ``query``, ``gallery``, ``super_class`` and ``group`` have the same meaning as in
+    a table of images, and ``path`` names the source of a vector.
     """
 
     titled_by: ClassVar = "embeddings"
@@ -49,7 +49,8 @@ class VectorsConfig(DatasetConfig, frozen=True):
             vectors = VectorFile(Path(self.embeddings))
         import pyarrow as pa
 
-        columns = {name: vectors.columns[name] for name in MEANINGS if name in vectors.columns.column_names}
+        known = {*vectors.columns.column_names} - {self.labels}  # labels that are groups too would have no matches
+        columns = {name: vectors.columns[name] for name in MEANINGS if name in known}
         label = label_name(vectors.columns.column_names, str(vectors.path)) if self.labels == LABEL else None
         columns[LABEL] = _column(vectors, label or self.labels, "dataset.labels")
         if self.splits is not None:
@@ -97,7 +98,7 @@ def _faults(vectors: VectorFile) -> Iterator[str]:
             yield f"{vectors.path}: row {start + row} (counted from 0) contains nan or inf; fix or remove the row"
 
 
-MEANINGS = ("split", "query", "gallery", "super_class")
+MEANINGS = ("split", "query", "gallery", "super_class", "group")
 """Columns with metadata of vectors, in addition to the label, as in tables of images."""
 
 
@@ -109,12 +110,17 @@ class VectorListing(Listing):
     vectors: VectorFile = field(kw_only=True)
 
     def pick(self, rows: np.ndarray) -> "Vectors":
-        """Return some vectors, named by the column ``path`` if there is one, else by the file and the row."""
+        """Return some vectors, named by a cell of the column ``path`` if there is one, else by the file and the row."""
+        import pyarrow as pa
+
         names: ArrowNames = self.names  # rows of the file
         numbers, columns = names.column.cast("int64").to_numpy()[rows], self.vectors.columns
         paths = PickedPaths(names, rows, prefix=f"{self.vectors.path}:")
         if "path" in columns.column_names:
-            paths = PickedPaths(ArrowNames(columns["path"].cast("string").combine_chunks()), numbers)
+            compute, rows_of_file = arrow_compute(), pa.array(np.arange(len(columns))).cast(pa.string())
+            others = compute.binary_join_element_wise(str(self.vectors.path), rows_of_file, ":")
+            stated = text_column(columns, str(self.vectors.path), "path")
+            paths = PickedPaths(ArrowNames(compute.coalesce(stated, others)), numbers)
         return Vectors(self.vectors, numbers, **self.labelling(rows), paths=paths)
 
 

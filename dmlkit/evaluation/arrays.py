@@ -33,9 +33,12 @@ def evaluate_points(
     """Score points that have a label on their own manifold; each is searched among all others, or in a gallery."""
     queries, notes = _labeled(points)
     items = None
-    if gallery is not None:
+    if gallery is None:
+        (queries,) = _alike(queries)
+    else:
         check_same_model(gallery, points)
         items, gallery_notes = _labeled(gallery)
+        queries, items = _alike(queries, items)
         notes += gallery_notes
         if torch.equal(queries.points, items.points):
             raise UserError(
@@ -56,14 +59,11 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
     dataset = None if points.run is None else RunFolder(points.run).recipe().dataset
     if dataset is not None:
         dataset.require_one_label(points.source)
-    levels = dataset.levels if dataset else ()
     labeled = [row for row, label in enumerate(points.labels) if label is not None]
     labels = np.array([points.labels[row] for row in labeled], dtype=str)
-    if not levels and all(label.isdecimal() and label == str(int(label)) and len(label) < 19 for label in labels):
-        labels = labels.astype(np.int64)  # in the order of numbers
     whole = in_memory(points).points
     chosen = whole if len(labeled) == len(whole) else whole[labeled]  # without a copy where all have one
-    rows = LabeledRows(chosen, labels, [points.paths[row] for row in labeled], levels)
+    rows = LabeledRows(chosen, labels, [points.paths[row] for row in labeled], dataset.levels if dataset else ())
     without = len(points) - len(rows.labels)
     if without == len(points):
         raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; add --labels FILE")
@@ -72,7 +72,7 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
 
 
 class LabeledRows(NamedTuple):
-    """Points or features with their labels, names that a report shows, and the levels of labels that are paths."""
+    """Points or features with their labels, names that a report shows, and levels, of which the labels are paths."""
 
     points: Tensor
     labels: Any
@@ -80,16 +80,27 @@ class LabeledRows(NamedTuple):
     levels: Sequence[str]
 
     def side(self, codec: Codec | None = None) -> Labeled:
-        """Return the points, as a codec stores them if there is one, with their labels at each level.
-
-        The labels stay as they are if one of them is not a path of these levels.
-        """
+        """Return the points, as a codec stores them if there is one, with their labels at each level."""
         points = self.points if codec is None else codec.decode(self.points)
-        if not self.levels or any(path_fault(label, self.levels) for label in set(self.labels.tolist())):
+        if not self.levels:
             return Labeled(points, self.labels)
         parts = [label.split("/") for label in self.labels.tolist()]
         levels = enumerate(self.levels)
         return Labeled(points, {level: ["/".join(path[: depth + 1]) for path in parts] for depth, level in levels})
+
+
+def _alike(*sides: LabeledRows) -> list[LabeledRows]:
+    """Return the sides with common levels if all labels are paths of them, else as numbers if all labels are numbers.
+
+    What one label of either side is not, none is: labels of both are compared.
+    """
+    labels = {label for side in sides for label in side.labels.tolist()}
+    levels = next((side.levels for side in sides if side.levels), ())
+    if any(path_fault(label, levels) for label in labels):
+        levels = ()
+    if not levels and all(len(label) < 19 and label.isdecimal() and label == str(int(label)) for label in labels):
+        sides = tuple(side._replace(labels=side.labels.astype(np.int64)) for side in sides)  # in the order of numbers
+    return [side._replace(levels=levels) for side in sides]
 
 
 def _score(

@@ -15,6 +15,8 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_table import BOX, LABEL, SIGHTING, text_column, time_of
+from dmlkit.files.paths import raise_faults
+from dmlkit.files.readers.base import ImageTable
 from dmlkit.files.where import check_values
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
@@ -148,7 +150,7 @@ def read_column(images: Sequence[str], source: TableConfig | None, column: str) 
         return [getattr(seen, column) for seen in exif_sightings([BOX_OF_KEY.sub("", image) for image in images])]
     read = source.table(**{LABEL: source.columns.get(column) or column})
     table, file, root = read.table, read.file, read.root
-    names: list[str] = text_column(table, str(file), "path").to_pylist()
+    names = listed_paths(read)
     values: list[str | None] = text_column(table, str(file), LABEL).to_pylist()
     boxes = list(zip(*(table[name].to_pylist() for name in BOX), strict=True)) if BOX[0] in table.column_names else []
     paths = [absolute(root / name) for name in names]
@@ -177,6 +179,15 @@ def read_column(images: Sequence[str], source: TableConfig | None, column: str) 
         evaluated = f"{len(images)} evaluated images, e.g. {images[0]}"
         raise UserError(f"{file}: has none of the {evaluated}; expected a table that lists them")
     return cells
+
+
+def listed_paths(listed: ImageTable) -> list[str]:
+    """Return the paths (N,) of the rows of a table; raise a `UserError` that names those without one."""
+    names: list[str | None] = text_column(listed.table, str(listed.file), "path").to_pylist()
+    raise_faults(
+        f"{listed.place(row)}: no path; add it, or remove the row" for row, name in enumerate(names) if not name
+    )
+    return [name for name in names if name]
 
 
 def absolute(path: str | Path) -> str:

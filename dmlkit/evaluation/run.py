@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.files.class_names import sharing_labels
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
@@ -180,10 +181,17 @@ def evaluate_scope(
 
 
 def _is_current(report: Report, recipe: Recipe, split: Split) -> bool:
-    """Return whether images and labels are those of a stored report; if they are gone, it is all that is left."""
+    """Return whether images and labels are those of a stored report; if they are gone, it is all that is left.
+
+    Raises:
+        UserError: the user's data are there and cannot be read, e.g. a table was damaged.
+    """
     try:
         dataset = recipe.dataset.searched(split)
     except UserError:
+        place = Path(recipe.dataset.title)
+        if recipe.dataset.titled_by is not None and (place.is_file() or any(place.glob("*"))):
+            raise
         return True
     return are_same_files(dataset, report.files, report.contents) or _are_gone(dataset)
 
@@ -203,11 +211,12 @@ def random_notes(recipe: Recipe) -> list[str]:
 
 
 def _seen_notes(run: RunFolder, dataset: Dataset) -> list[str]:
-    """Return a note on evaluated classes that the run was trained on."""
-    seen = set(run.training_classes()).intersection(dataset.class_names)
+    """Return a note on evaluated classes that the run was trained on; of several labels, one of a set is enough."""
+    config = run.recipe().dataset
+    seen = sharing_labels(dataset.class_names, run.training_classes(), config.label_separator)
     all_seen = len(seen) == len(dataset.class_names)
     subject = "every class was" if all_seen else counted(len(seen), "class was", "classes were")
-    if dataset.query is not None and dataset.gallery is not None and run.recipe().dataset.tests_known:
+    if dataset.query is not None and dataset.gallery is not None and config.tests_known:
         queries, gallery = (f"{int(mask.sum()):,}" for mask in (dataset.query, dataset.gallery))
         return [
             f"known classes: {queries} test images search {gallery} others; these metrics do not measure unseen classes"
@@ -222,7 +231,8 @@ def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, ra
 
     def ranges() -> Tensor:
         images = model.recipe.dataset.build("train")
-        return split_embeddings(run, model, ranks, images, "train", bar=bar).points
+        alone = replace(ranks, world_size=1)  # only the first rank reports, and the others do not embed with it
+        return split_embeddings(run, model, alone, images, "train", bar=bar).points
 
     rescoring = replace(evaluation.rescoring, ranges=ranges, ranges_of="the training split")
     return replace(evaluation, rescoring=rescoring)

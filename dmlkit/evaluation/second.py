@@ -21,6 +21,7 @@ from dmlkit.files.escape import command_word
 from dmlkit.files.source import LOCAL, PARTNERS, check_options, kind_of, place_of_run, require_run
 from dmlkit.gallery.manifest import read_gallery_manifest
 from dmlkit.identify.probability import FOLDS, fit_sigmoid
+from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
@@ -38,7 +39,8 @@ from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
 Weights = Literal["mean", "logistic"]
-LEAST = 3  # validation classes
+REPAIR = "repair or remove it"  # --with takes the dataset of the run as it is: it excludes --set
+LEAST = 3  # validation classes with two images
 WEIGHTS: tuple[Weights, ...] = ("mean", "logistic")
 
 
@@ -48,7 +50,7 @@ class WeightChoice(NamedTuple):
     weights: Weights
     share: float
     alone: float | None
-    """map@r without it; None for fewer than 3 classes, like the next one."""
+    """map@r without it; None for fewer than 3 classes with two images, like the next one."""
     together: float | None
     """map@r with it."""
 
@@ -77,11 +79,12 @@ class Weighing:
     def choice(self) -> WeightChoice:
         """Choose the share of the second similarity.
 
-        For fewer than 3 classes, of which two fit the weights, these are the mean, and the map@r is not measured.
+        For fewer than 3 classes with two images, of which two fit the weights, these are the mean, and the map@r is not
+        measured.
         """
-        names, codes = self.labels.unique(return_inverse=True)
+        names, codes, counts = self.labels.unique(return_inverse=True, return_counts=True)
         everything = np.ones(len(self.classes), bool)
-        if len(names) < LEAST:
+        if (counts > 1).sum() < LEAST:
             return WeightChoice("mean", self.share("mean", everything), None, None)
         count = min(FOLDS, len(names))
         of_classes = np.random.default_rng(0).permutation(len(names)) % count
@@ -115,6 +118,10 @@ def map_at_r(
     points: Tensor, labels: Tensor, manifold: Manifold, asked: Tensor, rescorer: Rescorer | None = None
 ) -> Tensor:
     """Return the map@r of those of the images asked (N,) bool, among all, that have others of their class."""
+    _, codes, counts = labels.unique(return_inverse=True, return_counts=True)
+    asked = asked & (counts > 1)[codes]
+    if not asked.any():  # classes of one image may fill a fold
+        return torch.empty(0, dtype=torch.float64)
     rows = torch.arange(len(points))
     queries = Labeled(points[asked], labels[asked], rows[asked])
     second = None if rescorer is None else rescorer.between(rows[asked], rows)
@@ -186,6 +193,8 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, ranks: Ran
         split_embeddings(folder, model, ranks, dataset, "validation", bar=bar)
         for folder, model in zip(folders, models, strict=True)
     ]
+    for side in embeddings:
+        refuse_faults(side.faults, trained.recipe.dataset.on_bad_image, REPAIR)
     in_both = [torch.isin(one.indices, two.indices) for one, two in (embeddings, embeddings[::-1])]
     spaces = [deepcopy(model.manifold).cpu() for model in models]
     points = [side.points[rows] for side, rows in zip(embeddings, in_both, strict=True)]
@@ -230,6 +239,7 @@ def choose_local(run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar =
     require_torch(trained)
     dataset = trained.recipe.dataset.build("validation")
     embeddings = split_embeddings(run, trained, ranks, dataset, "validation", bar=bar)
+    refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image, REPAIR)
     features, mean = local_features(trained, ranks, dataset, embeddings, bar)
     with bar("matching images", len(embeddings.points)) as advance, torch.no_grad():
         scores = match_scores(features.__getitem__, advance)

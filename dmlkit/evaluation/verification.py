@@ -34,7 +34,6 @@ from dmlkit.files.paths import are_of_windows
 from dmlkit.files.regular import read_text
 from dmlkit.files.source import PARTNERS
 from dmlkit.identify.probability import drawn_rows
-from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.pairing import Pairing
 from dmlkit.metrics.reliability import Share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -234,7 +233,7 @@ def verify(
         if run_classes := run.classes():
             run_classes.require("validation")
         raise UserError(f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with {calibrate}")
-    if threshold.where is not None:
+    if threshold.where is not None and second is None:  # with a second one it is chosen again, for all images
         warn_once(
             f"{path}: its threshold was chosen for {threshold.where} alone; {calibrate} chooses one for all images"
         )
@@ -359,7 +358,6 @@ def local_threshold(
 def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel, far: float, bar: Bar) -> Threshold:
     """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
     embeddings, space = choice.embeddings, deepcopy(trained.manifold).cpu()
-    refuse_faults(embeddings.faults, trained.recipe.dataset.on_bad_image)
     rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(embeddings.labels)), embeddings.labels.numpy(), MOST)))
     points, labels = embeddings.points[rows].double(), embeddings.labels[rows].unique(return_inverse=True)[1]
     rescorer = by_features(choice.features[rows], choice.fusion)

@@ -36,7 +36,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.progress_bar import Bar, no_bar
-from dmlkit.vectors.trained import load_model, shortened
+from dmlkit.vectors.trained import load_model, recipe_of, shortened
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "--table": STORES,
@@ -140,7 +140,7 @@ def _export_run(
         untrained = run.model or "--checkpoint pretrained"
         raise UserError(f"export: {untrained} has no trained weights; use --format {' or '.join(PROGRAMS)}")
     if path is not None:
-        check_place(path, [run.recipe().dataset.data_root])
+        check_place(path, [recipe_of(run, model.overrides).dataset.data_root])
     merged = loaded()
     if format == "hub":
         path = path or run.exports / MODEL_FILES[format]
@@ -185,9 +185,9 @@ def data_of(folder: EmbeddingFolder) -> list[Path]:
 
 
 def _check_options(source: Path, export_format: str, model: WantedModel, options: dict[str, object]) -> None:
-    """Check that a source can be exported in a format with the given options; empty ones are not checked."""
+    """Check that a source can be exported in a format with the given options; None and False are none."""
     keys = {"--input": model.takes, "--dims": model.dims, "--precision": model.precision, "--license": model.license}
-    for name in (name for name, value in (options | keys).items() if value):
+    for name in (name for name, value in (options | keys).items() if value is not None and value is not False):
         formats = OPTIONS[name]
         if export_format not in formats:
             words = f"stores ({', '.join(formats)})" if formats == STORES else " and ".join(formats)

@@ -1,5 +1,6 @@
 """File formats of embeddings: FAISS indexes, Parquet, NumPy arrays, and folders for TensorBoard's projector."""
 
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def write_tensorboard(folder: EmbeddingFolder, tensors: Path, metadata: Path, co
     """Write a log folder for the embedding projector, with labels and paths; ids and boxes are left out."""
     tensors.parent.mkdir(exist_ok=True)
     rows = zip(folder.items["label"].to_pylist(), folder.items["path"].to_pylist(), strict=True)
-    cells = [[str(cell or "").replace("\t", " ").replace("\n", " ") for cell in row] for row in rows]
+    cells = [[re.sub(r"[\t\r\n]", " ", cell or "") for cell in row] for row in rows]
     count, dim = folder.points.shape
     shape = f"  tensor_shape: {count}\n  tensor_shape: {dim}\n"
     paths = f'  tensor_path: "{tensors.name}"\n  metadata_path: "{metadata.name}"\n}}\n'

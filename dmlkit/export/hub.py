@@ -131,7 +131,7 @@ def public_recipe(recipe: Recipe) -> Recipe:
             return value
         source = FOLDER if value.startswith(FOLDER) else ""  # local-dir:/home/me/model
         path = Path(value.removeprefix(source))
-        return f"{source}{path.name}" if path.is_absolute() else value
+        return f"{source}{path.name}" if path.is_absolute() and path.name else value  # / may separate labels
 
     return parse_recipe(yaml.safe_dump(shown(plain(clean)), sort_keys=False), RECIPE, is_trained=True)
 

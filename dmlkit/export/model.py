@@ -33,6 +33,7 @@ FILE_NAMES: dict[ModelFormat, str] = {
 }
 TOLERANCE = 1e-4  # per coordinate; float32 kernels of two runtimes differ by up to 2e-6 on unit vectors
 PARITY_IMAGES = 16
+MOST_ONNX = 2**31  # bytes of a message of Protocol Buffers
 
 
 class Parity(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -210,6 +211,12 @@ def write_onnx(
     program.metadata_props.update({"dmlkit": json.dumps(describe(trained).stamped()), **metadata})
     for node in program.graph.all_nodes():
         node.metadata_props.clear()  # lines of code with the paths of this machine, also half of a small file
+    size = sum(value.const_value.nbytes for value in program.graph.initializers.values() if value.const_value)
+    if size >= MOST_ONNX:
+        raise UserError(
+            f"--format onnx: the weights take {size / 1e9:.1f} GB, expected less than {MOST_ONNX / 1e9:.1f}, the most "
+            "that an ONNX file holds; use --format torch-export or safetensors"
+        )
     onnxscript.ir.save(program, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 

@@ -14,8 +14,10 @@ from dmlkit.files.escape import ESCAPED, excerpt
 from dmlkit.files.regular import EXTENSIONS, other_content, read_start, reading, utf8_of
 
 DELIMITERS = (",", ";", "\t")
+SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?\n', re.IGNORECASE)  # first line for Excel, which states the delimiter
 SAMPLE = 2**18  # bytes, of which 10,000 numbers take 250 thousand, and
 SAMPLE_ROWS = 20  # rows, in which the delimiter is looked for
+DECIMAL_COMMA = rb'(?m)(^|;)[\s"]*[-+]?[0-9]*,[0-9]'  # in a number between semicolons, not in a text such as Doe, Ann
 
 
 class CsvTable(NamedTuple):
@@ -78,7 +80,7 @@ class CsvTable(NamedTuple):
         functions: Any = compute
         keys = [str(index) for index in range(len(self.names))]
         kinds = {key: pa.float64() if int(key) in numbers else pa.string() for key in keys}
-        point = "," if numbers and self.delimiter == ";" and b"," in self.body[:SAMPLE] else "."
+        point = "," if numbers and self.delimiter == ";" and re.search(DECIMAL_COMMA, self.body[:SAMPLE]) else "."
         if not self.body.strip():
             return pa.table({key: pa.array([], pa.string()) for key in keys}).rename_columns(self.names)
         try:
@@ -134,10 +136,14 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
     sample = content[:SAMPLE].decode(errors="ignore")
     if len(content) > SAMPLE:
         sample = sample[: sample.rfind("\n") + 1] or sample
+    stated = SEPARATOR.match(sample)
+    if stated is not None:
+        content, sample = content[stated.end() :], sample[stated.end() :]
+    before, delimiters = (0, DELIMITERS) if stated is None else (1, stated[1])
     if not sample.strip():
         raise UserError(f"{file}: cannot read this table: the file is empty; expected a line with the columns' names")
-    heads = {delimiter: _first_rows(sample, delimiter) for delimiter in DELIMITERS}
-    delimiter = max(DELIMITERS, key=lambda candidate: _fit(heads[candidate]))
+    heads = {delimiter: _first_rows(sample, delimiter) for delimiter in delimiters}
+    delimiter = max(delimiters, key=lambda candidate: _fit(heads[candidate]))
     is_padded = any(name != name.strip() for name in heads[delimiter][0])
     header = csv.reader(StringIO(sample, ""), delimiter=delimiter, skipinitialspace=True)
     names = [ESCAPED.sub(r"\1", name.strip()) for name in next(filter(None, header))]
@@ -150,18 +156,20 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
             )
         names = ["path" if is_photo else "label" for is_photo in photos]
         warn_once(f"{file}: has no header; its columns are read as {' and '.join(names)}")
-        return CsvTable(file, content, delimiter, names, is_padded, 1)
+        return CsvTable(file, content, delimiter, names, is_padded, before + 1)
     start = sum(len(line.encode()) for line, _ in zip(StringIO(sample, ""), range(header.line_num), strict=False))
-    return CsvTable(file, content[start:], delimiter, names, is_padded, 1 + header.line_num)
+    return CsvTable(file, content[start:], delimiter, names, is_padded, before + 1 + header.line_num)
 
 
 def csv_start(file: Path) -> tuple[list[str], list[str]]:
     """Return the names of the columns and the cells of the first row, if any, without reading the file whole."""
     start = read_start(file, SAMPLE)
     sample = start.decode("utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="ignore")
+    stated = SEPARATOR.match(sample)
+    sample, delimiters = (sample, DELIMITERS) if stated is None else (sample[stated.end() :], stated[1])
     if not sample.strip():
         return [], []
-    rows = max((_first_rows(sample, delimiter) for delimiter in DELIMITERS), key=_fit)
+    rows = max((_first_rows(sample, delimiter) for delimiter in delimiters), key=_fit)
     return [name.strip() for name in rows[0]], rows[1] if len(rows) > 1 and len(rows[1]) == len(rows[0]) else []
 
 

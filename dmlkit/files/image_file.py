@@ -140,7 +140,8 @@ def upright_size(path: str | Path) -> tuple[int, int]:
     Errors of decoders are not converted; see `decoding`.
     """
     with opened(path) as image:
-        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # by 90 degrees
+        # 5 and above: by 90 degrees; Pillow gives the size of a TIFF as it is upright
+        is_turned = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         return (image.height, image.width) if is_turned else image.size
 
 

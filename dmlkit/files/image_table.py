@@ -85,7 +85,7 @@ def read_images(
     listed.table = known_columns(listed.table, str(source), needs, columns, prints_columns=prints_columns)
     listed.is_share = listed.is_share or _are_shares(listed)
     listed = with_sure_boxes(listed, LEAST_CONFIDENCE if confidence is None else confidence)
-    listed = with_paths(listed)
+    listed = with_paths(listed, images)
     if images is not None:
         listed = _given(listed, images)
     return in_pixels(listed) if listed.is_share and BOX[0] in listed.table.column_names else listed
@@ -138,7 +138,8 @@ def write_images(listed: ImageTable, output: Path) -> Path:
     for name in names:
         values = listed.table[name].to_pylist()
         cells[name] = [
-            f"{value:.10g}" if isinstance(value, float) else "" if value is None else str(value) for value in values
+            "" if value is None or value != value else f"{value:.15g}" if isinstance(value, float) else str(value)
+            for value in values
         ]
     if below != ".":
         cells["path"] = [path and f"{below}/{path}" for path in cells["path"]]
@@ -166,7 +167,13 @@ def with_sure_boxes(listed: ImageTable, least: float) -> ImageTable:
 
 def _given(listed: ImageTable, images: Path) -> ImageTable:
     """Return the rows of an image, or of a folder's images that are there; others are counted."""
-    names = text_column(listed.table, str(listed.file), "path").to_pylist()
+    import pyarrow as pa
+
+    stated = text_column(listed.table, str(listed.file), "path").to_pylist()
+    # detectors write absolute paths, but labels are taken from those relative to the folder
+    relative = {name: name and (inside(listed.root, name) or name) for name in {*stated}}
+    names, column = [relative[name] for name in stated], listed.table.column_names.index("path")
+    listed = replace(listed, table=listed.table.set_column(column, "path", pa.array(names, pa.string())))
     there = {name: name and os.path.isfile(listed.root / name) for name in set(names)}  # noqa: PTH113 - Path is slow
     if images != listed.root:
         rows = [row for row, name in enumerate(names) if name and listed.root / name == images]
@@ -209,12 +216,15 @@ SAMPLE = 8  # paths that are looked for
 MOST_FOLDERS = 50  # next to a table, in which its images are looked for
 
 
-def with_paths(listed: ImageTable) -> ImageTable:
+def with_paths(listed: ImageTable, images: Path | None) -> ImageTable:
     """Return the table with paths that lead to its images, if none of a sample does as it stands.
 
     Slashes stand for backslashes; the folders of another machine at the start of a path are dropped; the images may lie
-    in a folder next to the table; and names without a suffix get that of their image.
+    in a folder next to the table; and names without a suffix get that of their image. Paths may be of many others than
+    ``images``, an image or a folder: then the sample is of those that end alike.
     """
+    import pyarrow as pa
+
     compute, paths = arrow_compute(), text_column(listed.table, str(listed.file), "path")
     column = listed.table.column_names.index("path")
     backslashes = rows_where(compute.fill_null(compute.match_substring(paths, "\\"), False))
@@ -222,11 +232,14 @@ def with_paths(listed: ImageTable) -> ImageTable:
         paths = compute.replace_substring(paths, "\\", "/")
         listed = replace(listed, table=listed.table.set_column(column, "path", paths))
     distinct = paths.dictionary_encode().dictionary
-    rows = sorted({int(row) for row in np.linspace(0, len(distinct) - 1, SAMPLE).round()}) if len(distinct) else []
-    sample = [distinct[row].as_py() for row in rows]
-    safe = (inside(listed.root, name) for name in sample)
-    if not sample or any(name is not None and os.path.isfile(listed.root / name) for name in safe):  # noqa: PTH113
+    rows = _spread(range(len(distinct)))
+    if not rows or _leads_to_image(listed.root, sample := [distinct[row].as_py() for row in rows]):
         return listed
+    alike = [] if images is None else _rows_that_end_like(images, distinct.to_pylist())
+    if alike:
+        rows = _spread(alike)
+        if _leads_to_image(listed.root, sample := [distinct[row].as_py() for row in rows]):
+            return listed
     folders = ["", *_folders(listed.root)]
     way = next((way for name in sample if (way := _way(listed.root, name, folders)) is not None), None)
     if way is None:
@@ -235,7 +248,8 @@ def with_paths(listed: ImageTable) -> ImageTable:
     changed = compute.replace_substring_regex(distinct, rf"^([^/]*/){{{dropped}}}", "") if dropped else distinct
     if folder:
         changed = compute.binary_join_element_wise(folder, changed, "/")
-    if compute.count_distinct(changed).as_py() < len(distinct):  # two images would become one
+    compared = changed.take(pa.array(alike, pa.int64())) if alike else changed
+    if compute.count_distinct(compared).as_py() < len(compared):  # two images would become one
         return listed
     names = changed.to_pylist()
     if lacks_suffix:
@@ -244,11 +258,27 @@ def with_paths(listed: ImageTable) -> ImageTable:
         listed.notes.append(
             f"{listed.file}: paths are read as below {listed.root}, {sample[0]!r} as {names[rows[0]]!r}"
         )
-    import pyarrow as pa
-
     known = dict(zip(distinct.to_pylist(), names, strict=True))
     changed = pa.array([known.get(name) for name in paths.to_pylist()], pa.string())
     return replace(listed, table=listed.table.set_column(column, "path", changed))
+
+
+def _spread(rows: Sequence[int]) -> list[int]:
+    """Return at most `SAMPLE` of some rows, evenly spread."""
+    return sorted({rows[int(place)] for place in np.linspace(0, len(rows) - 1, SAMPLE).round()}) if rows else []
+
+
+def _leads_to_image(root: Path, names: Sequence[str]) -> bool:
+    """Return whether one of some paths leads to a file below a root."""
+    safe = (inside(root, name) for name in names)
+    return any(name is not None and os.path.isfile(root / name) for name in safe)  # noqa: PTH113
+
+
+def _rows_that_end_like(images: Path, names: Sequence[str]) -> list[int]:
+    """Return the rows of paths whose last part is the name of an image, or of one in a folder, or lacks its suffix."""
+    files = map(Path, image_files(images) if images.is_dir() else [images])
+    ends = {end for file in files for end in (file.name, file.stem)}
+    return [row for row, name in enumerate(names) if re.split(r"[/\\]", name)[-1] in ends]
 
 
 def _folders(root: Path) -> list[str]:
@@ -400,7 +430,11 @@ def _say(table: Any, where: str, taken: Sequence[str], others: Sequence[str]) ->
     boxes = next((name for name, cell in firsts.items() if cell[:1] in ("[", "(") and re.match(FOUR, cell)), None)
     several = next((name for name, cell in firsts.items() if re.search(r"['\"]bbox['\"]: ", cell)), None)
     parts = [f"reads {', '.join(taken)}"] if taken else []
-    parts += [f"other columns: {some_of(list(others))}"] if others else []
+    names = list(dict.fromkeys(others))
+    parts += [f"other columns: {some_of(names)}"] if names else []
+    if repeated := [name for name in names if others.count(name) > 1]:
+        columns = counted(len(others) - len(names), "column")
+        parts.append(f"left out: {columns} with the name of an earlier one: {some_of(repeated)}")
     parts += [f"{boxes!r} looks like boxes, which --column {command_word(f'bbox={boxes}')} reads"] if boxes else []
     parts += [f"{several!r} has boxes, which are not read; write a row per box, with x1, y1, x2, y2"] if several else []
     if parts:
@@ -571,8 +605,8 @@ def numbers(table: Any, place: int, where: str) -> Any:
     import pyarrow as pa
 
     column, name = table.column(place), table.column_names[place]
-    if pa.types.is_string(column.type):
-        compute = arrow_compute()
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        compute, column = arrow_compute(), _without(column.cast(pa.string()), [""])
         column = compute.replace_substring_regex(compute.utf8_trim_whitespace(column), DECIMAL_COMMA, r"\1.\2")
     try:
         return column.cast(pa.float64())
@@ -604,7 +638,7 @@ class ArrowNames:
 
 
 def text_column(table: Any, where: str, name: str) -> Any:
-    """Return a column of a pyarrow table as one array of strings; errors begin with ``where``."""
+    """Return a column of a pyarrow table as one array of strings, null for blank ones; errors begin with ``where``."""
     import pyarrow as pa
 
     column, compute = table[name], arrow_compute()
@@ -615,8 +649,10 @@ def text_column(table: Any, where: str, name: str) -> Any:
         )
     if pa.types.is_floating(column.type):  # pandas writes an empty cell as nan
         column = compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
+        with suppress(pa.ArrowInvalid):  # and whole numbers beside it as floats, of which 11 digits would be 1e+10
+            column = column.cast(pa.int64())
     try:
-        column = column.cast(pa.string())
+        column = _without(column.cast(pa.string()), [""])
     except pa.ArrowException as error:
         kind, reason = table.schema.field(name).type, first_line(error)
         raise UserError(f"{where}: column {name!r} has type {kind} ({reason}); expected text or numbers") from error

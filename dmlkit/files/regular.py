@@ -38,6 +38,11 @@ KINDS = {
 }
 
 
+def is_video(path: Path) -> bool:
+    """Return whether a file is a video, by its name."""
+    return path.suffix.lower() in VIDEOS and not path.is_dir()
+
+
 def check_regular(path: str | Path) -> None:
     """Raise an `OSError` unless a path is a regular file, or a link to one, before it is opened.
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
-from dmlkit.files.regular import EXTENSIONS, TABLES, VIDEOS, read_start
+from dmlkit.files.regular import EXTENSIONS, TABLES, is_video, read_start
 
 STUDY_MARK, REVIEW_MARK = "study.json", "review.json"
 CREATING_MARK = "creating.json"
@@ -47,7 +47,7 @@ IN_TIMM = {
 """Names in timm of models of transformers, by their type and the side of a patch."""
 SIZES = {384: "small", 768: "base", 1024: "large"}  # by width
 LOCAL = "local"  # instead of a second run: the patches of the first one
-NO_CLASSES = "no class folders; expected at least one for training and one for testing"
+NO_CLASSES = "no class folders; expected at least two for training and two for testing"
 MOVED = "if it has moved, use --set dataset."
 NO_IMAGES = "images of a pretrained model"
 """Name of the folder of images in the recipe of a pretrained model, which has none."""
@@ -171,7 +171,7 @@ def require_source(path: Path) -> Kind:
 def require_queries(path: Path) -> Kind:
     """Return what a path is: images to search with, or whatever `require_source` returns."""
     kind = kind_of(path, f"an image, a folder of images, {EXPECTED}")
-    if kind == "images" and path.suffix.lower() not in VIDEOS:
+    if kind == "images" and not is_video(path):
         require_some_images(path)
     return kind
 

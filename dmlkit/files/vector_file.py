@@ -355,7 +355,9 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
     if is_headless:
         head = table.delimiter.join(table.names)
         names = ["label" if number_of(cell) is None else f"e{index}" for index, cell in enumerate(table.names)]
-        table = CsvTable(path, f"{head}\n".encode() + table.body, table.delimiter, names, table.is_padded, 1)
+        table = CsvTable(
+            path, f"{head}\n".encode() + table.body, table.delimiter, names, table.is_padded, table.first - 1
+        )
         vector_indices = [index for index, name in enumerate(names) if name != "label"]
     else:
         series = _numbered(table.names)

@@ -10,10 +10,11 @@ import torch
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import VideoFrames, is_video
+from dmlkit.datasets.files.image import VideoFrames
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, counted, warn_once
 from dmlkit.files.labels import label_notes, label_of
+from dmlkit.files.regular import is_video
 from dmlkit.files.source import check_options, require_queries, require_source
 from dmlkit.files.vector_file import VectorFile, holds_vectors, read_label_file
 from dmlkit.files.where import Where, cells_of

@@ -128,13 +128,13 @@ def check_resized(image: Tensor, resizing: Resizing, path: str) -> None:
         )
 
 
-def refuse_faults(faults: Sequence[str], on_bad_image: str) -> None:
-    """Raise a `UserError` for unreadable images, if ``on_bad_image`` is "error"."""
-    if faults and on_bad_image == "error":
-        raise UserError(f"{merged(faults)[0]}; repair or remove it, or {SKIP}")
-
-
 SKIP = "skip such images with dataset.on_bad_image=skip"
+
+
+def refuse_faults(faults: Sequence[str], on_bad_image: str, way: str = f"repair or remove it, or {SKIP}") -> None:
+    """Raise a `UserError` for unreadable images, if ``on_bad_image`` is "error"; ``way`` says what to do."""
+    if faults and on_bad_image == "error":
+        raise UserError(f"{merged(faults)[0]}; {way}")
 
 
 def refuse_missing(

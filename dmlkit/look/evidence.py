@@ -14,12 +14,12 @@ from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
-from dmlkit.evaluation.by_value import absolute
+from dmlkit.evaluation.by_value import absolute, listed_paths
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.report import Evidence
 from dmlkit.evaluation.run import EvaluatedRun
 from dmlkit.files.csv_table import own_column
-from dmlkit.files.image_table import BOX, LABEL, read_images, text_column
+from dmlkit.files.image_table import BOX, LABEL, read_images
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
@@ -176,7 +176,7 @@ def read_regions(
     regions, root = listed.table, listed.root
     has_boxes = BOX[0] in regions.column_names
     mask = "" if has_boxes else regions.column_names[own_column(regions.column_names, MASK, str(table))]
-    names: list[str] = text_column(regions, str(table), "path").to_pylist()
+    names = listed_paths(listed)
     columns = zip(*(regions[name].to_pylist() for name in (BOX if has_boxes else (mask,))), strict=True)
     by_path: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for name, value in zip(names, columns, strict=True):

@@ -238,7 +238,11 @@ class MetricConfig(ComponentConfig, frozen=True):
     def names(self) -> tuple[str, ...]:
         """Return the names under which the values are reported, in the order of `cutoffs`, e.g. ``map@5:oml:genus``."""
         suffix = "".join(f":{part}" for part in (getattr(self, "compat", None), self.level) if part)
-        return tuple(name + suffix for name in self.request_names())
+        return tuple(name + suffix for name in self.figures())
+
+    def figures(self) -> tuple[str, ...]:
+        """Return the names of the values without library and level: the name of the request, unless it has several."""
+        return self.request_names()
 
     def request_names(self) -> tuple[str, ...]:
         """Return the names by which the metric is requested; they do not include all options."""

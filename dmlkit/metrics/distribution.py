@@ -23,7 +23,7 @@ class SpreadConfig(MetricConfig, frozen=True):
     )
     searches: ClassVar[bool] = False
 
-    def names(self) -> tuple[str, ...]:
+    def figures(self) -> tuple[str, ...]:
         return "intra_distance", "inter_distance", "density"
 
     def of_points(self, points: Points) -> dict[str, float]:
@@ -62,7 +62,7 @@ class SpectrumConfig(MetricConfig, frozen=True):
     )
     searches: ClassVar[bool] = False
 
-    def names(self) -> tuple[str, ...]:
+    def figures(self) -> tuple[str, ...]:
         return "spectral_decay", "effective_rank"
 
     def of_points(self, points: Points) -> dict[str, float]:
@@ -92,7 +92,7 @@ class NormConfig(MetricConfig, frozen=True):
     definition: ClassVar[str] = "norm: mean length of the features of embeddings; squared_norm: mean of its square"
     searches: ClassVar[bool] = False
 
-    def names(self) -> tuple[str, ...]:
+    def figures(self) -> tuple[str, ...]:
         return "norm", "squared_norm"
 
     def of_points(self, points: Points) -> dict[str, float]:

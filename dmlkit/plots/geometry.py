@@ -154,7 +154,7 @@ def plot_map(
 
     Return the file, and the number of images and of classes on the map.
     """
-    output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"
+    output = output or embedded.picture(kind)
     if images:
         embedded.require_images(f"plot {kind} --thumbnails")
     shown = embedded.of_classes(classes)

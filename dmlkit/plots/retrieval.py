@@ -40,7 +40,7 @@ def plot_retrieval(
     If the split has queries and a gallery, the queries search the gallery.
     """
     embedded.require_images("plot retrieval")
-    output = output or embedded.run.plots / f"{embedded.split}-retrieval.png"
+    output = output or embedded.picture("retrieval")
     panel = retrieval_panel(embedded, queries, neighbors, bar)
     draw_panel(embedded, panel, output)
     return output, panel

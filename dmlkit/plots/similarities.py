@@ -36,7 +36,7 @@ def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int =
 
     The file is by default one in the run.
     """
-    output = output or embedded.run.plots / f"{embedded.split}-heatmap.png"
+    output = output or embedded.picture("heatmap")
     shown = embedded.of_classes(classes)
     maps = heat_maps(shown)
     measure = embedded.manifold.similarity_name.replace("_", " ")
@@ -108,7 +108,7 @@ def plot_histogram(
 
     Return the file, by default one in the run, and the counts before and after training.
     """
-    output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
+    output = output or embedded.picture("histogram")
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
     before = counted(pretrained_points(embedded, bar), embedded.split)
     weights = "pretrained" if embedded.trained.recipe.backbone.is_pretrained else "random"

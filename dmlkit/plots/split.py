@@ -82,6 +82,10 @@ class EmbeddedSplit:
         """Names of all classes of the split."""
         return self.dataset.class_names
 
+    def picture(self, kind: str) -> Path:
+        """Return the default file of a picture of a kind."""
+        return self.run.picture_of(self.split, self.trained.checkpoint, kind)
+
     def of_classes(self, count: int) -> "EmbeddedSplit":
         """Return the images of some classes, evenly spread over those of the split."""
         mask = torch.isin(self.labels, evenly_spread(self.labels.unique(), count))

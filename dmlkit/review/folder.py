@@ -74,7 +74,12 @@ class ReviewFolder:
         is_other, entries = self._journal.new()
         if is_other:
             self._clear()
-        self._take(entries)
+        try:
+            self._take(entries)
+        except UserError:  # the next call reads the whole file again, and reports the same line
+            self._journal = Journal(self._journal.path)
+            self._clear()
+            raise
 
     def reply(self, given: Mapping[int, str | None], reviewer: str) -> int:
         """Keep answers, and return when the disk has them; the same answer again is kept once.

@@ -1,7 +1,7 @@
 """Labels that a gallery gives to images, and groups of images that are too alike to have two labels."""
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +96,9 @@ def propose(
             f"{images}: has boxes of images, and a review asks about whole images; write each box into a file of its "
             f"own, or label them with dmlkit identify {command_word(gallery)}"
         )
+    for path, count in Counter(queries.paths).most_common(1):
+        if count > 1:
+            raise UserError(f"{images}: has {path} {count} times, and an answer names an image by its path; keep one")
     identifier = Identifier(searched, second=matches)
     numbers = None if matches is None else matches.ask(queries, model, bar=bar)
     identified = identifier.answers(queries, [None] * len(queries), numbers=numbers)

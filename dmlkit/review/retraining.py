@@ -24,7 +24,7 @@ from dmlkit.metrics.reliability import Share
 from dmlkit.metrics.statistics import few_classes_note, paired_comparison
 from dmlkit.nearest.search import Gallery
 from dmlkit.review.folder import ReviewFolder
-from dmlkit.review.proposals import content_id
+from dmlkit.review.proposals import ProposedLabel, content_id
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import Embedder
@@ -51,10 +51,10 @@ class TrainingTable(NamedTuple):
     held_out: int
     """Checked images that are not in the table, so that they can test the model."""
     left_out: int
-    """Images of the gallery that are not in the table: the file is missing or has changed, or the image is a box."""
+    """Images that are neither in the table nor held out: the file is missing or has changed, or the image is a box."""
 
 
-def override_of(file: Path, root: Path, kept: Mapping[str, object] | None = None) -> str:
+def override_of(file: Path, root: Path | str | None, kept: Mapping[str, object] | None = None) -> str:
     """Return the override of a recipe that trains on a table.
 
     Args:
@@ -66,7 +66,7 @@ def override_of(file: Path, root: Path, kept: Mapping[str, object] | None = None
         >>> override_of(Path("a.csv"), Path("/photos"), {"levels": ["genus", "species"]})
         'dataset={name: table, file: "a.csv", root: "/photos", split: all, levels: ["genus", "species"]}'
     """
-    paths = f"file: {json.dumps(str(file))}, root: {json.dumps(str(root))}"
+    paths = f"file: {json.dumps(str(file))}, root: {json.dumps(root and str(root))}"
     more = "".join(f", {key}: {json.dumps(value, default=str)}" for key, value in (kept or {}).items() if value)
     return f"dataset={{name: table, {paths}, split: all{more}}}"
 
@@ -127,9 +127,13 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
     ids = {proposals[row].id for row in held_out}
     for row, proposal in enumerate(proposals):
         label = review.label(row)
-        if label is not None and proposal.id not in ids:  # of equal files, the first
+        if label is None or proposal.id in ids:  # of equal files, the first
+            continue
+        if _is_there(proposal):
             ids.add(proposal.id)
             labeled[os.path.abspath(proposal.path)] = label  # noqa: PTH100 - Path.resolve would follow links
+        else:
+            left_out += 1
     if not labeled:
         raise UserError(f"{folder}: has no image with a label to train on")
     for path, label in labeled.items() if levels else ():
@@ -148,19 +152,22 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
     if is_new and file != first and file.read_bytes() == first.read_bytes():
         file.unlink()
         file = first
-    checked = sum(review.verdict(row) is not None for row in held_out)
-    return TrainingTable(file, root, len(labeled), checked, left_out)
+    checked = [row for row in held_out if review.verdict(row) is not None]
+    tested = sum(_is_there(proposals[row]) for row in checked)
+    return TrainingTable(file, root, len(labeled), tested, left_out + len(checked) - tested)
 
 
 def held_out_answers(review: ReviewFolder, images: Dataset) -> list[int]:
     """Return the rows of a review that compare a model trained on some images with that of the gallery.
 
-    They are checked, have a label of these images, and neither they nor their near-duplicates are among them.
+    They are checked, have a label of these images and still their file, and neither they nor their near-duplicates nor
+    copies of these are among them.
     """
     trained, proposals = {os.path.realpath(path) for path in images.paths}, review.review.proposals
-    seen = [os.path.realpath(proposal.path) in trained for proposal in proposals]
+    seen = {proposal.id for proposal in proposals if os.path.realpath(proposal.path) in trained}
     checked = (row for row in range(len(proposals)) if review.verdict(row) in images.class_names)
-    return [row for row in checked if not any(seen[other] for other in review.alike(row))]
+    unseen = (row for row in checked if not any(proposals[other].id in seen for other in review.alike(row)))
+    return [row for row in unseen if _is_there(proposals[row])]
 
 
 def compare_on_answers(folder: Path, run: RunFolder, ranks: Ranks, *, bar: Bar = no_bar) -> ReviewFigures:
@@ -226,6 +233,11 @@ def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[s
             else:
                 left_out += 1
     return by_path, left_out
+
+
+def _is_there(proposal: ProposedLabel) -> bool:
+    """Return whether the file of an image is still the one that the review asks about."""
+    return Path(proposal.path).is_file() and content_id(proposal.path) == proposal.id
 
 
 def _is_held_out(review: ReviewFolder, row: int) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CheckpointName = Literal["last", "best", "pretrained"]
 FREE = ("loggers", "workers")  # keys of training that change no weight and no metric
 LENGTH = ("epochs", "stop_after")  # keys of training that say when it ends
+OF_PHOTOS = ("root", "on_bad_image")  # keys of a dataset that may change: photos may have moved, or be damaged
 WEIGHT_KEYS = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
 """Recipe keys that a run and its checkpoint must share; the dataset may have moved."""
 
@@ -95,16 +96,22 @@ class RunFolder:
         if self.summary_path.exists() and (message := Summary.read(self.summary_path).loss_message):
             warn(f"{self.path}: {message}")
 
-    def embeddings_of_images(self, images: Path) -> Path:
-        """Return the folder of the embeddings of other images; one with the name of a split does not get its folder."""
-        name = images.resolve().name
-        return self.embeddings / (f"{name}-images" if name in SPLITS else name)
+    def embeddings_of(self, images: str | Path, checkpoint: CheckpointName) -> Path:
+        """Return the folder of the embeddings of a split, given by its name, or of other images, by their path.
 
-    def embeddings_of(self, split: str, checkpoint: CheckpointName) -> Path:
-        """Return the folder of the embeddings of a split; checkpoints other than the default have one of their own."""
+        Checkpoints other than the default have one of their own, and so have images with the name of a split.
+        """
+        name = images if isinstance(images, str) else images.resolve().name
+        name += "-images" if isinstance(images, Path) and name in SPLITS else ""
+        return self.embeddings / self._named_by(name, checkpoint)
+
+    def picture_of(self, split: str, checkpoint: CheckpointName, kind: str) -> Path:
+        """Return the picture of a kind of a split; checkpoints other than the default have one of their own."""
+        return self.plots / f"{self._named_by(split, checkpoint)}-{kind}.png"
+
+    def _named_by(self, name: str, checkpoint: CheckpointName) -> str:
         is_default = checkpoint == "best" or (checkpoint == "last" and not self.checkpoint_path("best").exists())
-        is_default |= self.model is not None
-        return self.embeddings / (split if is_default else f"{split}-{checkpoint}")
+        return name if is_default or self.model is not None else f"{name}-{checkpoint}"
 
     def holds_run(self) -> bool:
         """Return whether a run was started in this folder, known by the environment.json that only `create` writes."""
@@ -148,7 +155,7 @@ class RunFolder:
             return f" ({error})"
         return ""
 
-    def create(self, recipe: "Recipe", *, overwrite: bool, basis: Basis | None = None, device: str = "cpu") -> None:
+    def create(self, recipe: "Recipe", basis: Basis | None = None, *, overwrite: bool, device: str = "cpu") -> None:
         """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs."""
         if not overwrite:
             self.check_free()
@@ -156,10 +163,8 @@ class RunFolder:
             self._set_paths(self.path / NEW)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.basis_path.unlink(missing_ok=True)  # of a killed `create`
-        if basis is not None:
-            basis.write(self.basis_path)
         Environment.here(recipe, device).write(self.environment_path)
-        self.write_recipe(recipe)
+        self.write_recipe(recipe, basis)
 
     def check_free(self) -> None:
         """Check that a new run may start in the folder."""
@@ -172,10 +177,12 @@ class RunFolder:
                 "another --output"
             )
 
-    def write_recipe(self, recipe: "Recipe") -> None:
-        """Write the recipe with which the run starts or continues."""
+    def write_recipe(self, recipe: "Recipe", basis: Basis | None) -> None:
+        """Write the recipe with which the run starts or continues, and its reference run, which may have gone on."""
         from dmlkit.recipe.file import dump_recipe
 
+        if basis is not None:
+            basis.write(self.basis_path)
         write_text(self.recipe_path, dump_recipe(recipe))
 
     def _was_half_created(self) -> bool:
@@ -222,7 +229,7 @@ class RunFolder:
         return Basis.read(self.basis_path) if self.basis_path.exists() else None
 
     def check_same_recipe(self, recipe: "Recipe") -> None:
-        """Check that a run is continued with its own recipe, except ``dataset.root`` and `FREE`, and with its plug-ins.
+        """Check that a run is continued with its own recipe, except `OF_PHOTOS` and `FREE`, and with its plug-ins.
 
         It may have more epochs if the weights are then those of a run that had as many from the start: the schedule of
         the learning rate does not depend on their number, or only ``training.stop_after`` ended it earlier.
@@ -330,13 +337,19 @@ class RunFolder:
         write_text(self.metrics_path, "".join(row.json_line() for row in rows))
 
 
+def check_one_way(*, resume: bool, overwrite: bool) -> None:
+    """Raise a `UserError` if a run is to be both continued and replaced."""
+    if resume and overwrite:
+        raise UserError("--resume continues a run and --overwrite deletes it; use only one of them")
+
+
 def find_run(recorded: Path, near: Path) -> Path | None:
     """Return where a run is that was recorded with its absolute path: there, or moved together with another folder.
 
     A folder above ``near`` may hold the run by the same end of its path, e.g. runs/two; the longest end is taken. The
     fingerprint of its weights says whether this is the recorded run.
     """
-    if recorded.is_dir() or model_name(recorded) is not None:
+    if RunFolder(recorded).holds_run():
         return recorded
     ends = [Path(*recorded.parts[start:]) for start in range(1, len(recorded.parts))]
     places = (above / end for end in ends for above in near.resolve().parents)
@@ -359,7 +372,7 @@ def _takes(recipe: "Recipe", change: str) -> bool:
 
 def _without_free_keys(recipe: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:
     training = {key: value for key, value in recipe["training"].items() if key not in free}
-    dataset = {key: value for key, value in recipe["dataset"].items() if key != "root"}  # photos may have moved
+    dataset = {key: value for key, value in recipe["dataset"].items() if key not in OF_PHOTOS}
     return {**recipe, "training": training, "dataset": dataset}
 
 
@@ -374,6 +387,8 @@ def aligned_place(path: Path, output: Path | None) -> Path:
 
 def final_place(path: Path, output: Path | None) -> Path:
     """Return the folder of the final run of a run: by default its own with ``-final`` at the end."""
+    if model_name(path) is not None:
+        raise UserError(f"{path}: is a pretrained model, which has no recipe to train; expected a run of dmlkit train")
     run = named(path)
     place = output or run.with_name(f"{run.name}-final")
     if place.resolve() == path.resolve():

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from dmlkit.errors import UserError
+
 
 @dataclass(frozen=True)
 class Access:
@@ -28,3 +30,9 @@ class Access:
         "FOLDER",
         "Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
     ] = None
+
+
+def check_token(token: str | None, where: str) -> None:
+    """Raise a `UserError` for a token that a header of a request cannot have; None is no token."""
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token and token):
+        raise UserError(f"{where}: expected printable ASCII characters without spaces at the ends")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from http.client import HTTPException
@@ -12,9 +13,13 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 from dmlkit.errors import UserError
+from dmlkit.serve.access import check_token
 
 Image = str | Path | bytes
 """Image file: its path or its content."""
+NAME = r"[^\s/:.\[\]]+"
+ADDRESS = re.compile(rf"https?://(\[[^\s/\[\]]+\]|{NAME}(\.{NAME})*\.?)(:[0-9]+)?(/\S*)?")
+"""Address of a server: its name, or IPv6 in brackets, and perhaps its port and a path."""
 
 
 class Client:
@@ -27,8 +32,11 @@ class Client:
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8765", *, token: str | None = None, timeout: float = 60) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UserError(f"{url}: expected an address that starts with http:// or https://")
+        if not ADDRESS.fullmatch(url):
+            raise UserError(
+                f"{url}: expected an address that starts with http:// or https://, e.g. http://127.0.0.1:8765"
+            )
+        check_token(token, "token")
         self.url, self.token, self.timeout = url.rstrip("/"), token, timeout
 
     def info(self) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def _contents(root: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
             if size > MOST_BYTES:
                 raise HTTPException(413, f"paths: the files have more than {MOST_BYTES / 1e6:g} MB; name fewer")
             contents.append((name, path.read_bytes()))
-        except (OSError, ValueError):  # no permission, or a zero byte in the name
+        except (OSError, ValueError, RuntimeError):  # no permission, a zero byte in the name, or a link to itself
             raise HTTPException(404, f"paths: {excerpt(name)}: this file cannot be read") from None
     return contents
 

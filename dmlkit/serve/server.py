@@ -19,7 +19,7 @@ from uvicorn.supervisors import Multiprocess
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of, require_folder, require_review
-from dmlkit.serve.access import Access
+from dmlkit.serve.access import Access, check_token
 from dmlkit.serve.app import METRICS, make_app
 from dmlkit.serve.requests import is_loopback
 from dmlkit.serve.service import Service
@@ -45,8 +45,7 @@ def run_server(
     host, token = access.host, access.token
     if not is_loopback(host) and not token:
         raise UserError(f"--host {host}: other machines could use this server; set a token in DMLKIT_TOKEN")
-    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token and token):
-        raise UserError("DMLKIT_TOKEN: expected printable ASCII characters without spaces at the ends")
+    check_token(token, "DMLKIT_TOKEN")
     if access.allow_writes and kind_of(source) != "gallery":
         raise UserError(f"--allow-writes: {source} is not a gallery; serve a gallery to change it")
     if workers > 1 and access.review is not None:

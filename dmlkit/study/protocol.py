@@ -10,10 +10,11 @@ from torch.nn.functional import normalize
 
 from dmlkit.datasets.base import FOLDS
 from dmlkit.distributed.launch import Ranks
+from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.files.document import Document
 from dmlkit.loading.inputs import refuse_faults
+from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.retrieval import MapAtRConfig, PrecisionConfig, RPrecisionConfig
-from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -99,15 +100,16 @@ def _trained(recipe: Recipe, folder: Path, ranks: Ranks, progress: StartModel) -
 
 
 def _concatenated(folds: Sequence[Path], ranks: Ranks) -> dict[str, float]:
+    models = [load_model(RunFolder(path), ranks, "best") for path in folds]
+    images = models[0].recipe.dataset.build("test")  # the folds differ in their validation classes alone
     parts: list[Embeddings] = []
-    for path in folds:
-        trained = load_model(RunFolder(path), ranks, "best")
+    for trained in models:
         recipe = trained.recipe
-        images = recipe.dataset.build("test")
         parts.append(embed_dataset(ranks, trained.model, images, recipe.transform, workers=recipe.training.workers))
         refuse_faults(parts[-1].faults, recipe.dataset.on_bad_image)
     points = concatenate([part.points for part in parts])
-    return retrieval_metrics(points.to(ranks.device), parts[0].labels, metrics=METRICS)
+    joined = parts[0]._replace(points=points)
+    return score_dataset(joined, images, Sphere(points.shape[1]), METRICS, ranks=ranks).scores.values
 
 
 def concatenate(points: Sequence[Tensor]) -> Tensor:

@@ -158,6 +158,11 @@ def _changed(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return recipe
 
 
+def _fixed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return what may not change of a recipe; images that cannot be read may be skipped from now on, as in a run."""
+    return {**recipe, "dataset": {**recipe["dataset"], "on_bad_image": None}}
+
+
 @contextmanager
 def open_study(record: Mapping[str, Any], folder: Path, ranks: "Ranks", command: str) -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
@@ -180,7 +185,7 @@ def open_study(record: Mapping[str, Any], folder: Path, ranks: "Ranks", command:
                 changes.append(f"variants.{variant}: no longer tries {some_of(lost)}")
             for label in (label for label in recipes if label in tried):
                 place = f"variants.{variant}.{label}".rstrip(".")
-                changes += differences(place, recipes[label], tried[label])
+                changes += differences(place, *(_fixed(of_label[label]) for of_label in (recipes, tried)))
         changes += differences("", stored, {**new, **same})
         if changes:
             raise UserError(

@@ -84,7 +84,8 @@ def read_results(folder: Path) -> StudyResults:
     """Read the results of a finished study."""
     stored, path = StudyRecord.of(folder), folder / "results.json"
     results = StudyResults.read(path) if path.exists() else None
-    if results is None or results.missing or results.seeds != stored.seeds:
+    is_of_all = results is not None and (results.seeds, {*results.variants}) == (stored.seeds, {*stored.variants})
+    if results is None or results.missing or not is_of_all:  # seeds and variants may be added later
         raise UserError(f"{folder}: this study is not finished; continue it with: {stored.command}")
     variants, metrics = results.variants, {*results.metrics, *(judged.metric for judged in results.verdicts)}
     named = {results.reference, *(name for judged in results.verdicts for name in (judged.better, judged.than))}
@@ -212,7 +213,7 @@ def _counted(statements: Sequence[JudgedStatement], of: str = "Of") -> str:
         for verdict, (one, more) in COUNTED.items()
         if counts[verdict] or verdict in ALWAYS_COUNTED
     ]
-    text = f"{of} {len(statements)} statements, {', '.join(phrases[:-1])}, and {phrases[-1]}."
+    text = f"{of} {counted(len(statements), 'statement')}, {', '.join(phrases[:-1])}, and {phrases[-1]}."
     lost = sum(judged.corrected_verdict != judged.verdict for judged in statements)
     are = "is" if lost == 1 else "are"
     after = f" After Holm's correction, {lost} of those that hold or do not hold {are} undecided."
@@ -227,10 +228,10 @@ def disagreement_paragraphs(studies: Mapping[str, StudyResults]) -> list[str]:
     several = sum(count > 1 for count in pairs.values())
     if not several:
         return []
-    names = disagreements(studies)
+    names, of = disagreements(studies), counted(several, "statement")
     if not names:
-        return [f"**The metrics agree** on {several} statements: after the correction both lead to the same decision."]
-    count = f"**The metrics disagree on {len(names)} of {several} statements** after the correction"
+        return [f"**The metrics agree** on {of}: after the correction both lead to the same decision."]
+    count = f"**The metrics disagree on {len(names)} of {of}** after the correction"
     return [f"{count}: {markdown('; '.join(names))}."]
 
 

@@ -126,7 +126,7 @@ class _Reader:
         progress = [_progress(run, self._training(variant, label)["select_by"]) for run in models]
         scores = [score for _, score, _ in progress if score is not None]
         state: State = "waiting"
-        if all(run.summary_path.exists() for run in models):
+        if all(run.summary_path.exists() for run in models) and (self.models == 1 or (folder / "result.json").exists()):
             state = "done"
         elif any(is_held(run.path) for run in models):
             state = "running"

@@ -8,9 +8,8 @@ from pathlib import Path
 from dmlkit.evaluation.compare import p_text
 from dmlkit.files.escape import Rows, as_latex, latex, printable
 from dmlkit.files.outputs import write_output
-from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.run_folder.documents import PairedDifference
-from dmlkit.study.definition.file import is_error_rate
+from dmlkit.study.definition.file import is_descriptive, is_error_rate
 from dmlkit.study.verdicts import JudgedStatement, MeanInterval, StudyResults, VariantResults, end_text
 
 
@@ -190,8 +189,6 @@ MARK = "% Written by: dmlkit report"  # start of the first line, which also has 
 NEEDS = r"""% In the preamble: \usepackage{array,booktabs}. Where the tables belong: \input{FILE}.
 % Names in letters other than Latin need LuaLaTeX or XeLaTeX, and a font that has them."""
 TEXT_COLUMN = r">{\raggedright\arraybackslash}p{0.2\linewidth}"
-DESCRIPTIVE = {name for config in (SpreadConfig(), SpectrumConfig(), NormConfig()) for name in config.names()}
-"""Metrics of which neither the largest nor the smallest is best."""
 
 
 def write_tables(studies: Mapping[str, StudyResults], path: Path, arguments: str) -> None:
@@ -202,7 +199,8 @@ def write_tables(studies: Mapping[str, StudyResults], path: Path, arguments: str
 
 def study_tables(name: str, results: StudyResults) -> list[str]:
     """Return a table of variants and metrics, ``tab:NAME``, and of the verdicts, if any, ``tab:NAME-verdicts``."""
-    label, claim = re.sub(r"[^A-Za-z0-9.:_-]", "-", name), latex(results.claim)
+    label = re.sub(r"[^A-Za-z0-9.:_-]", lambda match: f"-{ord(match[0]):x}", name)  # two names have two labels
+    claim = latex(results.claim)
     counts = sorted({len(variant.runs) for variant in results.variants.values()})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     figures = f"Mean over {seeds} seeds and half the width of its 95\\,\\% interval"
@@ -229,7 +227,7 @@ def best_cells(results: StudyResults) -> set[tuple[int, int]]:
     """
     best: set[tuple[int, int]] = set()
     for column, metric in enumerate(results.metrics, 1):
-        if metric.rpartition(" ")[2] not in DESCRIPTIVE:  # without the kind: separated map@r
+        if not is_descriptive(metric):
             means = [round(variant.summary[metric].mean, 4) for variant in results.variants.values()]
             top = min(means) if is_error_rate(metric) else max(means)
             best |= {(row, column) for row, mean in enumerate(means, 1) if mean == top}

@@ -21,8 +21,9 @@ LOOKED_AT = 8  # images checked per split, evenly spaced: a dataset may have a m
 def check_dataset(config: DatasetConfig) -> None:
     """Check a configured dataset against its contract; the files that it reads must exist.
 
-    Labels, names and paths of every split are consistent; no class of the test split is in training or validation;
-    images are uint8 RGB, vectors float32, the same at each call; building the dataset again gives the same.
+    Labels, names and paths of every split are consistent; no class of the test split is in training or validation, or
+    no image where test images are of known classes; images are uint8 RGB, vectors float32, the same at each call;
+    building the dataset again gives the same.
 
     Example:
         >>> from dmlkit.datasets import GlyphsConfig
@@ -59,15 +60,19 @@ def labels_names_and_paths_fit_together(config: DatasetConfig) -> None:
 
 
 def splits_share_no_class(config: DatasetConfig) -> None:
-    """Check that training, validation and test share no class, and that split all contains all their images."""
+    """Check that training, validation and test share no class, and that split all contains all their images.
+
+    Where test images are of known classes, the splits share no image instead.
+    """
     splits = splits_of(config)
-    whole = splits.pop("all")
-    for (one, first), (other, second) in combinations(splits.items(), 2):
-        shared = sorted(set(first.class_names) & set(second.class_names))
-        expect(not shared, f"{one} and {other} share {', '.join(shared[:3])}")
-    known = {whole.key(index) for index in range(len(whole))}
-    for split, dataset in splits.items():
-        missing = [key for key in map(dataset.key, range(len(dataset))) if key not in known]
+    keys = {split: [*map(images.key, range(len(images)))] for split, images in splits.items()}
+    known = {*keys.pop("all")}
+    names = keys if config.tests_known else {split: splits[split].class_names for split in splits if split != "all"}
+    for (first, of_first), (second, of_second) in combinations(names.items(), 2):
+        shared = sorted({*of_first} & {*of_second})
+        expect(not shared, f"{first} and {second} share {', '.join(shared[:3])}")
+    for split, of_split in keys.items():
+        missing = [key for key in of_split if key not in known]
         expect(not missing, f"{split} has {', '.join(missing[:3])}, which split all does not have")
 
 

@@ -23,7 +23,7 @@ from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.plugin import plugin_error
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Basis, EpochRow, RunClasses, Summary
-from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder, check_one_way
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
 from dmlkit.training.data import TrainingData, check_disk, check_places, feature_jobs, remove_maps, teach, training_data
 from dmlkit.training.experiment import Experiment, assemble
@@ -67,8 +67,7 @@ def train(
             rank ended.
         TrainingStoppedError: Ctrl-C or SIGTERM stopped the run after a checkpoint.
     """
-    if resume and overwrite:
-        raise UserError("--resume continues a run and --overwrite deletes it; use only one of them")
+    check_one_way(resume=resume, overwrite=overwrite)
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe), overrides)
     elif overrides:
@@ -116,7 +115,7 @@ def _train(
     if ranks.is_global_zero:
         check_disk(recipe, jobs, run, resume=resume)
         device = str(ranks.device)
-        run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis, device=device)
+        run.write_recipe(recipe, basis) if resume else run.create(recipe, basis, overwrite=overwrite, device=device)
     if ranks.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
         classes.write(run.classes_path)
     ranks.barrier()

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import NonNegativeInt
+from safetensors import SafetensorError
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import evenly_spread
@@ -29,6 +30,7 @@ from dmlkit.files.document import Document
 from dmlkit.files.regular import cache_folder, file_checksum
 from dmlkit.files.where import Where
 from dmlkit.loading.batches import collate
+from dmlkit.loading.image_changes import stamp
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.manifolds.base import Manifold
 from dmlkit.model import EmbeddingModel, Normalization
@@ -299,7 +301,7 @@ def _bf16(model: EmbeddingModel, inputs: Tensor) -> Tensor:
 
 def _remove_oldest(graph: Path) -> None:
     """Remove the oldest graphs of the kind of one that was written."""
-    graphs = sorted(graph.parent.glob(f"engine-*{graph.suffix}"), key=lambda path: path.stat().st_mtime)
+    graphs = sorted(graph.parent.glob(f"engine-*{graph.suffix}"), key=lambda path: stamp(str(path))[1])
     for old in graphs[:-KEPT]:
         old.unlink(missing_ok=True)
 
@@ -318,7 +320,8 @@ def keep_operators(trained: TrainedModel) -> None:
         return
     shape, model = (3, 3, transform.size, transform.size), trained.model
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with suppress(UserError, OSError), torch.inference_mode(False), torch.no_grad():  # no operators, or no room
+    # no operators, or no room, which safetensors reports by an error of its own
+    with suppress(UserError, OSError, SafetensorError), torch.inference_mode(False), torch.no_grad():
         place.parent.mkdir(parents=True, exist_ok=True)
         write_operators(torch.nn.Sequential(model.backbone, model.head), model.normalization(images), graph)
         _remove_oldest(graph)

@@ -87,7 +87,7 @@ class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
     """How the weight was found: ``mean`` of the logits that are calibrated for each similarity alone, or ``logistic``
     regression on both. The one with the higher map@r of validation classes that did not fit it was taken."""
     alone: FiniteFloat | None
-    """map@r of the first model on the validation classes; null for fewer than 3 classes."""
+    """map@r of the first model on the validation classes; null for fewer than 3 with two images."""
     together: FiniteFloat | None
     """map@r of the fusion on validation classes that did not fit the weight."""
 
@@ -230,7 +230,7 @@ class Manifest(Description, frozen=True, strict=True):
     kind: ClassVar[str] = "manifest of embeddings"
 
     source: str
-    """Source of the images: a folder, or ``dataset:split``."""
+    """Source of the images: the absolute path of a folder or file, or ``dataset:split``."""
     count: NonNegativeInt
     """Number of embeddings."""
     skipped: tuple[str, ...]

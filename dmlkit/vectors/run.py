@@ -124,13 +124,13 @@ def embed(
         raise UserError(f"embed: --dims {dims} applies to torch alone; leave out --ray and any runtime in --device")
     trained = trained if dims is None else shortened(trained, dims)
     source = str(images) if split is None else f"{trained.recipe.dataset.name}:{split}"
+    recorded = source if images is None else str(images.resolve())  # the same from any current folder
+    recorded = recorded if readable_name(recorded) else source
     place = output or output_of(folder, images, split, trained.checkpoint, dims)
     check_folder(place, "embeddings", *EMBEDDING_MARKS, sources=[])
     check_place(place, [images, trained.recipe.dataset.data_root])
     if (place / "manifest.json").exists():
-        theirs = Manifest.read(place / "manifest.json").source
-        if output is None and theirs != source:
-            raise UserError(f"{place}: has embeddings of {theirs}; choose another folder with --output, or remove it")
+        check_earlier(Manifest.read(place / "manifest.json"), folder, recorded, None if output else place)
     skip = options.skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
     boxes = options.boxes
     if skip and images is not None and trained.samples.has_pixels:
@@ -148,8 +148,9 @@ def embed(
             model = stored_model(trained, workers.device if workers else "")
             keys = image_keys(dataset, trained.recipe.dataset)
             job = FillJob(dataset, keys, vectors_folder, model, exact=split is not None, skip_bad_images=skip)
-            compute = None if workers is None else partial(workers.compute, run, trained.checkpoint)
+            compute = None if workers is None else partial(workers.compute, run, trained.checkpoint, options.overrides)
             filled = fill(job, trained, ranks, bar=bar, compute=compute)
+        ranks.barrier()  # each rank waits until it has seen all points, which the first one may remove below
         if not ranks.is_global_zero:
             return None
         if filled.known:
@@ -158,10 +159,24 @@ def embed(
         refuse_nothing_read(len(dataset) - len(filled.faults), filled.faults, source)
         with nullcontext() if are_inside else lock, writing(place / "manifest.json"):
             table = _listing_table(images, options.boxes or Boxes(), trained.recipe.dataset)
-            manifest = write_embeddings(folder, trained, dataset, source, place, filled, table)
+            manifest = write_embeddings(folder, trained, dataset, recorded, place, filled, table)
         if are_inside:
             shutil.rmtree(vectors_folder, ignore_errors=True)
     return manifest
+
+
+def check_earlier(earlier: Manifest, run: RunFolder, source: str, place: Path | None) -> None:
+    """Raise a `UserError` if a folder that the user has not named has embeddings of other images.
+
+    That of a pretrained model is in the current folder, where another model may have written.
+    """
+    is_other_model = run.model is not None and earlier.run not in (None, run.model)
+    is_other = Path(earlier.source).resolve() != Path(source).resolve()  # older manifests may have relative paths
+    if place is not None and (is_other or is_other_model):
+        by = f" by {earlier.run}" if is_other_model else ""
+        raise UserError(
+            f"{place}: has embeddings of {earlier.source}{by}; choose another folder with --output, or remove it"
+        )
 
 
 def _home(run: RunFolder, output: Path) -> Path:
@@ -192,32 +207,40 @@ def write_embeddings(
     filled: Filled,
     table: ListingTable | None,
 ) -> Manifest:
-    """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time."""
+    """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time.
+
+    No file is there before all are complete: a folder without a manifest is refused, also by the command that resumes.
+    """
     path, description, run_path = output / "manifest.json", describe(trained), str(place_of_run(run.path))
-    path.unlink(missing_ok=True)  # a kill leaves no manifest of other embeddings
     store, rows, faults, _ = filled
     indices, checksum = np.flatnonzero(rows >= 0), 0
     parts = [indices[start : start + PART_IMAGES] for start in range(0, len(indices), PART_IMAGES)]
-    with atomic_write(output / "embeddings.npy") as partial, partial.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(indices), description.dim)}
-        npy.write_array_header_1_0(file, header)
-        for part in parts:
-            content = np.ascontiguousarray(store.points_at(rows[part]).numpy(), dtype="<f4").tobytes()
-            checksum = crc32(content, checksum)
-            file.write(content)
-            store.release()
-    _write_items(output / "items.parquet", dataset, parts)
-    manifest = Manifest(
-        **dict(description),
-        source=source,
-        count=len(indices),
-        skipped=tuple(faults),
-        threshold=threshold_of(run, trained.fingerprint),
-        run=run_path if readable_name(run_path) else None,
-        checksums=Checksums(points=checksum, items=file_checksum(output / "items.parquet")),
-        table=table,
-    )
-    manifest.write(path)
+    with (
+        atomic_write(path) as described,
+        atomic_write(output / "items.parquet") as items,
+        atomic_write(output / "embeddings.npy") as points,
+    ):
+        with points.open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(indices), description.dim)}
+            npy.write_array_header_1_0(file, header)
+            for part in parts:
+                content = np.ascontiguousarray(store.points_at(rows[part]).numpy(), dtype="<f4").tobytes()
+                checksum = crc32(content, checksum)
+                file.write(content)
+                store.release()
+        _write_items(items, dataset, parts)
+        manifest = Manifest(
+            **dict(description),
+            source=source,
+            count=len(indices),
+            skipped=tuple(faults),
+            threshold=threshold_of(run, trained.fingerprint),
+            run=run_path if readable_name(run_path) else None,
+            checksums=Checksums(points=checksum, items=file_checksum(items)),
+            table=table,
+        )
+        described.write_text(manifest.text(), encoding="utf-8")
+        path.unlink(missing_ok=True)  # a kill leaves no manifest of other embeddings
     return manifest
 
 
@@ -229,7 +252,7 @@ def _write_items(path: Path, dataset: Dataset, parts: Sequence[Values]) -> None:
     columns: list[tuple[str, Any]] = [("id", pa.int64()), ("path", pa.string()), ("label", pa.string())]
     columns += [(name, pa.float64()) for name in BOX] if dataset.boxes is not None else []
     schema, numbers = pa.schema(columns), count()
-    with atomic_write(path) as partial, ParquetWriter(partial, schema) as writer:
+    with ParquetWriter(path, schema) as writer:
         for part in parts:
             lines, labels = list[str](), dataset.label_names(dataset.labels[torch.from_numpy(part)])
             for index, label in zip(part.tolist(), labels, strict=True):
@@ -244,7 +267,7 @@ def output_of(
     run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName, dims: int | None = None
 ) -> Path:
     """Return the folder of a run into which images, or a split, are embedded by default; another if shortened."""
-    place = run.embeddings_of(str(split), checkpoint) if images is None else run.embeddings_of_images(images)
+    place = run.embeddings_of(images or str(split), checkpoint)
     return place if dims is None else place.with_name(f"{place.name}-{dims}")
 
 
@@ -299,12 +322,18 @@ class RayWorkers:
             ray.shutdown()
 
     def compute(
-        self, run: Path, checkpoint: CheckpointName, job: FillJob, numbers: list[int], advance: Advance
+        self,
+        run: Path,
+        checkpoint: CheckpointName,
+        overrides: Sequence[str],
+        job: FillJob,
+        numbers: list[int],
+        advance: Advance,
     ) -> None:
         """See `Compute`; the images, which all workers can reach, are sent by their paths."""
         import ray
 
-        arguments = (ray.put(job), run, checkpoint, self.device, self.processors, Path.cwd())
+        arguments = (ray.put(job), run, checkpoint, overrides, self.device, self.processors, Path.cwd())
         items: Any = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
         results = items.map_batches(
             RayWorker,
@@ -328,7 +357,14 @@ class RayWorker:
     """
 
     def __init__(
-        self, job: Any, run: Path, checkpoint: CheckpointName, device: str, processors: int, folder: Path
+        self,
+        job: Any,
+        run: Path,
+        checkpoint: CheckpointName,
+        overrides: Sequence[str],
+        device: str,
+        processors: int,
+        folder: Path,
     ) -> None:
         import ray
 
@@ -337,7 +373,7 @@ class RayWorker:
             os.chdir(folder)
             sent: FillJob = ray.get(job)
             ranks = start_ranks(device)
-            trained = load_model(RunFolder(run), ranks, checkpoint)
+            trained = load_model(RunFolder(run), ranks, checkpoint, overrides=overrides)
             job = replace(sent, model=stored_model(trained))  # of another version of a package it is another folder
             job.check_reachable()
             self.embed = PartEmbedder(job, trained, ranks, workers=processors if device == "cuda" else 0)

@@ -26,7 +26,7 @@ def split_embeddings(
 
     The result is equal to the bit to that of `embed_images`. Another process that needs the same points waits for
     them. Where the run cannot be written, a warning says so. Where training has stored the features of frozen
-    layers, only the other layers are computed.
+    layers, torch computes only the other layers.
     """
     if trained.fusion is not None:
         runs = [(member.run or run, member) for member in trained.members]
@@ -37,7 +37,7 @@ def split_embeddings(
     def compute(job: FillJob, numbers: list[int], advance: Advance) -> None:
         """Compute parts from the images, or from the features of frozen layers that training has stored."""
         model = trained
-        if trained.recipe.backbone.tuning.stored() is not None:
+        if trained.recipe.backbone.tuning.stored() is not None and trained.computation is None:
             from dmlkit.vectors.features import stored_features, trained_part
 
             features = stored_features(run, trained, dataset, job.keys)

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY_RECIPE, Cli, Result
+from tests.training.test_train import assert_same_weights
 
 
 def refused(result: Result, *parts: str):
@@ -64,6 +65,24 @@ def test_broken_images_stop_or_are_skipped_and_counted(dmlkit, tiny_recipe: Path
     assert "2 images could not be read" in result.out
 
 
+def test_a_run_that_a_broken_image_stops_at_its_end_resumes_without_it(
+    dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path
+):
+    """As the message says; the run is then that which has skipped the image from the start."""
+    broken = image_folder / max(path.name for path in image_folder.iterdir()) / "2.png"  # it tests
+    broken.write_bytes(broken.read_bytes()[:60])
+    options = folder_options(image_folder, "training.epochs=1")
+    skips = (*options, "--set", "dataset.on_bad_image=skip")
+    stopped = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options)
+    refused(stopped, f"{broken}: cannot read this image", "or skip such images with dataset.on_bad_image=skip")
+    dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--resume", *skips).ok()
+    dmlkit("train", tiny_recipe, "-o", tmp_path / "whole", *skips).ok()
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "whole")]
+    assert summaries[0]["last"] == summaries[1]["last"]
+    assert summaries[0]["skipped_images"] == summaries[1]["skipped_images"] and len(summaries[0]["skipped_images"]) == 1
+
+
 def test_workers_name_the_broken_image_too(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
     (image_folder / "class0" / "2.png").write_bytes(b"")
     options = folder_options(image_folder, "training.workers=1")
@@ -94,6 +113,10 @@ def test_a_folder_with_a_run_is_kept(dmlkit: Cli, trained_once: Callable[..., Pa
     for options in ((), ("--overwrite",)):
         refused(dmlkit("train", recipe, "-o", tmp_path / "other", *options), "is not a dmlkit run")
     assert (tmp_path / "other" / "thesis.txt").exists()
+
+
+def test_a_dry_run_refuses_what_training_would(dmlkit: Cli, tiny_recipe: Path):
+    refused(dmlkit("train", tiny_recipe, "--dry-run", "--resume", "--overwrite"), "use only one of them")
 
 
 def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_path: Path):

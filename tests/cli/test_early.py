@@ -113,7 +113,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 READ_HERE = "this command reads this file; choose another"
-NO_CLASSES = "no class folders; expected at least one for training and one for testing"
+NO_CLASSES = "no class folders; expected at least two for training and two for testing"
 INSIDE = "this is inside photos, where every file is read as data; choose a path outside that folder"
 IN_RUN = "this is inside a run ({place}/run); choose a path outside it, or in its "
 IN_RUN += "embeddings/, evaluations/, exports/, plots/"

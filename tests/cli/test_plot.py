@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from tests.conftest import TINY_RECIPE
+from tests.conftest import ROOT, TINY_RECIPE
 
 pytestmark = pytest.mark.usefixtures("pictures_are_drawn")
 STUDY = "claim: A claim\nrecipe: r.yaml\nseeds: [0, 1]\ngrid: {loss.margin: [0.1, 0.2, 0.3]}\n"
@@ -111,3 +111,13 @@ def test_a_study_whose_runs_are_gone_is_one_line(dmlkit, here: Path):
     shutil.rmtree(here / "study" / "runs")
     dmlkit("plot", "epochs", "study").refused("its runs are missing")
     assert dmlkit("plot", "results", "study").code == 0
+
+
+def test_another_checkpoint_has_a_picture_of_its_own(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+    words, pictures = ("plot", "pca", "run", "--device", "cpu"), Path("run/plots")
+    dmlkit(*words).ok()
+    best = (pictures / "test-pca.png").read_bytes()
+    dmlkit(*words, "--checkpoint", "last").ok()
+    assert (pictures / "test-pca.png").read_bytes() == best
+    assert {path.name for path in pictures.iterdir()} == {"test-pca.png", "test-last-pca.png"}

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
+from dmlkit.datasets import FolderConfig
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.testing import check_dataset
 from tests.datasets import trees
@@ -77,3 +78,18 @@ def test_files(name: str, tmp_path: Path):
 )
 def test_glyphs(options: dict[str, Any]):
     check_dataset(DatasetConfig.variants["glyphs"](**GLYPHS | options))
+
+
+class Overlapping(FolderConfig, frozen=True, abstract=True):
+    """Tests on the images that it trains on."""
+
+    def images_of(self, listing: Any, split: Any) -> Any:
+        return super().images_of(listing, "train" if split == "test" else split)
+
+
+def test_splits_of_known_classes_share_classes_but_no_image(tmp_path: Path):
+    trees.photos(tmp_path, (f"class {label}/{index}.jpg" for label in range(3) for index in range(10)))
+    for fraction in (0.0, 0.2):
+        check_dataset(FolderConfig(root=str(tmp_path), split="images", validation_fraction=fraction))
+    with pytest.raises(AssertionError, match=r"splits_share_no_class: .* train and test share .*class 0/0\.jpg"):
+        check_dataset(Overlapping(root=str(tmp_path), split="images", validation_fraction=0.0))

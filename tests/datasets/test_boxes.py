@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,36 @@ def test_megadetector(photos: Path, tmp_path: Path):
     assert len(images_at(photos, boxes=Boxes(file, confidence=0.1))) == 2
     del data["detection_categories"]
     assert len(images_at(photos, boxes=Boxes(write(file, data)))) == 2
+
+
+def test_boxes_of_many_other_images_are_found(photos: Path, tmp_path: Path):
+    """None of which is in the folder; and a sample of their names has none of those that are."""
+    labels = yolo(tmp_path / "labels", a="0 0.5 0.5 0.25 0.2", b="0 .5 .5 .5 .5")
+    for name in ("0", "deer/z", *(f"deer/{number}" for number in range(50))):
+        write(labels / f"{name}.txt", "0 0.5 0.5 0.5 0.5")
+    found = crops(images_at(photos, boxes=Boxes(labels)))
+    assert found == [("a.png", None, (15, 12, 25, 18)), ("b.png", "deer", (10, 8, 30, 22))]
+    assert crops(images_at(photos / "a.png", boxes=Boxes(labels))) == found[:1]
+
+
+def test_other_images_of_one_name_do_not_hide_those_of_the_folder(photos: Path, tmp_path: Path):
+    detections = [{"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.5]}]
+    names = ("mine/a.png", "mine/deer/b.png", "mine/x.png", "yours/x.png")  # the last two would become x.png
+    data = {"images": [{"file": f"/{name}", "detections": detections} for name in names]}
+    found = crops(images_at(photos, boxes=Boxes(write(tmp_path / "md.json", data))))
+    assert found == [("a.png", None, (4, 6, 24, 21)), ("b.png", "deer", (4, 6, 24, 21))]
+
+
+def test_boxes_of_absolute_paths(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
+    """As MegaDetector writes them, of a folder that is named by a relative one."""
+    detections = [{"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.5]}]
+    names = (photos / "a.png", photos / "deer/b.png")
+    file = write(tmp_path / "md.json", {"images": [{"file": str(name), "detections": detections} for name in names]})
+    monkeypatch.chdir(tmp_path)
+    found = crops(images_at(Path("photos"), boxes=Boxes(file)))
+    assert found == [("a.png", None, (4, 6, 24, 21)), ("b.png", "deer", (4, 6, 24, 21))]
+    assert "without a box" not in caplog.text
+    assert crops(images_at(Path("photos/a.png"), boxes=Boxes(file))) == found[:1]
 
 
 def test_tables(photos: Path):

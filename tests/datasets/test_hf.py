@@ -176,6 +176,16 @@ def test_what_is_no_image_is_left_out_with_its_row(rows: Any, photos: Path, tmp_
     assert not (tmp_path / "other").exists()
 
 
+def test_splits_that_differ_by_a_number_are_saved_under_names_of_their_own(rows: Any, tmp_path: Path):
+    library.DatasetDict({"fold1": rows.select([0, 1]), "fold2": rows.select([9])}).save_to_disk(str(tmp_path / "d"))
+    with saved_images(tmp_path / "d", {}, tmp_path / "out") as found:
+        assert found is not None and found.table["split"].to_pylist() == ["fold1", "fold1", "fold2"]
+    plain = rows.cast_column("image", library.Image(decode=False))
+    expected = [plain[row]["image"] for row in (0, 1, 9)]
+    contents = [cell["bytes"] or Path(cell["path"]).read_bytes() for cell in expected]
+    assert [(tmp_path / "out" / name).read_bytes() for name in found.table["path"].to_pylist()] == contents
+
+
 def test_start_names_the_columns(rows, tmp_path, dmlkit, monkeypatch):
     monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
     rows.rename_columns({"image": "photo", "label": "species"}).save_to_disk(str(tmp_path / "birds"))

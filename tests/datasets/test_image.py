@@ -23,7 +23,7 @@ from dmlkit.datasets import FolderConfig
 from dmlkit.datasets.files import image
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import Turns, decode_image, decoded_pixels, frames, read_image
-from dmlkit.files.image_file import FORMATS, HEIF, MAX_PIXELS, MAX_SIDE, BadImageError, Box, decoding
+from dmlkit.files.image_file import FORMATS, HEIF, MAX_PIXELS, MAX_SIDE, BadImageError, Box, decoding, upright_size
 from dmlkit.files.regular import EXTENSIONS, HEIC
 from dmlkit.identify.page import drawn_picture
 from dmlkit.loading.batches import evaluation_loader
@@ -42,6 +42,17 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             pytest.skip("needs torchcodec")
     else:
         monkeypatch.setattr(image, "jpeg_decoder", lambda: None)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("suffix", ["tif", "png", "jpg", "webp"])
+def test_the_size_of_a_turned_image_is_that_of_its_pixels(turn: int, suffix: str, tmp_path: Path):
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    Image.new("RGB", (8, 4)).save(tmp_path / f"a.{suffix}", exif=exif)
+    size = (8, 4) if turn < 5 else (4, 8)
+    assert upright_size(tmp_path / f"a.{suffix}") == size
+    assert tuple(read_image(tmp_path / f"a.{suffix}").shape[:0:-1]) == size
 
 
 RED, WHITE, GREY, BLACK = [255, 0, 0], [255] * 3, [100] * 3, [0] * 3

@@ -138,6 +138,10 @@ def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
         sets = [[row[2].split("|") for row in rows if row[0] == number] for number in "123"]
         most = [max(sum(label in member for member in members) for label in known) for members in sets]
         assert f"purity {sum(most) / len(rows):.4f}, no nmi, since images have several labels" in shown
+    label = run.training_classes()[0].partition("|")[0]
+    mixed = table(tmp_path / "mixed", [f"{label}|new"] * 2 + ["other|newer"] * 2).file
+    notes = dmlkit("eval", run.path, mixed, "--json", "--device", "cpu").json()["notes"]
+    assert "1 class was trained on; these metrics do not measure unseen classes" in notes
     before = sorted(run.path.rglob("*"))
     for words in (
         ("inspect", run.path, "-o", tmp_path / "x.html", "--device", "cpu"),

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from dmlkit.datasets import FolderConfig, TableConfig
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
-from dmlkit.files.image_table import read_images
+from dmlkit.files.image_table import read_images, write_images
 from dmlkit.files.readers.base import ImageTable, Reader, reader_of, table_of
 from dmlkit.vectors.images import images_at
 from tests.conftest import Cli, one_line, refuses
@@ -60,6 +60,8 @@ def test_a_list_of_objects_is_a_table(home: Path):
     file = write(home / "t.json", cells)
     assert rows(file, "path", "label", "side") == [["cam1/a.jpg", "7", None], ["cam2/c.jpg", "fox", "left"]]
     assert read_images(file).place(1) == f"{file}: row 2"
+    file.write_text(json.dumps(cells), encoding="utf-8-sig")
+    assert rows(file, "label") == [["7"], ["fox"]]
     refuses(r"t.json: row 2: got '7'; expected a JSON object", read_images, write(file, [cells[0], 7]))
 
 
@@ -319,6 +321,8 @@ def test_observations_of_events_in_camtrap_dp(home: Path):
     observations = f"o1,d2,,e2,{start},{end},animal,Lynx lynx,L1,,,,\no2,d2,m4,e2,,,animal,Lynx lynx,L2,,,,\n"
     file = camtrap(home, observations)
     assert rows(file, "path", "label", "group") == [["cam2/c.jpg", "L2", "e2"], ["cam2/a.jpg", "L1", "e2"]]
+    camtrap(home, observations + f"o3,d1,,e3,{start},{end},animal,Lynx lynx,L3,,,,\n")
+    assert "1 observation of an event without other media, 4 media without" in read_images(file).notes[0]
 
 
 def test_camtrap_dp_without_individuals_asks_for_the_label(home: Path):
@@ -361,7 +365,9 @@ def test_pascal_voc(home: Path):
     write(home / "y/train/a.xml", voc("a.jpg", ("fox", 1, 2, 3, 4)))  # as Roboflow writes them, next to the images
     write(home / "y/valid/b.xml", voc("b.jpg", ("owl", 1, 2, 3, 4)))
     assert rows(home / "y", "path", "label") == [["train/a.jpg", "fox"], ["valid/b.jpg", "owl"]]
-    (home / "y/train/a.xml").rename(home / "y/train/a.XML")
+    text = (home / "y/train/a.xml").read_text().replace("<annotation>", '<annotation verified="yes">')  # of LabelImg
+    (home / "y/train/a.xml").unlink()
+    write(home / "y/train/a.XML", text)
     assert rows(home / "y", "path", "label") == [["train/a.jpg", "fox"], ["valid/b.jpg", "owl"]]
 
 
@@ -401,6 +407,15 @@ def test_a_data_set_of_yolo(tmp_path: Path):
     assert read_images(file).notes == [f"{file}: left out: 1 file of labels without an image, 1 image without boxes"]
     write(file, "train: [train/images]\nnames: [Amy]\n")
     assert read_images(file).faults == [f"{tmp_path / 'train/labels/a.txt'}:1: class 1, but {file} names 1"]
+    write(file, "val: valid/images\nkpt_shape: [2, 3]\nnames: [Amy]\n")
+    for points in ("0.1 0.1 2 0.9 0.9 2", "0.1 0.1 0.9 0.9", "0.1 0.1 2"):  # 11, 9 and 8 words
+        write(tmp_path / "valid/labels/c.txt", f"0 0.5 0.5 0.5 0.5 {points}\n")
+        assert rows(file, "label", *SIDES) == [["Amy", 6, 4.5, 18, 13.5]]
+    trees.photo(tmp_path / "valid/images/c.png", 9)
+    images = tmp_path / "valid/images"
+    assert read_images(file).faults == [
+        f"{images / 'c.png'}: has the labels of {images / 'c.jpg'}; expected one image of this name"
+    ]
     write(file, "train: /elsewhere/images\nnames: [Amy]\n")
     refuses(r"data.yaml: train: '/elsewhere/images' is no folder below", read_images, file)
 
@@ -419,6 +434,43 @@ def test_image_folders_of_hugging_face(tmp_path: Path, suffix: str):
     assert rows(tmp_path / "train", "path", "label", columns=columns) == [["a.jpg", "fox"], ["sub/b.jpg", "owl"]]
     (tmp_path / "test" / f"metadata{suffix}").unlink()
     assert "split" not in read_images(tmp_path, columns=columns).table.column_names  # a single one is none
+
+
+def test_tables_of_an_image_folder_that_do_not_fit_and_others_next_to_them(tmp_path: Path):
+    trees.photos(tmp_path, ("train/a.jpg", "train/b.jpg", "test/c.jpg"))
+    write(tmp_path / "train/metadata.csv", "file_name,label,split\na.jpg,7,train\nb.jpg,8,validation\n")
+    write(tmp_path / "train/metadata.jsonl", "{}")
+    write(tmp_path / "test/metadata.csv", "file_name,label\nc.jpg,9\n")
+    table = read_images(tmp_path)
+    assert table.table["split"].to_pylist() == ["train", "validation", "test"]
+    assert table.notes == [f"{tmp_path}: reads one table in a folder; left out: train/metadata.jsonl"]
+    (tmp_path / "test/metadata.csv").unlink()
+    parquet.write_table(pa.table({"file_name": ["c.jpg"], "label": [9]}), tmp_path / "test/metadata.parquet")
+    refuses(r"the columns of train/metadata\.csv, test/metadata\.parquet do not fit: .*label", read_images, tmp_path)
+
+
+def test_hidden_files_of_archives_are_counted(tmp_path: Path):
+    """macOS adds a binary file ._NAME for each file."""
+    trees.photos(tmp_path, ("yolo/images/a.jpg", "voc/a.jpg", "reid/query/0002_c1s1_000451_03.jpg"))
+    for name in ("reid/bounding_box_train", "reid/bounding_box_test"):
+        trees.photo(tmp_path / name / "0003_c1s1_000451_03.jpg", 1)
+    write(tmp_path / "yolo/labels/a.txt", "0 0.5 0.5 1 1\n")
+    write(tmp_path / "yolo/data.yaml", "train: images\nnames: [fox]\n")
+    write(tmp_path / "voc/a.xml", voc("a.jpg", ("fox", 1, 2, 3, 4)))
+    write(tmp_path / "reid/query/readme.txt", "text")
+    hidden = ("yolo/labels/._a.txt", "yolo/images/._a.jpg", "reid/query/._0002_c1s1_000451_03.jpg")
+    for name in (*hidden, *(f"voc/._{number}.xml" for number in range(20))):
+        (tmp_path / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
+    left_out = {
+        "yolo/labels": ["yolo/labels: left out: 1 hidden file"],
+        "yolo": ["yolo/images: left out: 1 hidden file", "yolo/labels: left out: 1 hidden file"],
+        "voc": ["voc: left out: 20 hidden files"],
+        "reid": ["reid/query: left out: 2 files that are no images"],
+    }
+    for name, notes in left_out.items():
+        table = read_images(tmp_path / name, needs=("path",))
+        assert len(table) == (3 if name == "reid" else 1) and table.faults == []
+        assert table.notes == [f"{tmp_path}/{note}" for note in notes]
 
 
 def test_a_folder_with_metadata_of_other_programs(tmp_path: Path):
@@ -581,6 +633,12 @@ def test_other_columns_are_named_once(home: Path, caplog: pytest.LogCaptureFixtu
     assert caplog.text.count(line) == 1 and caplog.text.count("reads") == 1
 
 
+def test_a_second_column_of_one_name_is_told(home: Path, caplog: pytest.LogCaptureFixture):
+    file = write(home / "t.csv", "path,label,note,note\ncam1/a.jpg,fox,x,y\n")
+    assert rows(file, "note") == [["x"]]
+    assert "other columns: note; left out: 1 column with the name of an earlier one: note" in caplog.text
+
+
 def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
     """Write a workbook as Excel does: numbers, dates by their style, texts, and the value of a formula."""
     kinds = {str: 't="inlineStr"><is><t>{}</t></is>', float: "><v>{}</v>", tuple: 's="1"><v>{0[0]}</v>'}
@@ -712,3 +770,11 @@ def test_a_blank_number_is_no_label_either_if_unknown_is_given(home: Path):
         pa.table({"path": ["cam1/a.jpg", "cam1/b.jpg", "cam2/a.jpg"], "label": [1.0, float("nan"), 7.0]}), file
     )
     assert rows(file, "label", columns={"unknown": "7"}) == [["1"], [None], [None]]
+
+
+def test_a_converted_table_has_the_labels_of_the_one_that_it_was_made_from(home: Path):
+    labels = [20_230_001_234.0, float("nan"), 20_230_001_235.0]
+    file = home / "t.parquet"
+    parquet.write_table(pa.table({"path": ["cam1/a.jpg", "cam1/b.jpg", "cam2/a.jpg"], "label": labels}), file)
+    write_images(read_images(file), home / "t.csv")
+    assert rows(home / "t.csv", "label") == [["20230001234"], [None], ["20230001235"]]

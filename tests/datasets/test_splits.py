@@ -12,6 +12,7 @@ from dmlkit.datasets.base import class_fold
 from dmlkit.datasets.files.dataset import lone_classes, search_faults
 from dmlkit.datasets.vectors import VectorFile, Vectors
 from dmlkit.errors import UserError
+from tests.conftest import refuses
 from tests.datasets import trees
 
 
@@ -50,6 +51,12 @@ def test_a_dataset_is_cut_into_folds():
         assert validation.labels.tolist() == [0, 0, 1, 1]
         seen += validation.class_names
     assert sorted(seen) == sorted(whole.load("train").class_names)
+
+
+def test_validation_needs_no_training_classes():
+    config = GlyphsConfig(classes=4, images_per_class=2)  # half of them are for testing
+    assert config.build("validation").class_names == config.load("train").class_names
+    refuses(r"0\.1 of 2 training classes leaves 0 for training and 2 for validation", config.build, "train")
 
 
 def test_too_few_classes_and_two_sets_of_images_are_refused(tmp_path: Path):

@@ -152,6 +152,25 @@ def test_groups(name: str, suffix: str, tmp_path: Path):
     assert write(tmp_path, {}, suffix).build("all").groups is None
 
 
+def test_blank_texts_of_parquet_are_empty_cells(tmp_path: Path):
+    """As of CSV: images without a group have none in common, those without a box are whole, a blank path is a fault."""
+    blank = {"group": ["", " ", "a", "a", *[""] * 4], "query": ["true"] * 7 + [""], "gallery": ["true"] * 8}
+    boxes = {side: ["2", "", *[" "] * 6] for side in ("x1", "y1")} | {side: ["9", *[""] * 7] for side in ("x2", "y2")}
+    images = write(tmp_path, blank | boxes, ".parquet").build("all")
+    assert images.groups is not None and images.query is not None and images.box(1) is None
+    alike = (images.groups[:, None] == images.groups).nonzero().tolist()
+    assert alike == sorted([[row, row] for row in range(8)] + [[2, 3], [3, 2]])
+    assert images.query.tolist() == [True] * 7 + [False] and images.box(0) is not None
+    refuses(r"row 1: no path", write(tmp_path, {"path": ["", *"abcdefg"]}, ".parquet").build, "all")
+
+
+def test_numbers_next_to_an_empty_cell_keep_their_digits(tmp_path: Path):
+    """Arrow writes 2e10 for a float that pandas made of a whole number."""
+    names = [20_000_000_000 + number for number in range(7)]
+    config = write(tmp_path, {"label": [*map(float, names), None]}, ".parquet")
+    assert config.build("all").class_names == tuple(map(str, names))
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -78,6 +78,7 @@ LABELS = ["ant", "ant", "bee", "bee", "M\xf6we", "M\xf6we", "\u0142o\u015b", "\u
         ('"path", "label" ', ' {path} , "{label}" ', "utf-8"),
         ("FileName,Individual_ID", "{path},{label}", "utf-8-sig"),
         (",image_id,identity,PATH,note", "0,7,{label},{path},", "utf-8"),
+        ("sep=;\r\npath;label", "{path};{label}", "utf-8-sig"),
         ("", "{path};{label}", "utf-8"),
         ("", "{label},{path}", "utf-8"),
         ("path,label", "{windows},{label}", "utf-8"),
@@ -98,7 +99,7 @@ def test_a_table_in_any_dialect_is_the_same(head: str, row: str, encoding: str, 
     assert [listing.class_names[label] for label in listing.labels] == LABELS
     file.write_bytes("\n".join([*([head] if head else []), rows[0], *rows[:2]]).encode(encoding))
     (fault,) = TableConfig(file=str(file)).listing().faults
-    first, lines = 1 + bool(head), 1 + row.count("\n")
+    first, lines = 1 + len(head.splitlines()), 1 + row.count("\n")
     assert f"{file}:{first + lines}: " in fault and f"is already listed in {file}:{first};" in fault
 
 

@@ -119,6 +119,18 @@ def test_splits_say_what_trains_and_tests(recipe: Path, tmp_path: Path):
     assert names == {"train": ("8", "9", "10", "11"), "validation": ("4", "5", "6", "7"), "test": ("0", "1", "2", "3")}
 
 
+def test_blank_paths_are_named_by_their_rows_and_a_column_of_groups_is_read(tmp_path: Path):
+    vectors, labels = arrays()
+    cells = {"embedding": list(vectors), "label": labels, "path": [None, "b.jpg"] * 36, "group": ["g", None, "g"] * 24}
+    file = tmp_path / "x.parquet"
+    parquet.write_table(pa.table(cells), file)
+    test = VectorsConfig(embeddings=str(file)).build("test")
+    assert list(test.paths)[:3] == [f"{file}:36", "b.jpg", f"{file}:38"]
+    assert test.groups is not None and len(test.groups.unique()) == 1 + 12  # "g", and each of those without a group
+    listing = VectorsConfig(embeddings=str(file), labels="group").listing()
+    assert listing.groups is None and listing.class_names == ["g"]
+
+
 VALUES, CODES = arrays()
 
 

@@ -89,6 +89,10 @@ def test_images_are_found_in_a_table(tmp_path: Path):
         (["d.jpg"], "camera", "has none of the 1 evaluated images"),
     ):
         refuses(message, read_column, wrong, TableConfig(file=str(table)), column)
+    table.write_text("path,camera\na.jpg,front\n,back\n")
+    refuses(
+        r"boxes\.csv:3: no path; add it", read_column, [f"{tmp_path}/a.jpg"], TableConfig(file=str(table)), "camera"
+    )
 
 
 @pytest.mark.parametrize(("place", "head"), [("photos", "img,camera"), ("elsewhere", "Image,camera")])

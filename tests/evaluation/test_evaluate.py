@@ -47,6 +47,21 @@ def test_only_the_first_rank_prints(dmlkit, tmp_path, monkeypatch):
         assert dmlkit("eval", tmp_path).out == printed
 
 
+def test_every_rank_measures_the_rates_per_value_of_a_column(dmlkit, tmp_path, monkeypatch):
+    """Rank 0 alone would wait for the parts of the others."""
+    for name in ("recipe.yaml", "environment.json"):
+        (tmp_path / name).touch()
+    rank, asked = SimpleNamespace(is_global_zero=False), []
+    monkeypatch.setattr("dmlkit.distributed.launch.start_ranks", lambda _: rank)
+    monkeypatch.setattr("dmlkit.run_folder.folder.RunFolder.recipe", lambda *_: parse_recipe(TINY_RECIPE, "r.yaml"))
+    monkeypatch.setattr("dmlkit.evaluation.by_value.column_table", lambda *_: None)
+    monkeypatch.setattr("dmlkit.evaluation.calibration.calibrate_run", lambda *_, **__: None)
+    told = "dmlkit.evaluation.rates_by_value.pair_rates_by_value"
+    monkeypatch.setattr(told, lambda *_, ranks, **__: asked.append(ranks))
+    assert dmlkit("calibrate", tmp_path, "--by", "camera").ok().out == ""
+    assert asked == [rank]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
@@ -92,6 +107,19 @@ def test_arrays_by_distance_with_names_and_a_gallery(dmlkit, arrays):
     rows = csv_rows(folder / "c.csv")
     assert {row["class"] for row in rows} == {f"bird {label}" for label in range(9)}
     assert all(row["recall@1"] == "1.0" for row in rows)
+
+
+def test_numbers_find_labels_of_a_gallery_that_also_has_names(dmlkit, arrays):
+    folder, points, labels = arrays
+    rng = np.random.default_rng(1)
+    items = np.concatenate([points + rng.standard_normal(points.shape), rng.standard_normal((5, 8))]).astype(np.float32)
+    names = np.array([*labels.astype(str), *["other"] * 5])
+    np.save(folder / "items.npy", items)
+    np.save(folder / "items_y.npy", names)
+    words = ("--labels", folder / "y.npy", "--labels", folder / "items_y.npy", "--metric", "recall@1", "--json")
+    report = dmlkit("eval", folder / "x.npy", folder / "items.npy", *words).json()
+    cosines = (points @ items.T) / np.linalg.norm(items, axis=1)
+    assert report["metrics"]["recall@1"] == pytest.approx(np.mean(names[cosines.argmax(1)] == labels.astype(str)))
 
 
 def test_table_of_arrays(dmlkit, arrays):
@@ -490,7 +518,7 @@ def test_other_images_at_a_name_that_is_not_utf_8_are_refused(tmp_path: Path):
     refuses("this name is not UTF-8; rename the file or folder", on_other_images, "name: folder, root: none", folder)
 
 
-def test_compare_reads_what_is_stored_where_the_photos_are_gone_but_not_their_table(dmlkit, trained_once, tmp_path):
+def test_compare_reads_what_is_stored_of_data_that_are_gone_but_not_of_a_damaged_table(dmlkit, trained_once, tmp_path):
     photos = trees.photos(tmp_path / "photos", (f"{row}.jpg" for row in range(72)), side=(16, 16))
     (photos / "t.csv").write_text("\n".join(["path,label", *(f"{row}.jpg,class{row % 12:02}" for row in range(72))]))
     start, _, rest = ONE_EPOCH.partition("dataset:")
@@ -500,4 +528,8 @@ def test_compare_reads_what_is_stored_where_the_photos_are_gone_but_not_their_ta
     before = dmlkit(*compare).json()
     for photo in photos.glob("*.jpg"):
         photo.unlink()
+    assert dmlkit(*compare).json() == before
+    (photos / "t.csv").write_text("nothing\n")
+    dmlkit(*compare).refused("t.csv")
+    (photos / "t.csv").unlink()
     assert dmlkit(*compare).json() == before

@@ -181,6 +181,7 @@ def test_a_ratio_to_the_number_of_queries_has_the_interval_of_a_mean():
         ("path,mask\nimages/0/0.png,masks/0-0.png", "has no mask of"),
         ("path,side\nimages/0/0.png,left", "has no column 'mask'"),
         ("name\n0", "has no column 'path'"),
+        ("path,x1,y1,x2,y2\n,0,0,1,1", r"other\.csv:2: no path; add it"),
     ],
 )
 def test_tables_without_regions_are_refused(rows: str, message: str, folder: Path):

@@ -13,6 +13,8 @@ from sklearn.linear_model import LogisticRegression
 
 from dmlkit.cli.console import fusion_line
 from dmlkit.datasets.files.image import read_image
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.evaluation import second
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.evaluation.second import fusion_of, weigh_models
 from dmlkit.gallery.folder import GalleryFolder
@@ -102,6 +104,36 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
     assert share > 0.9 and alone is not None and together is not None and together > alone + 0.2
     few = weigh_models(SPACES, [noise[:16], good[:16]], labels[:16]).choice()
     assert few[0] == "mean" and few[2:] == (None, None)
+
+
+def test_a_validation_class_of_one_image_asks_for_nothing():
+    labels = torch.cat([torch.arange(4).repeat_interleave(8), torch.tensor([4])])
+    points = [drawn(5, 8, 1.5, seed)[:33] for seed in (1, 2)]
+    cosines = (points[0].double() @ points[0].T.double()).numpy()
+    values: list[float] = []
+    for query in range(32):  # map@r with 7 positives, of all but the last image
+        order = np.argsort(-np.where(np.arange(33) == query, -2, cosines[query]))[:7]
+        hits = labels.numpy()[order] == int(labels[query])
+        values.append(float((hits * hits.cumsum() / np.arange(1, 8)).sum() / 7))
+    assert weigh_models(SPACES, points, labels).choice().alone == pytest.approx(np.mean(values), abs=1e-6)
+    chosen = [0, 1, 8, 9, 16, 24, 32]  # two classes with two images, and three with one
+    few = weigh_models(SPACES, [side[chosen] for side in points], labels[chosen]).choice()
+    assert few[0] == "mean" and few[2:] == (None, None)
+
+
+@pytest.mark.parametrize("other", ["local", "other"])
+def test_a_validation_image_that_cannot_be_read_stops_the_choice_of_a_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+):
+    dataset = SimpleNamespace(require_one_label=lambda _: None, build=lambda _: None, on_bad_image="error")
+    trained: Any = SimpleNamespace(recipe=SimpleNamespace(dataset=dataset))
+    part = Embeddings(drawn(1, 3, 1.0, 1), torch.zeros(3), torch.arange(3), ["a.jpg: damaged"])
+    for name in ("require_torch", "require_run", "check_fusible", "hash_images"):
+        monkeypatch.setattr(second, name, lambda *_: None)
+    monkeypatch.setattr(second, "load_model", lambda *_: trained)
+    monkeypatch.setattr(second, "split_embeddings", lambda *_, **__: part)
+    monkeypatch.setattr(second.RunFolder, "training_classes", lambda _: ("ant",))
+    refuses("a.jpg: damaged", second.choose_second, tmp_path, Path(other), ranks=start_ranks("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +296,15 @@ def test_what_cannot_be_fused(two: Path, tmp_path: Path, dmlkit: Cli):
         result = dmlkit(*words, "--device", "cpu") if "eval" not in words else dmlkit(*words)
         assert result.code == 2 and message in result.err, (words, result)
         assert len(result.err.strip().splitlines()) == 1
+
+
+def test_advice_on_an_unreadable_image_names_no_option_that_a_second_similarity_excludes(monkeypatch):
+    config: Any = SimpleNamespace(on_bad_image="error", build=lambda _: None, require_one_label=lambda _: None)
+    trained: Any = SimpleNamespace(recipe=SimpleNamespace(dataset=config))
+    run: Any = None
+    monkeypatch.setattr(second, "require_torch", lambda _: None)
+    monkeypatch.setattr(second, "split_embeddings", lambda *_, **__: SimpleNamespace(faults=["a.jpg: cannot read it"]))
+    refuses("^a.jpg: cannot read it; repair or remove it$", second.choose_local, run, trained, run)
 
 
 def test_advice_quotes_a_run_with_a_blank():

@@ -1,7 +1,9 @@
 """Groups, queries and a gallery, Market-1501, stored forms and names of runs, against loops."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.launch import start_ranks
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.evaluation.compare import short_names
 from dmlkit.evaluation.evaluate import SecondScoring, evaluate, score_dataset, score_split
+from dmlkit.evaluation.run import _with_ranges as with_ranges
 from dmlkit.manifolds import Poincare, Sphere
 from dmlkit.metrics import metric_configs, retrieval_metrics
 from dmlkit.metrics.ranking.codec import Codec, Stored
@@ -22,6 +25,7 @@ from dmlkit.metrics.ranking.rerank import KReciprocal, ReciprocalGallery
 from dmlkit.model import build_model
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.in_memory import Embeddings, embed_dataset
+from dmlkit.vectors.progress_bar import no_bar
 from dmlkit.vectors.trained import TrainedModel
 from tests.conftest import Cli
 from tests.datasets import trees
@@ -170,6 +174,26 @@ def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: P
         for codec in codecs
     )
     assert report["forms"][0]["metrics"]["map@r"] == pytest.approx(expected) != pytest.approx(other)
+
+
+def test_the_first_rank_embeds_the_ranges_of_int8_alone_since_the_others_have_ended(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Ranks] = []
+
+    def embedded(run: Any, model: Any, ranks: Ranks, *_: Any, **__: Any) -> Embeddings:
+        asked.append(ranks)
+        return Embeddings(torch.ones(1, 2), torch.zeros(1), torch.zeros(1), [])
+
+    monkeypatch.setattr("dmlkit.evaluation.run.split_embeddings", embedded)
+    dataset = Labelled(torch.tensor([0, 0, 1, 1]), ["a", "b"], [f"{row}.jpg" for row in range(4)])
+    points = Sphere(2).from_features(torch.randn(4, 2))
+    evaluation = score_dataset(
+        Embeddings(points, dataset.labels, torch.arange(4), []), dataset, Sphere(2), metric_configs(["map@r"])
+    )
+    model: Any = SimpleNamespace(recipe=SimpleNamespace(dataset=SimpleNamespace(build=lambda _: dataset)))
+    run: Any = None
+    rescoring = with_ranges(evaluation, run, model, replace(start_ranks("cpu"), world_size=2), no_bar).rescoring
+    assert rescoring is not None and rescoring.ranges().tolist() == [[1.0, 1.0]]
+    assert [ranks.world_size for ranks in asked] == [1]
 
 
 @pytest.mark.parametrize(

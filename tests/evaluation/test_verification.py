@@ -3,12 +3,15 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from dmlkit.cli.console import percent
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.evaluation import verification
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.evaluation.verification import JudgedPair, correctness
 from dmlkit.run_folder.threshold import Threshold
@@ -99,6 +102,25 @@ def test_what_cannot_be_verified(dmlkit, photos: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(photos)
     result = dmlkit("verify", "run", *words)
     assert result.code == 2 and message in result.err and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(("second", "warnings"), [(None, 1), (Path("other"), 0)])
+def test_a_threshold_of_some_images_is_told_unless_it_is_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: Path | None, warnings: int
+):
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    told: list[str] = []
+    trained = SimpleNamespace(fingerprint="x", computation=None, manifold=None)
+    monkeypatch.setattr(verification, "load_model", lambda *_: trained)
+    monkeypatch.setattr(verification, "threshold_of", lambda *_: SimpleNamespace(where="side=left"))
+    monkeypatch.setattr(verification, "warn_once", told.append)
+    for name in ("choose_fusion", "embed_files"):  # what comes next
+        monkeypatch.setattr(verification, name, stop)
+    with pytest.raises(InterruptedError):
+        verification.verify(tmp_path, [], second=second, ranks=start_ranks("cpu"))
+    assert len(told) == warnings
 
 
 def test_rates_without_one_kind_of_pair():

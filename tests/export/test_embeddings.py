@@ -13,7 +13,7 @@ from pyarrow import parquet
 from dmlkit.errors import UserError
 from dmlkit.export.export import export
 from dmlkit.export.formats import FORMATS, FaissManifest, Format, export_embeddings
-from dmlkit.export.wanted import EmbeddingFormat
+from dmlkit.export.wanted import EmbeddingFormat, WantedModel
 from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
 from tests.conftest import Killed, refuses
@@ -28,6 +28,13 @@ def test_a_point_of_a_later_block_that_is_not_finite_is_refused(kind, tmp_path: 
     folder, output = EmbeddingFolder(embeddings_at(tmp_path / "out", points)), tmp_path / "exports"
     refuses(r"out: row 3 \(photos/3\.jpg\): .* nan or inf", export_embeddings, folder, kind, output / "file")
     assert not output.exists()
+
+
+def test_an_option_of_another_format_is_refused_whatever_its_value(tmp_path: Path):
+    folder = embeddings_at(tmp_path / "out")
+    for given, message in ((WantedModel(dims=0), "--dims applies"), (WantedModel(license=""), "--license applies")):
+        refuses(message, export, folder, "npz", model=given)
+    refuses("--table applies", export, folder, "npz", table="")
 
 
 def test_every_name_of_a_format_has_a_writer():
@@ -77,6 +84,15 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
     refuses("a manifest of a FAISS index of format 1", FaissManifest.read, tmp_path / "index.faiss.json")
     (tmp_path / "index.faiss.json").write_text(json.dumps({**report, "index": {**index, "metric": 0}}))
     refuses(r"index\.faiss\.json: .*index\.metric: extra inputs", FaissManifest.read, tmp_path / "index.faiss.json")
+
+
+def test_each_image_is_one_line_for_tensorboard(tmp_path: Path):
+    folder = embeddings_at(tmp_path / "out")
+    labels = ["a\tb", "a\nb", "a\rb", None, "c"]
+    parquet.write_table(pa.table(items() | {"label": labels}), folder / "items.parquet")
+    export(folder, "tensorboard", output=tmp_path / "board")
+    lines = (tmp_path / "board" / "metadata.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["label", "a b", "a b", "a b", "", "c"]
 
 
 @pytest.mark.parametrize("kind", get_args(EmbeddingFormat))

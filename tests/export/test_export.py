@@ -13,7 +13,9 @@ from pyarrow import parquet
 from dmlkit.backbones.small_cnn import SmallCNN
 from dmlkit.datasets.files.image import read_image
 from dmlkit.distributed.launch import start_ranks
+from dmlkit.export.export import export
 from dmlkit.export.model import ModelManifest
+from dmlkit.export.wanted import WantedModel
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.manifest import Description
 from dmlkit.vectors.trained import load_model
@@ -250,6 +252,18 @@ def test_operators_that_a_graph_cannot_express_are_named_with_a_way_round(dmlkit
     dmlkit("export", run, "--format", "torch-export", "-o", tmp_path / "other.pt2").refused(
         "--format torch-export: PyTorch cannot trace this model (", "use --format safetensors"
     )
+
+
+def test_a_model_that_is_too_large_for_onnx_is_told_with_a_way_round(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("dmlkit.export.model.MOST_ONNX", 100)
+    to = tmp_path / "model.onnx"
+    refuses("--format onnx: the weights take .* use --format torch-export", export, run, "onnx", output=to)
+    assert not to.exists()
+
+
+def test_a_model_is_not_written_into_data_that_have_moved(run, tmp_path):
+    to, moved = tmp_path / "m.onnx", WantedModel(overrides=(f"dataset={{name: folder, root: '{tmp_path}'}}",))
+    refuses("this is inside .*, where every file is read as data", export, run, "onnx", output=to, model=moved)
 
 
 @pytest.mark.parametrize("one", [NOTHING, NAN], ids=["zero", "nan"])

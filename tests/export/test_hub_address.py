@@ -187,3 +187,12 @@ def test_an_export_names_no_folder_of_weights():
     )
     backbone = public_recipe(parse_recipe(text, "recipe.yaml", is_trained=True)).backbone.model_dump()
     assert backbone["model"] == "local-dir:net" and backbone["weights"] is None
+
+
+def test_an_export_keeps_a_separator_of_labels_that_looks_like_a_path():
+    """The folder of the table is no more than its name."""
+    start, dataset = ONE_EPOCH.index("{name: glyphs"), '{name: table, file: /home/me/a.csv, separator: "/"}'
+    text = ONE_EPOCH[:start] + dataset + ONE_EPOCH[ONE_EPOCH.index("}", start) + 1 :]
+    text = text.replace("proxy_anchor", "sup_con")  # which takes several labels
+    public = public_recipe(parse_recipe(text, "recipe.yaml", is_trained=True)).dataset.model_dump()
+    assert (public["file"], public["separator"]) == ("a.csv", "/")

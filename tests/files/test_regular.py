@@ -14,6 +14,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
 from dmlkit.files.image_table import read_images
 from dmlkit.files.regular import check_regular, read_start
+from dmlkit.files.source import require_queries
 from dmlkit.recipe.file import read_recipe
 from tests.conftest import refuses
 
@@ -71,6 +72,11 @@ def test_links_to_files_are_files_and_folders_are_not(tmp_path: Path):
     assert read_start(tmp_path / "link", 3) == b"tex"
     with pytest.raises(OSError, match="this is a folder; expected a regular file"):
         check_regular(tmp_path)
+
+
+def test_a_folder_with_the_name_of_a_video_is_looked_into(tmp_path: Path):
+    (tmp_path / "clips.mp4").mkdir()
+    refuses("no images found in this folder", require_queries, tmp_path / "clips.mp4")
 
 
 def test_a_recipe_without_an_end_is_read_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

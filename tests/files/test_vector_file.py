@@ -61,6 +61,9 @@ FORMATS: dict[str, Callable[[Path], Any]] = {
         [[name, *(str(x).replace(".", ",") for x in row)] for name, row in zip(NAMES, ROWS, strict=True)],
         ";",
     ),
+    "commas in texts.csv": csv_of(
+        "label;e0;e1;e2;e3;e4;note", [[n, *r, "a, b"] for n, r in zip(NAMES, ROWS, strict=True)], ";"
+    ),
     "utf16.csv": lambda path: path.write_text("label,e0,e1,e2,e3,e4\n" + LINES, encoding="utf-16"),
     "tabs.tsv": csv_of("label\te0\te1\te2\te3\te4", [[n, *r] for n, r in zip(NAMES, ROWS, strict=True)], "\t"),
 }

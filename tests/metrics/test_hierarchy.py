@@ -147,6 +147,15 @@ def test_metrics_of_points_are_those_of_the_level():
     assert figures["eer"] == pytest.approx(retrieval_metrics(points, species, metrics=["eer"])["eer"])
 
 
+def test_each_of_several_values_of_a_metric_names_its_level():
+    points, species, names = torch.randn(60, 4), torch.arange(60) % 6, ["spread", "spectrum", "norm"]
+    metrics = [*names, *(f"{name}:genus" for name in names)]
+    figures = retrieval_metrics(points, {"genus": species // 2, "species": species}, metrics=metrics)
+    of_species, of_genus = (retrieval_metrics(points, labels, metrics=names) for labels in (species, species // 2))
+    expected = of_species | {f"{name}:genus": value for name, value in of_genus.items()}
+    assert figures == pytest.approx(expected) and figures["density:genus"] != figures["density"]
+
+
 @pytest.mark.parametrize(
     ("labels", "metric", "message"),
     [

@@ -3,24 +3,31 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
+from dmlkit.cli import train as cli
+from dmlkit.cli.console import say
+from dmlkit.cli.train import table_of_review
 from dmlkit.datasets import TableConfig
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.gallery.change import create_gallery
+from dmlkit.gallery.images import LabelledImage
 from dmlkit.review.folder import ReviewFolder
-from dmlkit.review.retraining import compare_on_answers, write_training_table
+from dmlkit.review.proposals import ProposedLabel, Review
+from dmlkit.review.retraining import TrainingTable, compare_on_answers, held_out_answers, write_training_table
 from dmlkit.review.table import review
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import load
 from tests.conftest import csv_rows
 from tests.datasets import trees
 from tests.gallery.conftest import BIRDS
-from tests.vectors.stored import ON_CPU
+from tests.vectors.stored import ON_CPU, embeddings_at
 
 
 @pytest.fixture
@@ -163,3 +170,61 @@ def test_boxes_of_embeddings_and_images_of_the_review_are_left_out(dmlkit, place
     assert table.left_out == 6 and len(trained) == table.images
     of_photos = {path: label for path, label in trained.items() if photos in path.parents}
     assert of_photos == {photos / path: path.parent.name for path in others if path.name != "copy.jpg"}
+
+
+def test_copies_of_what_is_trained_on_and_files_that_are_gone_compare_nothing(tmp_path: Path):
+    """Each photo comes twice, and no photos are in groups; the files of the gallery are missing."""
+    paths = [trees.photo(tmp_path / "inbox" / f"{index}.jpg", index) for index in range(40)]
+    paths += [Path(shutil.copy(path, path.with_stem(f"copy {path.stem}"))) for path in paths]
+    labels = ["ab"[row % 2] for row in range(len(paths))]
+    proposals = tuple(
+        ProposedLabel(path=str(path), label=label, probability=0.9, id=LabelledImage(str(path), None).id())
+        for path, label in zip(paths, labels, strict=True)
+    )
+    stored, folder = embeddings_at(tmp_path / "stored"), tmp_path / "review"
+    folder.mkdir()
+    kept = Review(gallery=str(stored), images="i", wrong=0.01, audit=0.5, names=("a", "b"), proposals=proposals)
+    kept.write(folder / "review.json")
+    ReviewFolder(folder).reply(dict(enumerate(labels)), "ada")
+
+    def compared(name: str) -> tuple[TrainingTable, set[Path], set[Path]]:
+        table = write_training_table(folder, name)
+        config = TableConfig(file=str(table.file), root=str(table.root), split="all")
+        rows = held_out_answers(ReviewFolder(folder), config.build("all"))
+        return table, {*labels_of(table.file, table.root)}, {paths[row] for row in rows}
+
+    table, trained, asked = compared("first")
+    contents = {path.read_bytes() for path in trained}
+    assert asked == {path for path in paths if path.read_bytes() not in contents} != set()
+    assert (table.held_out, table.left_out) == (len(asked), 5) and len(contents) == len(trained)
+    gone, changed = min(asked), min(trained)
+    gone.unlink()
+    changed.write_bytes(b"another file")
+    table, now, left = compared("second")
+    assert left == asked - {gone} and now == trained - {changed} | {changed.with_stem(f"copy {changed.stem}")}
+    assert (table.held_out, table.left_out) == (len(left), 5 + 2)
+
+
+def test_a_run_that_resumes_keeps_the_place_of_its_photos(monkeypatch: pytest.MonkeyPatch):
+    kept = SimpleNamespace(dataset=TableConfig(file="photos/t.csv", split="all"))
+    run = SimpleNamespace(holds_run=lambda: True, recipe=lambda: kept)
+    monkeypatch.setattr("dmlkit.run_folder.folder.RunFolder", lambda _: run)
+    key, _, text = table_of_review(Path("review"), Path("run"), {}, resume=True).partition("=")
+    expected = {"name": "table", "file": "photos/t.csv", "root": None, "split": "all", "on_bad_image": "error"}
+    assert (key, yaml.safe_load(text)) == ("dataset", expected)
+
+
+def test_only_the_first_rank_prints_before_it_trains(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "review.json").touch()
+
+    def told(*_: object, **__: object) -> str:
+        say("9 images to train on")
+        return "training.epochs=1"
+
+    monkeypatch.setattr(cli, "table_of_review", told)
+    for name in ("has_held_out", "train_and_print", "print_comparison"):
+        monkeypatch.setattr(cli, name, lambda *_, **__: None)
+    for rank, printed in (("1", ""), ("0", "9 images to train on\n")):
+        monkeypatch.setenv("RANK", rank)
+        words = ("train", "glyphs/triplet", "--review", tmp_path, "-o", tmp_path / "new")
+        assert dmlkit(*words).ok().out == printed

@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 
 from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.gallery.change import add_images, create_gallery
@@ -206,6 +208,36 @@ def test_what_a_killed_process_began_to_write_is_no_answer(tmp_path: Path):
         journal.write_bytes(kept + damage)
         refuses(r"answers\.jsonl", ReviewFolder, tmp_path / "review")
         journal.write_bytes(kept)
+
+
+def test_a_line_of_another_review_is_reported_at_every_call(tmp_path: Path):
+    state = begin(tmp_path / "review", [ProposedLabel(path="0.jpg", label="a", probability=0.9, id="0")])
+    state.reply({state.ask(1)[0].row: "a"}, "ada")
+    journal = tmp_path / "review" / "answers.jsonl"
+    kept = journal.read_bytes()
+    journal.write_bytes(kept + b'{"question":{"row":9,"is_draw":true}}\n')
+    for _ in range(2):
+        refuses("a line on an image of another review", state.refresh)
+    journal.write_bytes(kept)
+    state.refresh()
+    assert state.statement().checked == 1 and state.waiting == []
+
+
+def test_images_that_an_answer_cannot_tell_apart_are_refused(tmp_path: Path):
+    numbers = np.random.default_rng(0).normal(size=(24, 4))
+    gallery, inbox = ({"vector": part.tolist()} for part in (numbers[:20], numbers[20:]))
+    parquet.write_table(pa.table({**gallery, "label": ["a", "b"] * 10}), tmp_path / "gallery.parquet")
+    parquet.write_table(pa.table({**inbox, "path": ["0.jpg", "1.jpg", "2.jpg", "1.jpg"]}), tmp_path / "inbox.parquet")
+    places = tmp_path / "gallery.parquet", tmp_path / "inbox.parquet"
+    refuses(r"inbox\.parquet: has 1\.jpg 2 times", propose, *places, 0.01, 0.25, model=ON_CPU)
+
+
+def test_frames_of_a_video_have_no_files_to_add(dmlkit, tmp_path: Path):
+    (tmp_path / "gallery").mkdir()
+    for name in ("gallery/gallery.json", "clip.mp4"):
+        (tmp_path / name).touch()
+    result = dmlkit("review", tmp_path / "gallery", tmp_path / "clip.mp4", "-o", tmp_path / "review", "--add")
+    assert "clip.mp4 have no files to add; remove --add" in " ".join(result.refused("the frames of").err.split())
 
 
 def test_an_answer_that_a_full_disk_refuses_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

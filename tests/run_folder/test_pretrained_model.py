@@ -54,6 +54,17 @@ def test_a_folder_of_timm_embeds_as_timm_does(model: str, home: Path, dmlkit: Cl
     assert dmlkit("search", "embeddings/photos", "photos/0/1.jpg", "-k", 1, "--device", "cpu").code == 0
 
 
+def test_embeddings_by_another_model_are_not_replaced_by_default(home: Path, dmlkit: Cli):
+    shutil.copytree("vit", "other")
+    dmlkit("embed", "vit", "photos", "--device", "cpu").ok()
+    before = Path("embeddings/photos/manifest.json").read_bytes()
+    other = dmlkit("embed", "other", "photos", "--device", "cpu")
+    other.refused(f"embeddings/photos: has embeddings of {home}/photos by timm:local-dir:{home}/vit; choose another")
+    dmlkit("embed", "vit", "photos", "--device", "cpu").ok()
+    assert Path("embeddings/photos/manifest.json").read_bytes() == before
+    dmlkit("embed", "other", "photos", "-o", "embeddings/photos", "--device", "cpu").ok()
+
+
 def test_a_gallery_of_a_model_outlives_the_cache(home: Path, dmlkit: Cli):
     dmlkit("gallery", "create", "vit", "photos", "-o", "birds").ok()
     shutil.rmtree(home / "cache", ignore_errors=True)  # a gallery has stored nothing there, other commands may have
@@ -93,6 +104,8 @@ def test_a_model_is_calibrated_and_verifies(home: Path, dmlkit: Cli):
         ("embed timm:no_such_model photos", "timm:no_such_model: backbone.model: timm has no 'no_such_model'"),
         ("embed timm: photos", "timm:: expected timm:MODEL, e.g. timm:tf_efficientnet_lite0"),
         ("embed vit photos --checkpoint best", "--checkpoint best: timm:local-dir:"),
+        ("final vit", "vit: is a pretrained model, which has no recipe to train"),
+        ("final timm:test_vit", "timm:test_vit: is a pretrained model, which has no recipe to train"),
         ("cluster vit -k 2", "a pretrained model has no images of its own; run dmlkit embed timm:local-dir:"),
         ("export vit --format hub", "/vit has no trained weights; use --format onnx or torch-export"),
         ("export vit --format onnx", "or name them with --set dataset.root=FOLDER"),

@@ -402,6 +402,7 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ({"url": "/v1/embed", "json": {"paths": ["../recipe.yaml"]}}, 404, "no such file in the folder"),
         ({"url": "/v1/embed", "json": {"paths": ["link.jpg"]}}, 404, "no such file in the folder"),
         ({"url": "/v1/embed", "json": {"paths": ["\x00"]}}, 404, "cannot be read"),
+        ({"url": "/v1/embed", "json": {"paths": ["loop.jpg"]}}, 404, "paths: loop.jpg: "),
         ({"url": "/v1/search?k=0", "json": {"paths": ["0.jpg"]}}, 422, "query.k"),
         ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "expected 2 to compare"),
         ({"url": "/v1/gallery/add?label=unknown", "json": {"paths": ["0.jpg"]}}, 409, "unknown"),
@@ -425,12 +426,14 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
     ],
 )
 def test_what_cannot_be_answered_has_a_status_and_a_message(reader, place, request_, status, message):
-    link = place / "asked" / "link.jpg"
+    link, loop = (place / "asked" / name for name in ("link.jpg", "loop.jpg"))
     link.symlink_to(place / "photos" / "crow" / "0.jpg")
+    loop.symlink_to(loop)
     try:
         response = reader.post(**request_)
     finally:
         link.unlink()
+        loop.unlink()
     assert response.status_code == status and message in response.json()["error"], response.text
 
 
@@ -539,7 +542,12 @@ def test_the_client_reports_what_it_cannot_send(tmp_path: Path):
     client = Client("http://127.0.0.1:1")
     refuses("got one str, expected a list of images", client.identify, "query.png")
     refuses(r"none\.png: cannot read this image: No such file", client.identify, [tmp_path / "none.png"])
-    refuses("expected an address that starts with http://", Client, "localhost:8765")
+    for address in ("localhost:8765", "http://a b", "http://a:port", "http://a..b", "http://[::1", "http://"):
+        refuses("expected an address that starts with http://", Client, address)
+    for address in ("http://127.0.0.1:8765/", "https://birds.example.org/api", "http://[::1]:80"):
+        assert Client(address).url == address.rstrip("/")
+    for token in ("secret\n", "ключ", ""):
+        refuses("token: expected printable ASCII", Client, "http://127.0.0.1:1", token=token)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def refuse() -> None:

@@ -92,9 +92,16 @@ def test_smaller_errors_are_best_and_a_description_has_no_best():
     }
     assert best_cells(results_of(figures)) == {(1, 1), (1, 2), (2, 2), (1, 4)}
     (table,) = study_tables("a study_1%", results_of(figures))
-    assert r"\textbf{$-$0.0200} $\pm$ 0.0000" in table and r"\label{tab:a-study_1-}" in table
+    assert r"\textbf{$-$0.0200} $\pm$ 0.0000" in table and r"\label{tab:a-20study_1-25}" in table
     (alone,) = study_tables("one", results_of({name: runs[:1] for name, runs in figures.items()}))
     assert r"& \textbf{$-$0.0200} \\" in alone and r"\pm" not in alone and "Results with one seed." in alone
+
+
+def test_studies_whose_names_differ_have_labels_that_differ():
+    names = ("größe", "grüße", "a b", "a-b", "a%b")
+    texts = ["".join(study_tables(name, results_of({"x": [{"map@r": 0.5}]}))) for name in names]
+    labels = [label for text in texts for label in re.findall(r"\\label\{(.*?)\}", text)]
+    assert len(set(labels)) == len(labels) == len(names) and all(label.isascii() for label in labels)
 
 
 PLUGIN = """

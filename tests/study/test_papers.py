@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.recipe.schema import Recipe
-from dmlkit.study.report import END, read_results
+from dmlkit.study.report import END, counted_verdicts, disagreement_paragraphs, read_results
 from dmlkit.study.verdicts import StudyResults
 from tests.conftest import ROOT
 from tests.study.fakes import STUDY, margin_of, train_by, write_study
@@ -220,3 +220,9 @@ def test_a_statement_may_get_another_paper_in_a_study_that_is_finished(dmlkit, g
     assert [judged.paper for judged in verdicts] == ["new", "new", None, None]
     path.write_text(FOUR.replace("better: huge, than: middle", "better: huge, than: large"))
     dmlkit("study", path, "-o", grounds[1], "--device", "cpu").refused("expect")
+
+
+def test_a_single_statement_is_in_the_singular():
+    results = StudyResults.read(ROOT / "tests/fixtures/0.1.0/study/results.json")
+    (agreement,) = disagreement_paragraphs({"": results})
+    assert " on 1 statement: " in agreement and counted_verdicts([results]).count(": of 1 statement, ") == 2

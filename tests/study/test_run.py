@@ -74,6 +74,29 @@ def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_go
     assert dmlkit("report", out, "-o", tmp_path / "report.md").code == 0
 
 
+def test_runs_that_are_complete_are_in_the_results_although_the_budget_ends_before_their_turn(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+):
+    path, out = write_study(tmp_path, THREE), tmp_path / "out"
+    train_by(monkeypatch, lambda recipe: figures(recipe) if recipe.seed else "the loss is not finite")
+    study(dmlkit, path).refused("2 runs failed")
+    again = train_by(monkeypatch, figures, ten_seconds(clock))
+    assert study(dmlkit, path, "--budget", "5s").code == TIRED
+    assert again.names(out) == ["small/seed-0"]
+    assert results_of(out)["missing"] == {"large": [0]}
+
+
+def test_a_variant_that_was_added_and_not_trained_yet_is_not_left_out_of_a_report(dmlkit, tmp_path: Path, monkeypatch):
+    path, out = write_study(tmp_path), tmp_path / "out"
+    train_by(monkeypatch, figures)
+    assert study(dmlkit, path).code == 0
+    path.write_text(STUDY.replace("expect:", "  middle: {loss.margin: 0.25}\nexpect:"))
+    train_by(monkeypatch, figures, kill_after(0))
+    with pytest.raises(Killed):
+        study(dmlkit, path)
+    dmlkit("report", out, "-o", tmp_path / "report.md").refused("this study is not finished; continue it with: dmlkit")
+
+
 def test_a_budget_that_ends_before_a_variant_is_complete_writes_no_results(dmlkit, tmp_path, monkeypatch, clock):
     train_by(monkeypatch, peak(2e-3), ten_seconds(clock))
     result = study(dmlkit, write_study(tmp_path, TUNED), "--budget", "15s")

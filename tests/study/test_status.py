@@ -8,6 +8,8 @@ from dmlkit.files.lock import sole_writer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.file import read_study
+from dmlkit.study.protocol import RealityCheckFigures
+from dmlkit.study.record import StudyFailures
 from dmlkit.study.status import parse_duration, status_of
 from tests.conftest import Killed, refuses
 from tests.study.fakes import STUDY, Told, kill_after, study, train_by, write_run, write_study
@@ -53,6 +55,21 @@ def test_a_run_whose_folder_is_held_is_running(killed: Path):
         assert status.is_running and status.runs[4].state == "running"
     (killed / "runs" / "large" / "seed-1" / ".lock").touch()  # as a killed process leaves it
     assert status_of(killed).runs[4].state == "stopped"
+
+
+def test_a_run_of_the_reality_check_is_done_once_its_models_are_scored_together(dmlkit, tmp_path: Path, monkeypatch):
+    text = STUDY.replace("metrics: [map@r]", "protocol: reality_check\noverrides: {dataset.classes: 32}")
+    path, out = write_study(tmp_path, text.replace("metric: map@r", "metric: separated map@r")), tmp_path / "out"
+    train_by(monkeypatch, lambda _: "", kill_after(0))
+    with pytest.raises(Killed):
+        study(dmlkit, path)
+    recipe, folder = read_study(path).variants[0].candidates[0].recipe, out / "runs" / "small" / "seed-0"
+    for fold in range(4):
+        write_run(recipe, folder / f"fold-{fold}", (0.7, 0.6))
+    StudyFailures(failed={"small/seed-0": "cannot read a photo"}).write(out / "failures.json")
+    assert (status_of(out).runs[0].state, status_of(out).runs[0].reason) == ("failed", "cannot read a photo")
+    RealityCheckFigures(separated={}, concatenated={}).write(folder / "result.json")
+    assert status_of(out).runs[0].state == "done"
 
 
 def test_the_screen_fits_80_columns_and_reads_only(dmlkit, killed: Path, monkeypatch: pytest.MonkeyPatch):

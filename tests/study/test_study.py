@@ -318,6 +318,13 @@ def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp
     assert finished(whole) == before
 
 
+def test_a_study_may_skip_images_from_now_on_that_cannot_be_read(dmlkit, copied: Path, tmp_path: Path):
+    """As the message on such an image says."""
+    path, before = write_study(tmp_path), finished(copied)
+    dmlkit("study", path, "-o", copied, "--set", "dataset.on_bad_image=skip", "--device", "cpu").ok()
+    assert finished(copied) == before
+
+
 def held(step: int, path: Path, out: Path, marks: Path) -> Forked:
     """A process of the study that waits at a step of its runs for what stops or ends it."""
     marks.mkdir()
@@ -631,6 +638,8 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
             "metrics.1: 'tar@far=0.001': expected the name under which it is reported: tar@far=1e-3",
         ),
         ("metric: recall@1", "metric: eer", "expect.0.metric: smaller eer is better; expected a metric of which"),
+        ("metric: recall@1", "metric: eer:genus", "expect.0.metric: smaller eer:genus is better; expected"),
+        ("metric: recall@1", "metric: norm", "expect.0.metric: no value of norm is best; expected a metric of which"),
         ("[recall@1, ndcg@3]", "[recall@1, recall@1]", "study.yaml:7: metrics.1: 'recall@1' is given twice"),
         ("variants:", "tune: {optimizer.lr: [1e-3]}\nvariants:", "tune: got one value to tune for small; give two"),
         ("[0, 1]", "[0, 1]\ntune_seeds: [0, 1]", "study.yaml:7: tune_seeds: nothing is tuned; give values under tune"),

@@ -90,6 +90,16 @@ def test_a_killed_run_resumes_to_the_same_bits(trained, run, tmp_path):
     assert json.loads((final / "summary.json").read_text())["basis"]["run"] == str(run)
 
 
+def test_a_last_training_that_goes_on_has_the_figures_of_its_run_as_it_is_now(dmlkit, run, final):
+    assert json.loads((final / "summary.json").read_text())["basis"]["checkpoint"]["epoch"] == 2
+    summary = json.loads((run / "summary.json").read_text())
+    summary["best"]["epoch"] = 3  # the run was trained on, and its best epoch is a later one
+    (run / "summary.json").write_text(json.dumps(summary))
+    dmlkit("final", run, "-o", final, "--resume", "--device", "cpu").ok()
+    resumed = json.loads((final / "summary.json").read_text())
+    assert resumed["last"]["epoch"] == 3 and resumed["basis"]["checkpoint"] == summary["best"]
+
+
 def test_messages_and_files_name_the_reference_run(dmlkit, run, tmp_path):
     out = dmlkit("final", run, "-o", tmp_path / "final", "--device", "cpu").out
     value = json.loads((run / "summary.json").read_text())["best"]["test"]["map@r"]

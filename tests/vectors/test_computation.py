@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import dmlkit as face
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.vectors import computation
+from dmlkit.vectors.computation import _remove_oldest as remove_oldest
 from dmlkit.vectors.embedder import Embedder
 from dmlkit.vectors.manifest import Computation
 from tests.conftest import Cli, refuses
@@ -195,3 +197,12 @@ def test_engines_that_cannot_be_used_say_why(home: Path, monkeypatch: pytest.Mon
         refuses(r"\+onnxruntime needs onnxscript; .*dmlkit\[onnx\]", model_of, home, "+onnxruntime")
         patch.setattr(computation, "_computes_bf16", lambda _: False)
         assert model_of(home, "+fastest").trained.computation is None  # without the package torch computes
+
+
+def test_a_graph_that_another_process_removes_meanwhile_stops_nothing(tmp_path: Path):
+    for number in range(10):
+        (tmp_path / f"engine-{number}.onnx").touch()
+        os.utime(tmp_path / f"engine-{number}.onnx", (number, number))
+    (tmp_path / "engine-gone.onnx").symlink_to(tmp_path / "nothing")  # listed, but without a file
+    remove_oldest(tmp_path / "engine-9.onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {f"engine-{number}.onnx" for number in range(2, 10)}

@@ -318,6 +318,17 @@ def test_stored_features_give_the_embeddings_of_their_images(tuning, photos, dml
     assert computed("test") == {4}
 
 
+def test_an_engine_computes_the_points_that_it_names(photos, dmlkit, monkeypatch):
+    """From the images, although training has stored features, which are torch's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(photos.parent / "cache"))
+    assert dmlkit("train", "r.yaml", "-o", "run", "--device", "cpu").code == 0
+    ranks, run = start_ranks("cpu+bf16"), RunFolder(Path("run"))
+    trained = load_model(run, ranks)
+    dataset = trained.recipe.dataset.build("test")
+    stored = split_embeddings(run, trained, ranks, dataset, "test")
+    assert torch.equal(stored.points, embed_images(trained, ranks, dataset, "photos").points)
+
+
 @pytest.mark.parametrize(("engine", "tolerance"), [("onnxruntime", 1e-5), ("bf16", 0.05)])
 def test_an_engine_computes_the_features_of_training_images_alone(engine, tolerance, photos, dmlkit, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(photos.parent / "cache"))

@@ -1,6 +1,7 @@
 """A folder of embeddings: what 0.1.0 wrote is read; damaged files and those that do not belong together are refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.manifest import Manifest, ModelSource, Preprocessing, SearchIndex
 from dmlkit.vectors.points import in_memory
-from tests.conftest import refuses
+from tests.conftest import ROOT, refuses
 from tests.vectors.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
 
 NOT_UTF8 = pa.array([b"ant\x80"] * 5).view(pa.string())
@@ -258,3 +259,10 @@ def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: f
     ):
         dmlkit(*words).refused(f"{faulty}: row 3 (photos/3.jpg): {message}; restore emb")
     assert {path.name for path in tmp_path.iterdir()} <= {"whole", "faulty", "lancedb"}
+
+
+def test_a_run_that_has_moved_is_found_where_another_folder_has_its_old_place(tmp_path: Path):
+    old, new = tmp_path / "old" / "runs" / "one", tmp_path / "new" / "runs" / "one"
+    shutil.copytree(ROOT / "tests/fixtures/0.1.0/run", new)
+    old.mkdir(parents=True)
+    assert EmbeddingFolder(embeddings_at(tmp_path / "new" / "photos", run=str(old))).run == new

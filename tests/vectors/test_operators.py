@@ -9,7 +9,7 @@ from threading import Barrier
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -138,6 +138,21 @@ def test_operators_that_compute_something_else_are_not_kept(home, tmp_path, monk
     computation.keep_operators(trained)
     assert computation.kept_operators(trained) is not None
     shutil.rmtree(tmp_path / "dmlkit")
+    assert computation.kept_operators(trained) is None
+
+
+def test_a_full_disk_of_the_cache_does_not_stop_a_command(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from dmlkit.distributed.launch import start_ranks
+    from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.vectors.trained import load_model
+
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("dmlkit.vectors.operators.save_file", full)
+    trained = load_model(RunFolder(home / "run"), start_ranks("cpu"))
+    computation.keep_operators(trained)
     assert computation.kept_operators(trained) is None
 
 

@@ -12,13 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from pyarrow import parquet
 
-from dmlkit.distributed.launch import start_ranks
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors import fill
@@ -26,8 +27,9 @@ from dmlkit.vectors import run as run_module
 from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.images import dataset_of
 from dmlkit.vectors.in_memory import embed_dataset
-from dmlkit.vectors.run import EmbedOptions
+from dmlkit.vectors.run import EmbedOptions, RayWorker
 from dmlkit.vectors.run import embed as embed_images
+from dmlkit.vectors.store import image_keys, stored_model
 from dmlkit.vectors.trained import load_model
 from tests.conftest import END, ROOT, refuses
 from tests.datasets import trees
@@ -100,6 +102,20 @@ def test_a_folder_of_embeddings_is_written_again_but_not_by_default_with_other_i
     embed_images(run, others, device="cpu")
     with pytest.raises(UserError, match=r"embeddings/photos: has embeddings of \S+others/photos; choose another"):
         embed_images(run, home / "photos", device="cpu")
+
+
+def test_what_stops_the_last_file_does_not_stop_the_same_command(home, unbroken, tmp_path, monkeypatch):
+    """Neither in a new folder nor in one of embeddings: Ctrl-C, or a full disk, while the items are written."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(run_module, "_write_items", stopped)
+            embed(home, tmp_path / "out")
+        embed(home, tmp_path / "out")
+        assert contents(tmp_path / "out") == unbroken
 
 
 def test_a_run_that_cannot_be_written_embeds_too(home, unbroken, tmp_path, monkeypatch):
@@ -354,3 +370,36 @@ def test_a_second_command_waits_for_points_that_lie_in_the_output(tmp_path: Path
         manifest = command()
         assert second[0].result(END) == manifest
     assert sorted(path.name for path in output.iterdir()) == FILES
+
+
+def test_points_in_the_output_stay_until_every_rank_has_seen_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A rank that looks for them later would wait for ever."""
+    files, output = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")), tmp_path / "out"
+    there = list[list[Path]]()
+    monkeypatch.setattr(run_module, "_home", lambda run, place: place / "vectors")
+    monkeypatch.setattr(Ranks, "barrier", lambda self: there.append(parts_of(output)))
+    embed_images(files / "run", files / "photos", output=output, device="cpu")
+    assert there and there[-1] and not parts_of(output)
+
+
+def test_images_are_told_apart_by_their_place_and_not_by_how_it_is_written(tmp_path: Path, monkeypatch):
+    run = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0/run", tmp_path / "run"))
+    for name in ("one", "two"):
+        shutil.copytree(ROOT / "tests/fixtures/0.1.0/photos/A", tmp_path / name / "photos")
+    monkeypatch.chdir(tmp_path / "one")
+    for images in (Path("photos"), tmp_path / "one" / "photos", Path("photos")):
+        embed_images(run, images, device="cpu")
+    monkeypatch.chdir(tmp_path / "two")
+    refuses(f"has embeddings of {tmp_path / 'one' / 'photos'}; choose", embed_images, run, Path("photos"), device="cpu")
+
+
+def test_a_worker_of_ray_reads_images_with_the_changes_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda job: job))
+    trained = load_model(RunFolder(Path("run")), start_ranks("cpu"))
+    dataset = dataset_of(Path("photos"), "test", trained.recipe)
+    job = fill.FillJob(dataset, image_keys(dataset), tmp_path, stored_model(trained))
+    job.path.mkdir()
+    job.model.write(job.path / fill.MODEL)
+    worker = RayWorker(job, Path("run"), "best", ["dataset.max_pixels=77"], "cpu", 1, Path.cwd())
+    assert worker.fault == "" and dataset.max_pixels == 77

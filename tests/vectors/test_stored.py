@@ -446,6 +446,13 @@ def test_images_in_a_folder_named_as_a_split_have_their_own_place(home: Path):
     assert [path.name for path in Path("run/embeddings").iterdir()] == ["test-images"]
 
 
+def test_embeddings_by_another_checkpoint_have_their_own_place(home: Path):
+    for checkpoint in (None, "last"):
+        embed(Path("run"), Path("photos"), device="cpu", options=EmbedOptions(checkpoint=checkpoint))
+    written = {path.name: EmbeddingFolder(path).manifest.model.checkpoint for path in Path("run/embeddings").iterdir()}
+    assert written == {"photos": "best", "photos-last": "last"}
+
+
 def test_each_checkpoint_and_transform_is_embedded_once(home: Path, dmlkit: Cli, embedded: Count, warned: list[str]):
     train_further(home, ("last",))
     asked: tuple[list[str], ...] = ([], ["--checkpoint", "last"], ["--set", "transform.size=18"])

@@ -1,6 +1,6 @@
 """Names of classes: those of a run, paths such as ``corvus/corax`` of a hierarchy, and sets of labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,6 +143,18 @@ def members_of(names: Sequence[str], separator: str) -> tuple[list[str], np.ndar
         [row for row, parts in enumerate(sets) for _ in parts], [index_of[label] for parts in sets for label in parts]
     ] = True
     return labels, members
+
+
+def sharing_labels(names: Sequence[str], known: Collection[str], separator: str | None) -> list[str]:
+    """Return which classes have a label of known classes; without a separator, each is a label itself.
+
+    Example:
+        >>> sharing_labels(["a|c", "d|e"], ["a|b"], "|"), sharing_labels(["a|c", "d"], ["a|b", "d"], None)
+        (['a|c'], ['d'])
+    """
+    sets = {name: {name} if separator is None else {*name.split(separator)} for name in {*names, *known}}
+    labels = set[str]().union(*(sets[name] for name in known))
+    return [name for name in names if not labels.isdisjoint(sets[name])]
 
 
 def in_groups(names: Sequence[str], separator: str) -> list[str]:

@@ -17,7 +17,6 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import MAX_PIXELS, BadImageError, Box, decoding, limit_size, opened, to_rgb
-from dmlkit.files.regular import VIDEOS
 
 # a new interpreter imports torch first, 5 to 9 s, and the runs of study --workers would start theirs; Python 3.14 does
 # so unless another way is asked for
@@ -156,11 +155,6 @@ def thumbnail(path: str | Path, box: Box | None = None, side: int = SIDE) -> byt
 
 FRAMES_PER_SECOND = 2.0
 MOST_FRAMES = 256  # of a video longer than 128 s, they are evenly spread
-
-
-def is_video(path: Path) -> bool:
-    """Return whether a file is a video, by its name."""
-    return path.suffix.lower() in VIDEOS and not path.is_dir()
 
 
 class VideoFrames(Dataset):

@@ -248,8 +248,8 @@ class Listing:
         rows = (self.labels >= 0).nonzero()[0] if split == "all" else self.rows_of(split)
         if len(rows) == 0:
             raise UserError(
-                f"{self.source or self.root}: no {self.sample}s for {split}; expected at least two classes, one for "
-                "training and one for testing"
+                f"{self.source or self.root}: no {self.sample}s for {split}; expected at least two classes for "
+                "training and two for testing"
             )
         return self.pick(rows)
 

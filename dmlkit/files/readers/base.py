@@ -4,7 +4,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -116,9 +116,12 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def start_of(path: Path) -> bytes:
-    """Return the first bytes of a file; none of one that cannot be read, which is reported where it is read whole."""
+    """Return the first bytes of a file, without a byte order mark of UTF-8.
+
+    There are none of one that cannot be read, which is reported where it is read whole.
+    """
     try:
-        return read_start(path, 4_000)
+        return read_start(path, 4_000).removeprefix(b"\xef\xbb\xbf")
     except OSError:
         return b""
 
@@ -231,6 +234,14 @@ def validated(kind: type[Content], data: dict[str, Any], file: Path, faults: lis
         if isinstance(entries, list)
     }
     return content, numbers
+
+
+def files_below(folder: Path, suffixes: Collection[str], notes: list[str]) -> list[Path]:
+    """Return the files with some suffixes below a folder, sorted; hidden ones, as macOS adds to archives, are noted."""
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in suffixes]
+    shown = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+    notes += counted_out(folder, [(len(files) - len(shown), "hidden file", "hidden files")])
+    return shown
 
 
 def counted_out(file: Path, counts: Iterable[tuple[int, str, str]]) -> list[str]:

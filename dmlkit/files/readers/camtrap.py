@@ -48,7 +48,9 @@ class CamtrapReader(Reader):
         missing = [(where, row["mediaID"]) for where, row in of_media if row["mediaID"] not in media]
         faults += [f"{where}: mediaID {medium!r} is not in {MEDIA}" for where, medium in missing]
         seen = [_Seen(where, media[row["mediaID"]], row) for where, row in of_media if row["mediaID"] in media]
-        seen += _of_events(folder, observations, media, {record.medium["mediaID"] for record in seen})
+        of_events = [*_of_events(folder, observations, media, {record.medium["mediaID"] for record in seen})]
+        alone = len(observations) - len(of_media) - len({record.where for record in of_events})
+        seen += of_events
         observed = {record.medium["mediaID"] for record in seen}
         animals = [record for record in seen if record.observation["observationType"] == ANIMAL]
         photos = [record for record in animals if not _is_video(record.medium)]
@@ -56,6 +58,7 @@ class CamtrapReader(Reader):
         counts = [
             (len(seen) - len(animals), "observation of no animal", "observations of no animal"),
             (len(animals) - len(photos), "observation in a video", "observations in videos"),
+            (alone, "observation of an event without other media", "observations of events without other media"),
             (len(media) - len(observed), "medium without an observation", "media without an observation"),
             (several, "image of several individuals without boxes", "images of several individuals without boxes"),
         ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from dmlkit.errors import UserError
 from dmlkit.files.paths import inside
-from dmlkit.files.readers.base import ImageTable, Reader, counted_out, table_of
+from dmlkit.files.readers.base import ImageTable, Reader, counted_out, files_below, table_of
 from dmlkit.files.readers.yolo import box_lines, text_files, yolo_rows
 from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.yaml_tree import read_yaml
@@ -38,12 +38,16 @@ class YoloDatasetReader(Reader):
             raise UserError(f"{file}: names: got {names!r}, expected the names of the classes, e.g. [fox, owl]")
         numbered = names.items() if isinstance(names, dict) else enumerate(names)
         labels = {str(number): str(name) for number, name in numbered}
-        absent, empty = set[str](), 0
+        absent, empty, notes = set[str](), 0, list[str]()
+        words = 5 if "kpt_shape" in content else None  # the points of a pose follow, which are no polygon
         for split, images in _folders(file, content):
             folder = _labels_of(images)
-            paths = [image for image in sorted(images.rglob("*")) if image.suffix.lower() in EXTENSIONS]
-            files = {image.relative_to(images).with_suffix("").as_posix(): image for image in paths}
-            lines = [line for text in text_files(folder) for line in box_lines(folder, text, faults)]
+            files = dict[str, Path]()
+            for image in files_below(images, EXTENSIONS, notes):
+                name = image.relative_to(images).with_suffix("").as_posix()
+                if (other := files.setdefault(name, image)) != image:
+                    faults.append(f"{image}: has the labels of {other}; expected one image of this name")
+            lines = [line for text in text_files(folder, notes) for line in box_lines(folder, text, faults, words)]
             boxes = yolo_rows(folder, [line for line in lines if line.name in files], faults)
             absent |= {f"{folder / line.name}.txt" for line in lines if line.name not in files}
             empty += len(files.keys() - {line.name for line in lines})
@@ -58,7 +62,7 @@ class YoloDatasetReader(Reader):
             (len(absent), "file of labels without an image", "files of labels without an image"),
             (empty, "image without boxes", "images without boxes"),
         ]
-        notes = counted_out(file, counts)
+        notes += counted_out(file, counts)
         return ImageTable(table_of(rows), file, file.parent, places, is_share=True, faults=faults, notes=notes)
 
 

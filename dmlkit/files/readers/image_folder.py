@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dmlkit.errors import UserError, first_line, some_of
 from dmlkit.files.csv_table import own_column
 from dmlkit.files.readers.base import ImageTable, Reader, has_paths, reader_of
 
@@ -33,12 +34,26 @@ class ImageFolderReader(Reader):
             folder = file.parent.relative_to(path).as_posix()
             names = [name and f"{folder}/{name}".removeprefix("./") for name in listed.table[index].to_pylist()]
             table = listed.table.set_column(index, columns[index], pa.array(names, pa.string()))
-            if len(parts) > 1:
+            if len(parts) > 1 and "split" not in columns:
                 split = pa.array([SPLITS.get(file.parent.name)] * len(table), pa.string())
                 table = table.append_column("split", split)
             tables.append(table)
             places += [listed.place(row) for row in range(len(listed))]
-        return ImageTable(pa.concat_tables(tables, promote_options="permissive"), path, path, places)
+        try:
+            table = pa.concat_tables(tables, promote_options="permissive")
+        except pa.ArrowException as error:
+            names = some_of([str(file.relative_to(path)) for file in parts])
+            raise UserError(
+                f"{path}: the columns of {names} do not fit: {first_line(error)}; expected equal types: save all as CSV"
+            ) from error
+        others = [
+            str(other.relative_to(path))
+            for file in parts
+            for name in METADATA
+            if (other := file.with_name(name)) != file and other.is_file()
+        ]
+        notes = [f"{path}: reads one table in a folder; left out: {some_of(others)}"] if others else []
+        return ImageTable(table, path, path, places, notes=notes)
 
 
 def _tables(folder: Path) -> list[Path]:

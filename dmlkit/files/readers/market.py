@@ -33,8 +33,8 @@ class MarketReader(Reader):
 
     def read(self, path: Path) -> ImageTable:
         root = next(filter(_parts, _homes(path)))
-        rows, faults, junk = list[dict[str, Any]](), list[str](), 0
-        for part, pattern, prefix, name in _images(root, faults):
+        rows, faults, notes, junk = list[dict[str, Any]](), list[str](), list[str](), 0
+        for part, pattern, prefix, name in _images(root, faults, notes):
             label, camera = match.groups() if (match := pattern.match(name.rpartition("/")[2])) else ("", "")
             if not label:
                 faults.append(f"{root / name}: expected a name such as 0002_c1s1_000451_03.jpg, with label and camera")
@@ -49,7 +49,7 @@ class MarketReader(Reader):
             row["path"].split("/")[0] for row in rows
         }
         counts = [(junk, "junk image (-1)", "junk images (-1)"), (len(others), "other folder", "other folders")]
-        return ImageTable(table_of(rows), path, root, faults=faults, notes=counted_out(path, counts))
+        return ImageTable(table_of(rows), path, root, faults=faults, notes=[*notes, *counted_out(path, counts)])
 
 
 def _homes(path: Path) -> Iterator[Path]:
@@ -68,14 +68,19 @@ def _parts(path: Path) -> dict[str, Path]:
     return {}
 
 
-def _images(root: Path, faults: list[str]) -> Iterator[tuple[str, re.Pattern[str], str, str]]:
+def _images(root: Path, faults: list[str], notes: list[str]) -> Iterator[tuple[str, re.Pattern[str], str, str]]:
     """Yield what each image is for, the pattern of its name, what precedes its label, and its path below the folder.
 
     MSMT17 numbers the people of the training and of the test from 0.
     """
     for part, place in _parts(root).items():
         if place.is_dir():
-            names = sorted(file.name for file in place.iterdir() if file.suffix.lower() in EXTENSIONS)
+            files = list(place.iterdir())
+            names = sorted(
+                file.name for file in files if file.suffix.lower() in EXTENSIONS and not file.name.startswith(".")
+            )
+            left_out = [(len(files) - len(names), "file that is no image", "files that are no images")]
+            notes += counted_out(place, left_out)
             yield from ((part, NAME, "", f"{place.name}/{name}") for name in names)
         else:
             side = "train" if part in ("train", "val") else "test"

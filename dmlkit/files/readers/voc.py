@@ -1,6 +1,7 @@
 """Annotations of Pascal VOC: an XML file per image, as LabelImg, CVAT and Roboflow write them."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PureWindowsPath
@@ -8,7 +9,7 @@ from xml.etree import ElementTree
 
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import BOX
-from dmlkit.files.readers.base import ImageTable, Reader, counted_out, start_of, table_of
+from dmlkit.files.readers.base import ImageTable, Reader, counted_out, files_below, start_of, table_of
 from dmlkit.files.regular import read_text
 
 FOLDERS = ("", "Annotations", "annotations", "train", "train/annotations")  # where files are looked for
@@ -24,7 +25,8 @@ class VocReader(Reader):
 
     def recognizes(self, path: Path) -> bool:
         files = [path] if path.suffix.lower() == ".xml" else _some(path)
-        return any(b"<annotation>" in start_of(file) for file in files)
+        # LabelImg writes <annotation verified="yes">; <annotations> is of CVAT
+        return any(re.search(rb"<annotation[\s>]", start_of(file)) for file in files)
 
     def read(self, path: Path) -> ImageTable:
         folder = path.parent if path.is_file() else path
@@ -33,7 +35,8 @@ class VocReader(Reader):
         )
         root = folder.parent if is_next_to_images else folder
         rows, places, faults, without = list[Mapping[str, object]](), list[str](), list[str](), 0
-        for file in [path] if path.is_file() else sorted(path.rglob("*.[xX][mM][lL]")):
+        notes = list[str]()
+        for file in [path] if path.is_file() else files_below(path, (".xml",), notes):
             try:
                 image, objects = _parsed(file)
             except UserError as error:
@@ -44,7 +47,7 @@ class VocReader(Reader):
             rows += file_rows
             places += [str(file)] * len(file_rows)
             without += not objects
-        notes = counted_out(path, [(without, "image without objects", "images without objects")])
+        notes += counted_out(path, [(without, "image without objects", "images without objects")])
         return ImageTable(table_of(rows), path, root, places, faults=faults, notes=notes)
 
 
@@ -52,7 +55,8 @@ def _some(folder: Path) -> list[Path]:
     """Return some XML files in one of the usual folders; some of them may be damaged."""
     for name in FOLDERS:
         try:
-            names = [entry.name for entry in islice(os.scandir(folder / name), MOST_NAMES)]
+            entries = (entry.name for entry in os.scandir(folder / name) if not entry.name.startswith("."))
+            names = list(islice(entries, MOST_NAMES))
         except OSError:
             continue
         if files := [file for file in sorted(names) if file.lower().endswith(".xml")]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import BOX
-from dmlkit.files.readers.base import ImageTable, Reader, table_of
+from dmlkit.files.readers.base import ImageTable, Reader, files_below, table_of
 from dmlkit.files.regular import EXTENSIONS, read_start, read_text
 
 MOST, MOST_NAMES = 10, 1_000  # subfolders, and names in each, that are looked at
@@ -41,17 +42,18 @@ class YoloReader(Reader):
             files = [Path(entry.path) for folder in folders for entry in islice(os.scandir(folder), MOST_NAMES)]
         except OSError:  # a folder that cannot be read is reported where its images are listed
             return False
+        files = [file for file in files if not file.name.startswith(".")]
         texts = [file for file in files if file.suffix.lower() == ".txt" and file.name != CLASSES]
         has_images = any(file.suffix.lower() in EXTENSIONS for file in files)
         starts = [read_start(file, 1_000).decode(errors="replace").partition("\n")[0].split() for file in texts[:MOST]]
         return not has_images and any(starts) and all(map(_is_box, filter(None, starts)))
 
     def read(self, path: Path) -> ImageTable:
-        faults = list[str]()
-        if not text_files(path):
+        faults, notes = list[str](), list[str]()
+        if not (texts := text_files(path, notes)):
             raise UserError(f"{path}: this folder has no text files; expected one per image, as YOLO writes them")
-        lines = [line for file in text_files(path) for line in box_lines(path, file, faults)]
-        return yolo_rows(path, lines, faults)
+        lines = [line for file in texts for line in box_lines(path, file, faults)]
+        return replace(yolo_rows(path, lines, faults), notes=notes)
 
 
 def _is_box(words: list[str]) -> bool:
@@ -60,17 +62,20 @@ def _is_box(words: list[str]) -> bool:
     return len(numbers) >= 5 and all(-0.5 <= number <= 1.5 for number in numbers[1:5])
 
 
-def text_files(folder: Path) -> list[Path]:
-    """Return the text files of labels below a folder, sorted."""
-    return [file for file in sorted(folder.rglob("*.[tT][xX][tT]")) if file.name != CLASSES]
+def text_files(folder: Path, notes: list[str]) -> list[Path]:
+    """Return the text files of labels below a folder, see `files_below`."""
+    return [file for file in files_below(folder, (".txt",), notes) if file.name != CLASSES]
 
 
-def box_lines(folder: Path, file: Path, faults: list[str]) -> list[BoxLine]:
-    """Return the boxes of a text file below a folder; lines that are none are faults."""
+def box_lines(folder: Path, file: Path, faults: list[str], words_of_box: int | None = None) -> list[BoxLine]:
+    """Return the boxes of a text file below a folder; lines that are none are faults.
+
+    ``words_of_box`` are the first words of a line that are read. Default: all.
+    """
     name = file.relative_to(folder).with_suffix("").as_posix()
     boxes = list[BoxLine]()
     for number, line in enumerate(read_text(file).splitlines(), start=1):
-        words = line.split()
+        words = line.split()[:words_of_box]
         if len(_numbers(words)) in (5, 6) or (len(_numbers(words)) >= 7 and len(words) % 2):
             boxes.append(BoxLine(f"{file}:{number}", name, words))
         elif words:

@@ -15,6 +15,7 @@ from dmlkit.files.document import differences
 from dmlkit.files.source import require_study_file
 from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.faults import describe_faults, fault_line, quoted, suggest
 from dmlkit.recipe.file import plain, read_recipe
@@ -116,17 +117,28 @@ Fault = tuple[Key, str]
 NAME = re.compile(r"\w[\w.,=+-]*")  # name of a variant, which is also the name of a folder
 FEW_CLASSES, FEW_SEEDS = 30, 3  # 10 classes and one seed chose a value 0.007 better, which was 0.033 worse on test
 NAME_BYTES = 255  # longest name of a folder on common file systems
+DESCRIPTIVE = {name for config in (SpreadConfig(), SpectrumConfig(), NormConfig()) for name in config.figures()}
 
 
 def is_error_rate(figure: str) -> bool:
     """Return whether smaller values of a figure are better.
 
     Example:
-        >>> is_error_rate("eer"), is_error_rate("separated recall@1")
+        >>> is_error_rate("eer:genus"), is_error_rate("separated recall@1")
         (True, False)
     """
     errors = (variant.key for variant in MetricConfig.variants.values() if variant.smaller_is_better)
-    return figure.rpartition(" ")[2].partition("@")[0] in {key.partition("@")[0] for key in errors}
+    return re.split("[@:]", figure.rpartition(" ")[2])[0] in {key.partition("@")[0] for key in errors}
+
+
+def is_descriptive(figure: str) -> bool:
+    """Return whether neither the largest nor the smallest value of a figure is best, at any level.
+
+    Example:
+        >>> is_descriptive("norm:genus"), is_descriptive("separated recall@1")
+        (True, False)
+    """
+    return figure.rpartition(" ")[2].partition(":")[0] in DESCRIPTIVE
 
 
 def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) -> Iterator[Fault]:
@@ -205,6 +217,9 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
                 yield ("expect", index, key), f"unknown {kind} {name!r}; {suggest(name, choices)}"
         if is_error_rate(expectation.metric):
             text = f"smaller {expectation.metric} is better; expected a metric of which larger is better"
+            yield ("expect", index, "metric"), text
+        if is_descriptive(expectation.metric):
+            text = f"no value of {expectation.metric} is best; expected a metric of which larger is better"
             yield ("expect", index, "metric"), text
         if expectation.better == expectation.than:
             yield ("expect", index), f"{expectation.better} cannot be better than itself"

@@ -127,14 +127,17 @@ class _Runs:
                 for name, text in self.plan.edges().items():
                     chosen = self.plan.chosen[name].label
                     self.progress.note(f"{name} chose {chosen}: {text}; to try more, stop and increase extend")
-            together = [run for run in runs if self.workers > 1 and not self._is_complete(run)]
-            names = {run.name for run in together}
-            for run in runs:
-                if run.name not in names:
-                    self._train(run)
-            if together:
+            left = [run for run in runs if not self._is_complete(run)]
+            for run in runs:  # first, so that a budget that ends does not leave them out of the results
+                if run not in left:
+                    self._take(run, self._start(run))  # a damaged run ends the study, and earlier results stay
+            if left and self.workers > 1:
                 self._check_stop()
-                self._train_at_once(together)
+                self._train_at_once(left)
+                continue
+            for run in left:
+                self._check_stop()
+                self._finish(run, self._start(run))
 
     def results(self, command: str) -> StudyResults | None:
         """Return the results of the complete runs; None if no variant has one."""
@@ -183,13 +186,6 @@ class _Runs:
     def _check_stop(self) -> None:
         if self.stop_requested(self.ranks):
             raise TrainingStoppedError("stopped between two runs")
-
-    def _train(self, run: Run) -> None:
-        if self._is_complete(run):
-            self._take(run, self._start(run))  # a damaged run ends the study, and earlier results stay
-            return
-        self._check_stop()
-        self._finish(run, self._start(run))
 
     def _train_at_once(self, runs: Sequence[Run]) -> None:
         named = {run.name: run for run in runs}
