@@ -2,7 +2,7 @@
 
 Run: python benchmarks/authors.py PHOTOS CHECKOUTS [CASE ...]. PHOTOS are those of `recipes/cars`; CHECKOUTS is a folder
 with the authors' repositories (`git clone https://github.com/OWNER/NAME`, see `CASES`). A case is one loss and takes
-two or three trainings per seed, of 2 minutes on one thread. Figures are kept in runs/authors; rerun the command to resume.
+two or three trainings per seed, of 2 minutes on one thread. Figures are kept in runs/authors; the same command resumes.
 
 The network is the last two stages of EfficientNet-Lite0 on stored maps of four views, see `recipes/study/cars.yaml`,
 with the weights that dmlkit starts from. Five epochs on 78 classes; both sides are scored by R@1 on 20 validation
@@ -333,7 +333,7 @@ def draw(curves: dict[str, list[tuple[Curve, ...]]]) -> None:
         axis.set(title=loss, xlabel="epoch", xticks=range(1, EPOCHS + 1))
     axes[0].set_ylabel("R@1 on validation classes")
     axes[0].legend()
-    figure.savefig(Path(__file__).parent / "results/authors.png", dpi=120)
+    figure.savefig(Path(__file__).parent.parent / "docs/papers/authors.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -188,7 +188,8 @@ def test_a_value_without_an_annotation_is_the_new_default_of_an_inherited_option
 
 
 def test_a_derived_configuration_has_its_own_keys_after_those_of_its_bases():
-    assert list(ProxyAnchor.Config.model_fields) == ["name", "chunk_size", "negative_fraction", "margin", "scale"]
+    own = ["proxy_norm", "margin", "scale"]
+    assert list(ProxyAnchor.Config.model_fields) == ["name", "chunk_size", "negative_fraction", *own]
     assert issubclass(Contrastive.Config, PairLoss.Config) and issubclass(PairLoss.Config, LossConfig)
     assert not issubclass(TransportWeights.Config, ComponentConfig)
     assert issubclass(TransportWeights.Config, OptionsConfig)

@@ -267,7 +267,7 @@ def without_a_metric(path: Path) -> None:
         (RUN, without_a_metric, "expected recall@1, ndcg@3; remove its"),
         (RUN.replace("1/", "0/"), changed(best=None, selected_by=None), "has no best checkpoint"),
         ("results.json", changed(metrics=["x"]), "variants or metrics are missing"),
-        ("results.json", changed(variants={}), "variants or metrics are missing"),
+        ("results.json", changed(variants={}), "this study is not finished"),
         ("results.json", changed(reference="x"), "variants or metrics are missing"),
         ("results.json", changed(axis={"key": "a", "values": [1]}), "variants or metrics are missing"),
     ],
