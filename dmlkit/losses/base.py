@@ -180,11 +180,13 @@ def too_near(loss: str, space: Any, similarity: str) -> Iterable[tuple[tuple[str
     )
     or_cosine = "" if "chordal" in similarity else ", or a cosine as similarity"
     curvature, longest = getattr(space, "curvature", None), getattr(space, "clip_distance", None)
-    if curvature is not None and float(curvature) < STRONGEST_CURVATURE:
-        border = UNRELATED_RADIUS * (STRONGEST_CURVATURE / float(curvature)) ** 0.5
+    if isinstance(curvature, Tensor):  # of a manifold instead of its configuration
+        curvature = curvature.item()
+    if curvature is not None and curvature < STRONGEST_CURVATURE:
+        border = UNRELATED_RADIUS * (STRONGEST_CURVATURE / curvature) ** 0.5
         yield (
             ("curvature",),
-            f"got {float(curvature):g}, expected {trunc(10 * STRONGEST_CURVATURE) / 10} or weaker: points of float32 "
+            f"got {curvature:g}, expected {trunc(10 * STRONGEST_CURVATURE) / 10} or weaker: points of float32 "
             f"end {border:.3g} {taken} a weaker curvature{or_cosine}",
         )
     if longest is not None and longest < UNRELATED_RADIUS:
