@@ -158,7 +158,7 @@ def embed(
             say(f"{'these images are' if filled.known == len(dataset) else subject} embedded already")
         refuse_nothing_read(len(dataset) - len(filled.faults), filled.faults, source)
         with nullcontext() if are_inside else lock, writing(place / "manifest.json"):
-            table = _listing_table(images, options.boxes or Boxes(), trained.recipe.dataset)
+            table = _listing_table(images, recorded, options.boxes or Boxes(), trained.recipe.dataset)
             manifest = write_embeddings(folder, trained, dataset, recorded, place, filled, table)
         if are_inside:
             shutil.rmtree(vectors_folder, ignore_errors=True)
@@ -188,14 +188,14 @@ def _home(run: RunFolder, output: Path) -> Path:
     return run.vectors
 
 
-def _listing_table(images: Path | None, boxes: Boxes, dataset: DatasetConfig) -> ListingTable | None:
-    """Return the table that lists the images, or of the dataset of a split; None if no table does."""
+def _listing_table(images: Path | None, source: str, boxes: Boxes, dataset: DatasetConfig) -> ListingTable | None:
+    """Return the table that lists the images of a source, or of the dataset of a split; None if no table does."""
     if images is None and isinstance(dataset, TableConfig):
         return ListingTable(file=dataset.file, root=dataset.root, columns=dataset.columns)
     if images is None or reader_of(images) is None:
         return None
-    root = None if boxes.root is None else str(boxes.root)
-    return ListingTable(file=str(images), root=root, columns=dict(boxes.columns))
+    root = None if boxes.root is None else str(boxes.root.resolve())
+    return ListingTable(file=source, root=root, columns=dict(boxes.columns))
 
 
 def write_embeddings(

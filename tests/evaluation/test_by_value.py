@@ -233,16 +233,19 @@ def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[...,
             assert value["metrics"][name]["mean"] == pytest.approx(np.mean(rates[value["value"], name]), abs=0.09)
 
 
-def test_embeddings_keep_the_root_and_the_columns_of_their_table(tmp_path: Path, dmlkit: Callable[..., Result]):
-    """Also where they are limited, and for the names of columns of another table."""
+def test_embeddings_keep_the_root_and_the_columns_of_their_table(
+    tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+):
+    """Also where they are limited, given by relative paths, and for the names of columns of another table."""
     files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
     photos = sorted(path.relative_to(files / "photos") for path in (files / "photos").glob("*/*.png"))
     rows = [f"{path},{path.parent},{('left', 'right')[int(path.stem) % 2]}" for path in photos]
     table, folder = tmp_path / "lists" / "photos.csv", tmp_path / "embeddings"
     table.parent.mkdir()
     table.write_text("\n".join(["shot,letter,side", *rows]))
-    words = ("--root", files / "photos", "--column", "path=shot", "--column", "label=letter", "--device", "cpu")
-    dmlkit("embed", files / "run", table, *words, "-o", folder).ok()
+    monkeypatch.chdir(table.parent)
+    words = ("--root", "../files/photos", "--column", "path=shot", "--column", "label=letter", "--device", "cpu")
+    dmlkit("embed", files / "run", table.name, *words, "-o", folder).ok()
     counts = {"left": 24, "right": 16}  # of five photos of each of eight letters
     for column, options, expected in (
         ("side", (), counts),
