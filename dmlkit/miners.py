@@ -158,8 +158,8 @@ class DistanceWeighted(Miner, name="distance_weighted"):
         return (Requirement("manifold.name", ("sphere",), REASON),)
 
     def faults(self) -> Iterable[tuple[str, str]]:
-        if self.cutoff >= self.max_distance:
-            yield "cutoff", f"got {self.cutoff:g}, expected less than max_distance, {self.max_distance:g}"
+        if self.cutoff > self.max_distance:
+            yield "cutoff", f"got {self.cutoff:g}, expected at most max_distance, {self.max_distance:g}"
 
     def __post_init__(self) -> None:
         if not isinstance(self.manifold, Sphere):

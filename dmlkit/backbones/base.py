@@ -140,7 +140,8 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
     def tuned_blocks(self) -> list[list[nn.Parameter]]:
         """Return the `tuned_parameters` per block, from the last block to the first, then those before all blocks."""
         blocks = [{id(parameter) for parameter in block.parameters()} for block in reversed(self.blocks())]
-        blocks[0] |= {id(parameter) for pooling in poolings(self) for parameter in pooling.parameters()}
+        for block in blocks[:1]:  # a pooling follows the last one
+            block |= {id(parameter) for pooling in poolings(self) for parameter in pooling.parameters()}
         outside = {id(parameter) for parameter in self.parameters()}.difference(*blocks)
         tuned = self.tuned_parameters()
         return [[parameter for parameter in tuned if id(parameter) in block] for block in (*blocks, outside)]

@@ -55,7 +55,7 @@ def start(
         if output.exists():
             way = f"choose another name with -o, or replace it with -o {command_word(output)}"
             raise UserError(f"{output}: exists already; {way}")
-        check_file(output, sources=[photos, *([] if table.root is None else [table.root])])
+        check_file(output, sources=[photos])
     check_writable(next(folder for folder in output.absolute().parents if folder.is_dir()))
 
     from dmlkit.backbones.weights import UNKNOWN, license_words

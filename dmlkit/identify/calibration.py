@@ -143,7 +143,8 @@ def _stranger_points(
     if strangers is not None:
         limits = None if where is None else Boxes(where=where)
         points = open_queries(strangers, gallery, boxes=limits, model=model, bar=bar)
-        known, start = sum(label in names for label in points.labels), f"--strangers {strangers}"
+        of_gallery = {*names}
+        known, start = sum(label in of_gallery for label in points.labels), f"--strangers {strangers}"
         images = f"{known:,} of {counted(len(points), 'image has', 'images have')} labels of {gallery.path}"
         if known and known == len(points):
             raise UserError(f"{start}: {images}; expected images of other labels")

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar, NamedTuple
 from zlib import crc32
 
@@ -143,15 +144,14 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
                 "its gallery, or train without levels: --set dataset.levels=[]"
             )
     root = Path(os.path.commonpath([os.path.dirname(path) for path in labeled]))  # noqa: PTH120 - text, not files
-    file = first = folder / f"train_{name}.csv"
+    file = folder / f"train_{name}.csv"
     rows = [[os.path.relpath(path, root), label] for path, label in labeled.items()]
-    if first.exists():  # a run of this name, perhaps in another folder, may have been trained on it
-        file = first.with_stem(f"{first.stem}_{crc32(json.dumps(rows).encode()):08x}")
-    is_new = not file.exists()
-    write_table(file, ("path", "label"), rows, is_data=True)
-    if is_new and file != first and file.read_bytes() == first.read_bytes():
-        file.unlink()
-        file = first
+    with TemporaryDirectory(dir=folder) as private:  # the ranks of a run write at once
+        written = Path(private) / file.name
+        write_table(written, ("path", "label"), rows, is_data=True)
+        if file.exists() and file.read_bytes() != written.read_bytes():  # a run may have been trained on it
+            file = file.with_stem(f"{file.stem}_{crc32(json.dumps(rows).encode()):08x}")
+        written.replace(file)
     checked = [row for row in held_out if review.verdict(row) is not None]
     tested = sum(_is_there(proposals[row]) for row in checked)
     return TrainingTable(file, root, len(labeled), tested, left_out + len(checked) - tested)

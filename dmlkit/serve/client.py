@@ -36,8 +36,8 @@ class Client:
             raise UserError(
                 f"{url}: expected an address that starts with http:// or https://, e.g. http://127.0.0.1:8765"
             )
-        check_token(token, "token")
-        self.url, self.token, self.timeout = url.rstrip("/"), token, timeout
+        check_token(token or None, "token")
+        self.url, self.token, self.timeout = url.rstrip("/"), token or None, timeout
 
     def info(self) -> dict[str, Any]:
         """Return what is served."""

@@ -1,14 +1,24 @@
 """Records that a study writes into its folder at its start, and checks before it is continued there."""
 
+import json
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, ValidationInfo, field_serializer, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    ValidationError,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+)
 
 from dmlkit.errors import UserError, some_of
 from dmlkit.files.document import Document, differences
@@ -159,7 +169,15 @@ def _changed(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _fixed(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return what may not change of a recipe; images that cannot be read may be skipped from now on, as in a run."""
+    """Return what may not change of a recipe; images that cannot be read may be skipped from now on, as in a run.
+
+    A key that is newer than the study has its default.
+    """
+    from dmlkit.recipe.file import plain
+    from dmlkit.recipe.schema import Recipe
+
+    with suppress(ValidationError):
+        recipe = plain(Recipe.model_validate_json(json.dumps(recipe), context={"is_trained": True}))
     return {**recipe, "dataset": {**recipe["dataset"], "on_bad_image": None}}
 
 

@@ -22,7 +22,7 @@ from numpy.lib import format as npy
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.table import TableConfig
+from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.distributed.launch import count_ranks, start_ranks
 from dmlkit.errors import UserError, merged, warn_once
 from dmlkit.files.arrays import Values
@@ -195,7 +195,8 @@ def _listing_table(images: Path | None, source: str, boxes: Boxes, dataset: Data
     if images is None or reader_of(images) is None:
         return None
     root = None if boxes.root is None else str(boxes.root.resolve())
-    return ListingTable(file=source, root=root, columns=dict(boxes.columns))
+    known = other_table(images, dataset if isinstance(dataset, TableConfig) else None).columns
+    return ListingTable(file=source, root=root, columns={**known, **boxes.columns})
 
 
 def write_embeddings(

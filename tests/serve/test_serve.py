@@ -546,7 +546,8 @@ def test_the_client_reports_what_it_cannot_send(tmp_path: Path):
         refuses("expected an address that starts with http://", Client, address)
     for address in ("http://127.0.0.1:8765/", "https://birds.example.org/api", "http://[::1]:80"):
         assert Client(address).url == address.rstrip("/")
-    for token in ("secret\n", "ключ", ""):
+    assert Client(token="").token is None  # e.g. of an empty variable
+    for token in ("secret\n", "ключ"):
         refuses("token: expected printable ASCII", Client, "http://127.0.0.1:1", token=token)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

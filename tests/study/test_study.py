@@ -325,6 +325,15 @@ def test_a_study_may_skip_images_from_now_on_that_cannot_be_read(dmlkit, copied:
     assert finished(copied) == before
 
 
+def test_a_study_goes_on_by_a_version_whose_losses_have_a_new_key(dmlkit, copied: Path, tmp_path: Path):
+    path, before, record = write_study(tmp_path), finished(copied), copied / "study.json"
+    older = json.loads(record.read_text())
+    assert older["variants"]["base"]["loss"].pop("proxy_norm") == 1.0
+    record.write_text(json.dumps(older))
+    dmlkit("study", path, "-o", copied, "--device", "cpu").ok()
+    assert finished(copied) == before
+
+
 def held(step: int, path: Path, out: Path, marks: Path) -> Forked:
     """A process of the study that waits at a step of its runs for what stops or ends it."""
     marks.mkdir()

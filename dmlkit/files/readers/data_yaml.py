@@ -42,12 +42,12 @@ class YoloDatasetReader(Reader):
         words = 5 if "kpt_shape" in content else None  # the points of a pose follow, which are no polygon
         for split, images in _folders(file, content):
             folder = _labels_of(images)
-            files = dict[str, Path]()
+            lines = [line for text in text_files(folder, notes) for line in box_lines(folder, text, faults, words)]
+            files, labeled = dict[str, Path](), {line.name for line in lines}
             for image in files_below(images, EXTENSIONS, notes):
                 name = image.relative_to(images).with_suffix("").as_posix()
-                if (other := files.setdefault(name, image)) != image:
+                if (other := files.setdefault(name, image)) != image and name in labeled:
                     faults.append(f"{image}: has the labels of {other}; expected one image of this name")
-            lines = [line for text in text_files(folder, notes) for line in box_lines(folder, text, faults, words)]
             boxes = yolo_rows(folder, [line for line in lines if line.name in files], faults)
             absent |= {f"{folder / line.name}.txt" for line in lines if line.name not in files}
             empty += len(files.keys() - {line.name for line in lines})
