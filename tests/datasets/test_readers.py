@@ -463,7 +463,7 @@ def test_hidden_files_of_archives_are_counted(tmp_path: Path):
         (tmp_path / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
     left_out = {
         "yolo/labels": ["yolo/labels: left out: 1 hidden file"],
-        "yolo": ["yolo/images: left out: 1 hidden file", "yolo/labels: left out: 1 hidden file"],
+        "yolo": ["yolo/labels: left out: 1 hidden file", "yolo/images: left out: 1 hidden file"],
         "voc": ["voc: left out: 20 hidden files"],
         "reid": ["reid/query: left out: 2 files that are no images"],
     }
