@@ -151,7 +151,7 @@ def print_nesting(config: "DatasetConfig") -> None:
         return
     root = Path(config.root)
     top = root / "train" if is_split(root) else root
-    folders_by_level = folder_levels(top) if top.is_dir() else []  # that it is missing is told where images are listed
+    folders_by_level = folder_levels(top) if top.is_dir() else []  # listing the images reports a missing one
     if len(folders_by_level) < 2:
         return
     depth, path = len(folders_by_level), folders_by_level[-1][0]

@@ -649,7 +649,7 @@ def text_column(table: Any, where: str, name: str) -> Any:
         )
     if pa.types.is_floating(column.type):  # pandas writes an empty cell as nan
         column = compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
-        with suppress(pa.ArrowInvalid):  # and whole numbers beside it as floats, of which 11 digits would be 1e+10
+        with suppress(pa.ArrowInvalid):  # and then whole numbers as floats: 20230001234.0 is 2.0230001234e+10 as text
             column = column.cast(pa.int64())
     try:
         column = _without(column.cast(pa.string()), [""])

@@ -175,8 +175,8 @@ def too_near(loss: str, space: Any, similarity: str) -> Iterable[tuple[tuple[str
     for index, factor in enumerate(getattr(space, "factors", ())):
         yield from ((("factors", index, *key), fault) for key, fault in too_near(loss, factor, similarity))
     taken = (
-        f"from the origin, and {loss} takes two of different classes for unrelated at {UNRELATED_RADIUS:g} from it and "
-        "right angles, so it could never push them so far apart; choose"
+        f"from the origin, but {loss} pushes points of different classes as far apart as two at right angles that are "
+        f"{UNRELATED_RADIUS:g} from the origin, which these never reach; choose"
     )
     or_cosine = "" if "chordal" in similarity else ", or a cosine as similarity"
     curvature, longest = getattr(space, "curvature", None), getattr(space, "clip_distance", None)
@@ -192,6 +192,6 @@ def too_near(loss: str, space: Any, similarity: str) -> Iterable[tuple[tuple[str
     if longest is not None and longest < UNRELATED_RADIUS:
         yield (
             ("clip_distance",),
-            f"got {longest:g}, expected at least {UNRELATED_RADIUS:g}: points end so far {taken} "
+            f"got {longest:g}, expected at least {UNRELATED_RADIUS:g}: points end that far {taken} "
             f"a longer one{or_cosine}",
         )

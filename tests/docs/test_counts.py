@@ -44,7 +44,7 @@ def studies() -> dict[str, StudyResults]:
 
 
 def claims_of(found: dict[str, StudyResults]) -> dict[str, StudyResults]:
-    """The studies of all papers on the smaller grounds, which are counted together; Cars is told by itself."""
+    """The studies of all papers on the smaller grounds, which are counted together; Cars is counted alone."""
     return {name: one for name, one in found.items() if one.paper is None and name != "cars"}
 
 

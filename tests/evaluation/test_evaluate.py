@@ -56,8 +56,8 @@ def test_every_rank_measures_the_rates_per_value_of_a_column(dmlkit, tmp_path, m
     monkeypatch.setattr("dmlkit.run_folder.folder.RunFolder.recipe", lambda *_: parse_recipe(TINY_RECIPE, "r.yaml"))
     monkeypatch.setattr("dmlkit.evaluation.by_value.column_table", lambda *_: None)
     monkeypatch.setattr("dmlkit.evaluation.calibration.calibrate_run", lambda *_, **__: None)
-    told = "dmlkit.evaluation.rates_by_value.pair_rates_by_value"
-    monkeypatch.setattr(told, lambda *_, ranks, **__: asked.append(ranks))
+    measured = "dmlkit.evaluation.rates_by_value.pair_rates_by_value"
+    monkeypatch.setattr(measured, lambda *_, ranks, **__: asked.append(ranks))
     assert dmlkit("calibrate", tmp_path, "--by", "camera").ok().out == ""
     assert asked == [rank]
 

@@ -111,16 +111,16 @@ def test_a_threshold_of_some_images_is_told_unless_it_is_chosen_again(
     def stop(*_: object) -> None:
         raise InterruptedError
 
-    told: list[str] = []
+    printed: list[str] = []
     trained = SimpleNamespace(fingerprint="x", computation=None, manifold=None)
     monkeypatch.setattr(verification, "load_model", lambda *_: trained)
     monkeypatch.setattr(verification, "threshold_of", lambda *_: SimpleNamespace(where="side=left"))
-    monkeypatch.setattr(verification, "warn_once", told.append)
+    monkeypatch.setattr(verification, "warn_once", printed.append)
     for name in ("choose_fusion", "embed_files"):  # what comes next
         monkeypatch.setattr(verification, name, stop)
     with pytest.raises(InterruptedError):
         verification.verify(tmp_path, [], second=second, ranks=start_ranks("cpu"))
-    assert len(told) == warnings
+    assert len(printed) == warnings
 
 
 def test_rates_without_one_kind_of_pair():

@@ -364,8 +364,8 @@ def test_strangers_that_cannot_be_read_are_told(gallery: Path, tmp_path: Path, d
     trees.photos(tmp_path / "strangers", (f"{index}.jpg" for index in range(4)), first=40, side=(40, 30))
     for name in ("x.jpg", "y.jpg"):
         (tmp_path / "strangers" / name).write_bytes(b"none")
-    told = dmlkit("calibrate", gallery, "--fpir", "0.5", "--strangers", tmp_path / "strangers", "--device", "cpu").ok()
-    assert "x.jpg: cannot read this image" in told.err and "1 more of this kind" in told.err
+    said = dmlkit("calibrate", gallery, "--fpir", "0.5", "--strangers", tmp_path / "strangers", "--device", "cpu").ok()
+    assert "x.jpg: cannot read this image" in said.err and "1 more of this kind" in said.err
 
 
 def test_strangers_that_the_gallery_knows_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):

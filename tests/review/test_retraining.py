@@ -217,11 +217,11 @@ def test_a_run_that_resumes_keeps_the_place_of_its_photos(monkeypatch: pytest.Mo
 def test_only_the_first_rank_prints_before_it_trains(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "review.json").touch()
 
-    def told(*_: object, **__: object) -> str:
+    def printing(*_: object, **__: object) -> str:
         say("9 images to train on")
         return "training.epochs=1"
 
-    monkeypatch.setattr(cli, "table_of_review", told)
+    monkeypatch.setattr(cli, "table_of_review", printing)
     for name in ("has_held_out", "train_and_print", "print_comparison"):
         monkeypatch.setattr(cli, name, lambda *_, **__: None)
     for rank, printed in (("1", ""), ("0", "9 images to train on\n")):
