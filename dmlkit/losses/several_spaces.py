@@ -24,13 +24,6 @@ class SeveralLosses(Loss):
     num_classes: Any = option(default=None, kw_only=False)
     """C, for losses that own something per class."""
 
-    def faults(self) -> Iterable[tuple[str, str]]:
-        key = "losses" if hasattr(self, "losses") else "loss"
-        held = getattr(self, key)
-        for loss in held if key == "losses" else (held,):
-            if "before" in (getattr(loss, "on", None) or ()):
-                yield key, f"{loss.name} has on: before, but only the outermost loss gets the points before the neck"
-
     def hold(self, losses: Iterable[Loss]) -> None:
         """Take the built losses; call it before `Loss.__post_init__`."""
         self.each: Any = nn.ModuleList(losses)
@@ -43,6 +36,13 @@ class SeveralLosses(Loss):
     def weighted_sum(self, weights: Iterable[float], parts: Iterable[Tensor], labels: Tensor) -> Tensor:
         """Add the losses of their points, times their weights."""
         return weighted(weights, [loss.compute(points, labels) for loss, points in zip(self.each, parts, strict=True)])
+
+
+def misplaced(key: str, losses: Iterable[LossConfig]) -> Iterable[tuple[str, str]]:
+    """Yield the faults of a loss that holds others: only the outermost one gets the points before the neck."""
+    for loss in losses:
+        if "before" in (getattr(loss, "on", None) or ()):
+            yield key, f"{loss.name} has on: before, but only the outermost loss gets the points before the neck"
 
 
 def weighted(weights: Iterable[float], values: Iterable[Tensor]) -> Tensor:
@@ -107,7 +107,7 @@ class Matryoshka(SeveralLosses, name="matryoshka"):
             yield Requirement("embedding_dim", self.dims[:1], reason)
 
     def faults(self) -> Iterable[tuple[str, str]]:
-        yield from super().faults()
+        yield from misplaced("loss", [self.loss])
         if self.weights is not None and len(self.weights) != len(self.dims or ()):
             yield "weights", f"expected one for each of dims {self.dims}, got {self.weights}"
 
@@ -163,6 +163,9 @@ class PerFactor(SeveralLosses, name="per_factor"):
     """The loss to compute on each factor."""
     weights: tuple[NonNegativeFloat, ...] | None = None
     """c, the weight of each factor; null is 1 for all."""
+
+    def faults(self) -> Iterable[tuple[str, str]]:
+        return misplaced("loss", [self.loss])
 
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("manifold.name", ("product",), "it computes a loss on each factor")

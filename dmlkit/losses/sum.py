@@ -11,7 +11,7 @@ from dmlkit.component import Requirement, one_of
 from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxy_anchor import ProxyAnchor
-from dmlkit.losses.several_spaces import SeveralLosses, build_with, weighted
+from dmlkit.losses.several_spaces import SeveralLosses, build_with, misplaced, weighted
 from dmlkit.losses.triplet import Triplet
 
 
@@ -46,7 +46,7 @@ class Sum(SeveralLosses, name="sum"):
     it; null is ``after`` for all."""
 
     def faults(self) -> Iterable[tuple[str, str]]:
-        yield from super().faults()
+        yield from misplaced("losses", self.losses)
         for key, values in {"weights": self.weights, "on": self.on}.items():
             if values is not None and len(values) != len(self.losses):
                 yield key, f"expected one for each of {len(self.losses)} losses, got {len(values)}"
