@@ -13,11 +13,11 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold, frechet_mean
+from dmlkit.manifolds.products import inner_products_into
 from dmlkit.nearest.search import QUERY_ROWS, Gallery, Neighbors
 
 MOST_PAIRS = 5_000_000  # 100 MB here, 2 GB while they are grouped
-BLOCK_ROWS = 16_384  # of both sides of a product: an index of 8 MB at 128 dimensions
-DISTANCE_ROWS = 2048  # float64 distances of a block and their temporaries: 32 MB each
+BLOCK_ROWS = 2048  # of both sides: float64 distances of a block and their temporaries take 32 MB each
 # Unit vectors in float32 are as long as 1 but for 2e-7, so that the cosine of equal ones is 1 - 4e-7 to 1 + 4e-7 (2 to
 # 2 048 dimensions): no cosine above this can be distinguished from 1.
 ALIKE = 1 - 1e-6
@@ -43,7 +43,7 @@ def near_pairs(
 ) -> NearPairs:
     """Find every pair whose similarity, computed in float64, is at least a threshold.
 
-    Inner products are compared in float32 first, with a margin above their rounding (Higham 2002, eq. 3.5), by faiss;
+    Inner products are compared in float32 first, with a margin above their rounding (Higham 2002, eq. 3.5);
     distances in float64, since they cancel near zero. Memory holds one block of them, and the pairs found.
 
     Args:
@@ -56,14 +56,12 @@ def near_pairs(
         >>> near_pairs(Euclidean(1), line, None, -1.0).second.tolist()
         [1]
     """
-    is_distance = manifold.similarity_name.endswith("distance")
     if manifold.similarity_name.endswith("cosine"):
         threshold = min(threshold, ALIKE)
-    search = _near_distances if is_distance else _near_products
     columns = points if others is None else others
     blocks: list[tuple[Tensor, Tensor, Tensor]] = []
     count, reported = 0, 0
-    for first, second, share in search(manifold, points, others, threshold):
+    for first, second, share in _candidates(manifold, points, others, threshold):
         if others is None:  # each pair once, and none of a point with itself
             ascending = first < second
             first, second = first[ascending], second[ascending]
@@ -96,41 +94,32 @@ def check_reachable(manifold: Manifold, threshold: float, option: str = "--thres
         raise UserError(f"{option} {threshold:g}: expected {allowed}, since the similarity is {name.replace('_', ' ')}")
 
 
-def _near_products(
+def _candidates(
     manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float
 ) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Yield candidates, and the share of all pairs that was compared."""
-    import faiss
+    """Yield the rows of all pairs that may reach a threshold, and the share of all pairs that was compared."""
+    sides = [points, points if others is None else others]
+    if manifold.similarity_name.endswith("distance"):
+        floor = threshold - 1e-5 * max(1.0, abs(threshold))  # float64 products round far less
 
-    sides = [manifold.product_vectors(side) for side in (points, points if others is None else others)]
-    longest = [float(side.norm(dim=1).max()) for side in sides]
-    slack = 1.01 * (sides[0].shape[1] + 4) * 2.0**-23 * longest[0] * longest[1]
+        def compare(rows: Tensor, columns: Tensor) -> Tensor:
+            return manifold.similarity(rows.double(), columns.double())
+    else:
+        sides = [manifold.product_vectors(side) for side in sides]
+        longest = [float(side.norm(dim=1).max()) for side in sides]
+        floor = threshold - 1.01 * (sides[0].shape[1] + 4) * 2.0**-23 * longest[0] * longest[1]
+
+        def compare(rows: Tensor, columns: Tensor) -> Tensor:
+            return inner_products_into(rows, columns, torch.empty(len(rows), len(columns)))
+
     done, whole = 0, len(points) * len(sides[1])
-    for start in range(0, len(sides[1]), BLOCK_ROWS):
-        index: Any = faiss.IndexFlatIP(sides[1].shape[1])
-        index.add(sides[1][start : start + BLOCK_ROWS].numpy())
-        stop = len(points) if others is not None else min(start + BLOCK_ROWS, len(points))
-        for low in range(0, stop, BLOCK_ROWS):
-            rows = sides[0][low : min(low + BLOCK_ROWS, stop)]
-            limits, _, columns = index.range_search(rows.numpy(), threshold - slack)
-            counts = torch.from_numpy(limits.astype("int64")).diff()
-            first = torch.arange(len(counts)).repeat_interleave(counts) + low
-            done += len(rows) * index.ntotal * (2 if others is None and low < start else 1)
-            yield first, torch.from_numpy(columns) + start, done / whole
-
-
-def _near_distances(
-    manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float
-) -> Iterator[tuple[Tensor, Tensor, float]]:
-    columns = points if others is None else others
-    done, whole = 0, len(points) * len(columns)
-    floor = threshold - 1e-5 * max(1.0, abs(threshold))  # float64 products round far less
-    for low in range(0, len(points), DISTANCE_ROWS):
-        rows = points[low : low + DISTANCE_ROWS].double()
-        for start in range(low if others is None else 0, len(columns), DISTANCE_ROWS):
-            is_near = manifold.similarity(rows, columns[start : start + DISTANCE_ROWS].double()) >= floor
-            first, second = is_near.nonzero(as_tuple=True)
-            done += is_near.numel() * (2 if others is None and low < start else 1)
+    for low in range(0, len(points), BLOCK_ROWS):
+        rows = sides[0][low : low + BLOCK_ROWS]
+        for start in range(low if others is None else 0, len(sides[1]), BLOCK_ROWS):
+            is_near = (compare(rows, sides[1][start : start + BLOCK_ROWS]) >= floor).numpy()
+            cells = np.divmod(np.flatnonzero(is_near), is_near.shape[1])  # 2 to 3 times as fast as nonzero in 2-D
+            first, second = (torch.from_numpy(numbers) for numbers in cells)
+            done += is_near.size * (2 if others is None and low < start else 1)
             yield first + low, second + start, done / whole
 
 

@@ -6,19 +6,20 @@ is ranked again by the stable similarity in float64.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold, find_invalid_point
+from dmlkit.manifolds.products import inner_products_into
 
 MARGIN = 8  # candidates beyond k: enough at the first try for all but near-duplicates; 16 take 5 % longer
 RANKED_ELEMENTS = 2**19  # float64 coordinates ranked at once: 100 of each of 1 000 queries in 0.12 to 0.15 s; 2**18 and
 # 2**20 take up to 1.6 times as long, the one in calls and the other beyond the cache
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
+PRODUCT_ROWS = 128  # queries whose products with a block are in memory at once: 34 MB
 BLOCK_ROWS = 65_536  # of stored points in memory at once: 134 MB at 512 dimensions, twice that with vectors
 
 
@@ -74,18 +75,15 @@ class StoredGallery:
     A float32 product of n terms is off by at most :math:`\rho B`, with :math:`\rho = (n + 4) 2^{-24}`, rounded inputs
     included, and :math:`B \ge \sum_i |q_i g_i|` (Higham 2002, eq. 3.5). Three more coordinates on either side add
     :math:`\rho B` to each product, so that the products order by an upper bound: a point left out of the short list
-    has a similarity of at most the list's last bound. The list is complete where its k-th best exact similarity is at
-    least that bound, and is doubled where it is not.
+    has a similarity of at most the list's last bound. The list is complete where its k-th best exact similarity is
+    above that bound, and is doubled where it is not.
 
     Args:
         keeps_vectors: keep vectors that are computed of the points for the next search.
     """
 
     def __init__(self, manifold: Manifold, stored: StoredPoints, *, keeps_vectors: bool = False) -> None:
-        import faiss
-
         self.manifold, self.stored, self.keeps_vectors = manifold, stored, keeps_vectors
-        self._knn: Any = partial(faiss.knn, metric=faiss.METRIC_INNER_PRODUCT)  # its import takes 0.2 s
         self._longest: dict[int, float] = {}  # length of the longest point of each block, by its first row
         self._vectors: dict[int, Tensor] = {}  # of each block, where they are kept
 
@@ -109,7 +107,7 @@ class StoredGallery:
             similarities[open_queries], indices[open_queries] = best
             last = self.manifold.index_vectors(self.stored.points_at(best.indices[:, -1]).double(), "gallery")
             exact = (vectors[open_queries] * last).sum(1)
-            open_queries = open_queries[(exact < bounds[:, -1]) & (length < size)]
+            open_queries = open_queries[(exact <= bounds[:, -1]) & (length < size)]  # equal if all are 0
             length = min(2 * length, size)
         return Neighbors(similarities.to(queries.dtype), indices)
 
@@ -134,9 +132,11 @@ class StoredGallery:
         bounds, rows, start = torch.empty(len(bounded), 0), torch.empty(len(bounded), 0, dtype=torch.int64), 0
         for block in self.stored.blocks(BLOCK_ROWS):
             query_vectors, vectors, offset = self._of_block(bounded, block, start)
-            nearest = self._knn(query_vectors.numpy(), vectors.numpy(), min(length, len(block)))
-            bounds = torch.cat([bounds, torch.from_numpy(nearest[0]) + offset], dim=1)
-            rows = torch.cat([rows, torch.from_numpy(nearest[1]) + start], dim=1)
+            products, count = torch.empty(min(len(bounded), PRODUCT_ROWS), len(block)), min(length, len(block))
+            pieces = query_vectors.split(PRODUCT_ROWS)
+            nearest = [inner_products_into(piece, vectors, products).topk(count) for piece in pieces]
+            bounds = torch.cat([bounds, torch.cat([best.values for best in nearest]) + offset], dim=1)
+            rows = torch.cat([rows, torch.cat([best.indices for best in nearest]) + start], dim=1)
             # stable: of equal bounds the earlier row stays
             bounds, order = bounds.sort(dim=1, descending=True, stable=True)
             bounds, rows = bounds[:, :length], rows.gather(1, order[:, :length])

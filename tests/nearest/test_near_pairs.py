@@ -35,7 +35,6 @@ def test_every_pair_of_2_000_is_found_block_by_block(space: str, monkeypatch: py
     wanted = {pair for pair in brute(manifold, points, points, threshold) if pair[0] < pair[1]}
     assert (3, 700) in wanted and 100 < len(wanted) < 500_000
     monkeypatch.setattr(module, "BLOCK_ROWS", 300)
-    monkeypatch.setattr(module, "DISTANCE_ROWS", 300)
     found = near_pairs(manifold, points, None, threshold)
     pairs = list(zip(found.first.tolist(), found.second.tolist(), strict=True))
     assert pairs == sorted(wanted)
