@@ -22,8 +22,7 @@ from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Batch, Draw, Inputs, inputs_of
 from dmlkit.model import EmbeddingModel
 from dmlkit.vectors.computation import keep_operators
-from dmlkit.vectors.in_memory import Embeddings, embed_batches, fused
-from dmlkit.vectors.local_features import features_by
+from dmlkit.vectors.in_memory import Embeddings, embed_batches, features_by, fused
 from dmlkit.vectors.manifest import StoredModel
 from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar
 from dmlkit.vectors.store import BATCH_IMAGES, HASH, PART_IMAGES, PARTS, VectorStore, names_of, write_part
@@ -122,7 +121,7 @@ class PartEmbedder:
         self.batches = PartBatches(job)
         self.loaders: list[tuple[EmbeddingModel, Any]] = []
         for member in trained.members or (trained,):
-            model = member.model_of_few if is_few and trained.local is None else member.model
+            model = member.model_of_few if is_few else member.model
             model.check_takes(job.dataset)
             on_gpu = ranks.device.type == "cuda"
             loader = make_loader(job.inputs(member), self.batches, workers=workers, pin_memory=on_gpu)
