@@ -75,12 +75,11 @@ class EmbedOptions:
             raise UserError("--ray: torchrun has started this process; remove --ray, or do without torchrun")
         if images is not None and self.overrides:
             raise UserError(f"embed: --set {self.overrides[0]} applies only to --split, not to {images}; remove it")
-        boxes = "" if self.boxes is None else self.boxes.option
-        for option in ("" if self.labels is None else f"--labels {self.labels}", boxes):
-            if split is not None and option:
-                raise UserError(
-                    f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
-                )
+        option = f"--labels {self.labels}" if self.labels is not None else self.boxes.option if self.boxes else ""
+        if split is not None and option:
+            raise UserError(
+                f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
+            )
 
 
 DEFAULTS = EmbedOptions()

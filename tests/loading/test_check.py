@@ -147,7 +147,6 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
     [
         ([], "no images for train"),
         ([("a", "train")] * 2 + [("b", "train")] * 2, "no images for test"),
-        ([("a", "test")] * 2 + [("b", "test")] * 2, "no images for train"),
         ([("a", "")] * 4, "expected train, validation, test"),
         ([("a", "train")] * 2 + [("b", "test")] * 2, "test has a single class, expected at least two"),
         ([("a", "train")] * 2 + [("b", "test"), ("c", "test")] * 2, "train has a single class, expected at least two"),

@@ -82,7 +82,7 @@ def test_graphs_give_torch_s_embeddings_and_the_manifest_names_the_runtime(home:
     assert dmlkit("search", tmp_path / "torch", home / "pictures", "--device", f"cpu+{engine}").code == 0
 
 
-def test_a_graph_that_is_kept_embeds_without_building_the_network(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_graph_that_is_kept_embeds_without_building_the_network(home, monkeypatch, cache):
     pytest.importorskip("onnxruntime", reason="it comes with an extra of dmlkit")
     first = model_of(home, "+onnxruntime")
     expected = first.embed(pictures(home))
@@ -90,12 +90,17 @@ def test_a_graph_that_is_kept_embeds_without_building_the_network(home: Path, mo
     def built(*_: object) -> None:
         raise AssertionError("the network is built")
 
-    monkeypatch.setattr("dmlkit.vectors.trained.build_model", built)
-    second = model_of(home, "+onnxruntime")
-    np.testing.assert_array_equal(second.embed(pictures(home)), expected)
-    assert second.trained.fingerprint == first.trained.fingerprint == model_of_weights(home)
-    with pytest.raises(AssertionError, match="the network is built"):
-        model_of(home, "").embed(pictures(home))
+    with monkeypatch.context() as patch:
+        patch.setattr("dmlkit.vectors.trained.build_model", built)
+        second = model_of(home, "+onnxruntime")
+        np.testing.assert_array_equal(second.embed(pictures(home)), expected)
+        assert second.trained.fingerprint == first.trained.fingerprint == model_of_weights(home)
+        with pytest.raises(AssertionError, match="the network is built"):
+            model_of(home, "").embed(pictures(home))
+    (graph,) = (cache / "dmlkit").glob("engine-*-onnxruntime.onnx")
+    graph.write_bytes(b"of another run")
+    np.testing.assert_array_equal(model_of(home, "+onnxruntime").embed(pictures(home)), expected)
+    assert graph.stat().st_size > 1000
 
 
 def model_of_weights(home: Path) -> str:
@@ -162,17 +167,6 @@ def test_fastest_is_the_first_that_agrees(home, monkeypatch, caplog, onnxruntime
     assert (found.option if found else "") == taken
     rejected = 0 if taken == "+onnxruntime" else 1 if taken or not bf16 else 2
     assert caplog.text.count("is not used: least cosine to torch") == rejected
-
-
-def test_a_comparison_is_made_once_and_again_if_its_graph_is_damaged(home, monkeypatch, cache):
-    expected = model_of(home, "+onnxruntime").embed(pictures(home))
-    (graph,) = (cache / "dmlkit").glob("engine-*-onnxruntime.onnx")
-    with monkeypatch.context() as without:
-        without.setattr(computation, "compare", None)  # calling it would fail
-        assert np.array_equal(model_of(home, "+onnxruntime").embed(pictures(home)), expected)
-    graph.write_bytes(b"of another run")
-    assert np.array_equal(model_of(home, "+onnxruntime").embed(pictures(home)), expected)
-    assert graph.stat().st_size > 1000
 
 
 def test_a_run_keeps_the_points_of_each_engine_apart(home: Path, dmlkit: Cli):

@@ -111,10 +111,6 @@ def test_two_processes_that_fill_at_once_lose_no_point(start: int, tmp_path: Pat
     check_whole(folder, keys(), keys(start))
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-8])
-
-
 def alter(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 2
@@ -132,9 +128,7 @@ def other_model(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut": (cut, "is not what was written: its checksum differs from its name"),
     "altered": (alter, "is not what was written: its checksum differs from its name"),
-    "empty": (lambda path: path.write_bytes(b""), "is not what was written: its checksum differs from its name"),
     "a FIFO": (fifo, "this is a FIFO; expected a regular file"),
     "of another model": (other_model, "has points of another model"),
     "missing": (Path.unlink, ""),
