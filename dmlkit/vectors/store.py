@@ -213,8 +213,7 @@ class VectorStore:
 
 def names_of(keys: Values) -> list[str]:
     """Return the ids of keys in hexadecimal digits."""
-    text = np.ascontiguousarray(keys[:, :ID]).tobytes().hex()
-    return [text[start : start + 2 * ID] for start in range(0, len(text), 2 * ID)]
+    return [key.tobytes().hex() for key in keys[:, :ID]]
 
 
 def write_part(

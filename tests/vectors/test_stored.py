@@ -189,16 +189,6 @@ def test_what_has_changed_is_embedded_again_equal_to_the_bit(home: Path, embedde
         assert same(ask(), found) and embedded() == 0
 
 
-def test_other_software_and_devices_have_points_of_their_own(home, embedded, monkeypatch):
-    found = ask()
-    embedded()
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "version", lambda package: f"1.0 of {package}")
-        assert same(ask(), found) and embedded() == TEST
-        assert same(ask(), found) and embedded() == 0
-    assert same(ask(), found) and embedded() == 0 and len(list(Path("run/vectors").iterdir())) == 2
-
-
 def test_what_other_commands_have_embedded_does_not_change_a_split(home: Path, embedded: Count):
     """They embed the same photos in other batches: up to rounding the same, while a split is the same to the bit."""
     embed(Path("run"), Path("photos"), output=Path("all"), device="cpu")
