@@ -110,9 +110,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     return ImageList(paths, None if labels == NONE else _folder_labels(source, paths, depth))
 
 
-def listed_images(
-    source: Path, labels: str | None, options: Boxes, *, depth: int = 1
-) -> tuple[ImageTable, Dataset] | None:
+def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: int) -> tuple[ImageTable, Dataset] | None:
     """Return the rows of a table, or of a file of boxes, and their images, see `images_at`; None for others."""
     rows = _rows_of(source, labels, options, depth)
     if rows is None:

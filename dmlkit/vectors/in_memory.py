@@ -90,7 +90,7 @@ def embed_batches(
     most: int,
     ranks: Ranks,
     advance: Advance,
-    keep: Callable[[Tensor], Tensor] | None = None,
+    keep: Callable[[Tensor], Tensor] | None,
 ) -> Embeddings:
     """Embed batches of a dataset, ``most`` images or fewer, and check the points; ranks embed different ones."""
     if keep and ranks.world_size > 1:

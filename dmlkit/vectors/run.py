@@ -264,7 +264,7 @@ def _write_items(path: Path, dataset: Dataset, parts: Sequence[Values]) -> None:
 
 
 def output_of(
-    run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName, dims: int | None = None
+    run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName, dims: int | None
 ) -> Path:
     """Return the folder of a run into which images, or a split, are embedded by default; another if shortened."""
     place = run.embeddings_of(images or str(split), checkpoint)

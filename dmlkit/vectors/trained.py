@@ -185,7 +185,7 @@ def describe(trained: TrainedModel) -> Description:
     )
 
 
-def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
+def recipe_of(run: RunFolder, overrides: Sequence[str]) -> Recipe:
     """Return the recipe of a run, with changes of its dataset, whose images may have moved."""
     for override in overrides:
         if parse_override(override).key.partition(".")[0] != "dataset":

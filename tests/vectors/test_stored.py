@@ -111,22 +111,23 @@ def same(one: Embeddings, other: Embeddings) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one[:3], other[:3], strict=True)) and one.faults == other.faults
 
 
-COMMANDS = {
-    "eval run --json": 0,
-    "eval run --split train --json": 0,
-    "calibrate run --far 0.3": 0,
-    "inspect run -o x.html": 0,
-    "plot pca run": 0,
-    "plot retrieval run": 0,
-    "plot histogram run": 0,
-    "cluster run -k 3": 0,
-    "duplicates run --threshold 0.9": 0,
-    "curvature run": 0,
-    "search run photos/00/0.jpg --json": 1,
-    "search run run --json": 0,
-    "identify run photos/00/0.jpg -o x.csv": 1,
-    "embed run --split test": 0,
-}
+COMMANDS = (
+    ("eval run --json", 0),
+    ("eval run --split train --json", 0),
+    ("calibrate run --far 0.3", 0),
+    ("inspect run -o x.html", 0),
+    ("plot pca run", 0),
+    ("plot retrieval run", 0),
+    ("plot histogram run", TEST),  # by the model before training
+    ("plot histogram run", 0),
+    ("cluster run -k 3", 0),
+    ("duplicates run --threshold 0.9", 0),
+    ("curvature run", 0),
+    ("search run photos/00/0.jpg --json", 1),
+    ("search run run --json", 0),
+    ("identify run photos/00/0.jpg -o x.csv", 1),
+    ("embed run --split test", 0),
+)
 """How many images a command embeds where the run has embedded its splits."""
 
 
@@ -136,9 +137,9 @@ def test_no_command_embeds_an_image_of_a_split_again(home, dmlkit, embedded, war
     for split in SPLITS:
         ask(split)
     embedded()
-    for words, queries in COMMANDS.items():
+    for words, images in COMMANDS:
         dmlkit(*words.split(), *(() if "calibrate" in words else ("--device", "cpu"))).ok()
-        assert embedded() == queries and not warned, words
+        assert embedded() == images and not warned, words
 
 
 @pytest.mark.parametrize("split", SPLITS)
