@@ -23,7 +23,7 @@ from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.table import TableConfig, other_table
-from dmlkit.distributed.launch import count_ranks, start_ranks
+from dmlkit.distributed.launch import Ranks, count_ranks, start_ranks
 from dmlkit.errors import UserError, merged, warn_once
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
@@ -147,7 +147,8 @@ def embed(
             model = stored_model(trained, workers.device if workers else "")
             keys = image_keys(dataset, trained.recipe.dataset)
             job = FillJob(dataset, keys, vectors_folder, model, exact=split is not None, skip_bad_images=skip)
-            compute = None if workers is None else partial(workers.compute, run, trained.checkpoint, options.overrides)
+            load = partial(load_model, folder, checkpoint=trained.checkpoint, overrides=options.overrides)
+            compute = None if workers is None else partial(workers.compute, load)
             filled = fill(job, trained, ranks, bar=bar, compute=compute)
         ranks.barrier()  # each rank waits until it has seen all points, which the first one may remove below
         if not ranks.is_global_zero:
@@ -322,18 +323,12 @@ class RayWorkers:
             ray.shutdown()
 
     def compute(
-        self,
-        run: Path,
-        checkpoint: CheckpointName,
-        overrides: Sequence[str],
-        job: FillJob,
-        numbers: list[int],
-        advance: Advance,
+        self, load: Callable[[Ranks], TrainedModel], job: FillJob, numbers: list[int], advance: Advance
     ) -> None:
         """See `Compute`; the images, which all workers can reach, are sent by their paths."""
         import ray
 
-        arguments = (ray.put(job), run, checkpoint, overrides, self.device, self.processors, Path.cwd())
+        arguments = (ray.put(job), load, self.device, self.processors, Path.cwd())
         items: Any = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
         results = items.map_batches(
             RayWorker,
@@ -357,14 +352,7 @@ class RayWorker:
     """
 
     def __init__(
-        self,
-        job: Any,
-        run: Path,
-        checkpoint: CheckpointName,
-        overrides: Sequence[str],
-        device: str,
-        processors: int,
-        folder: Path,
+        self, job: Any, load: Callable[[Ranks], TrainedModel], device: str, processors: int, folder: Path
     ) -> None:
         import ray
 
@@ -373,7 +361,7 @@ class RayWorker:
             os.chdir(folder)
             sent: FillJob = ray.get(job)
             ranks = start_ranks(device)
-            trained = load_model(RunFolder(run), ranks, checkpoint, overrides=overrides)
+            trained = load(ranks)
             job = replace(sent, model=stored_model(trained))  # of another version of a package it is another folder
             job.check_reachable()
             self.embed = PartEmbedder(job, trained, ranks, workers=processors if device == "cuda" else 0)

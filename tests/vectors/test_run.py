@@ -3,12 +3,14 @@
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -395,5 +397,6 @@ def test_a_worker_of_ray_reads_images_with_the_changes_of_the_dataset(tmp_path: 
     job = fill.FillJob(dataset, image_keys(dataset), tmp_path, stored_model(trained))
     job.path.mkdir()
     job.model.write(job.path / fill.MODEL)
-    worker = RayWorker(job, Path("run"), "best", ["dataset.max_pixels=77"], "cpu", 1, Path.cwd())
+    load = partial(load_model, RunFolder(Path("run")), checkpoint="best", overrides=["dataset.max_pixels=77"])
+    worker = RayWorker(job, pickle.loads(pickle.dumps(load)), "cpu", 1, Path.cwd())
     assert worker.fault == "" and dataset.max_pixels == 77

@@ -122,6 +122,7 @@ COMMANDS = (
     ("plot histogram run", 0),
     ("cluster run -k 3", 0),
     ("duplicates run --threshold 0.9", 0),
+    ("curvature run", 3 * PER_CLASS),  # the training images by the model before training
     ("curvature run", 0),
     ("search run photos/00/0.jpg --json", 1),
     ("search run run --json", 0),
