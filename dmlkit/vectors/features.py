@@ -133,8 +133,8 @@ def feature_job(dataset: Dataset, trained: TrainedModel, *, split: Split) -> Fea
     if views and isinstance(tuning, LastBlocksConfig):  # a map of Lite0 has nine times the numbers of its features
         dtype = MAPS
         described = described.model_copy(update={"description": {**described.description, "numbers": str(dtype)}})
-    options: dict[str, Any] = {"skip_bad_images": False, "again": again, "way_on": f"repair or remove it, and {again}"}
-    job = FillJob(images, keys, Path(), described, **options, dtype=dtype, augments=views > 0)
+    needs_all = f"repair or remove it, and {again}"
+    job = FillJob(images, keys, Path(), described, needs_all=needs_all, augments=views > 0, dtype=dtype, again=again)
     times = f", {counted(views, 'view', 'views')} each" if views else ""
     return FeatureJob(dataset, job, trained, f"features of {split} images{times}")
 

@@ -50,14 +50,11 @@ class FillJob:
     home: Path  # folder of stores, which all processes can reach
     model: StoredModel
     exact: bool = True  # take only points that were computed in the same batches, see `VectorStore.find`
-    skip_bad_images: bool = True  # leave out images that cannot be read, instead of stopping
+    needs_all: str = ""  # what to do about an image that cannot be read, which stops the job. Default: leave it out
     missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))  # (M,) places to embed, ascending
     augments: bool = False  # augment each image by its place, so that it is the same in every process
     dtype: torch.dtype = torch.float32  # of the stored points
     again: str = "rerun the same command"
-    way_on: str = (
-        "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
-    )
 
     @property
     def path(self) -> Path:
@@ -159,8 +156,8 @@ class PartEmbedder:
     def _watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield batches, and stop at an image that cannot be read."""
         for batch in batches:
-            if batch.faults and not self.job.skip_bad_images:
-                raise UserError(f"{batch.faults[0]}; {self.job.way_on}")
+            if batch.faults and self.job.needs_all:
+                raise UserError(f"{batch.faults[0]}; {self.job.needs_all}")
             yield batch
 
 
@@ -216,8 +213,8 @@ def fill(
         if len(job.missing) > BATCH_IMAGES and ranks.world_size == 1 and trained.computation is None:
             keep_operators(trained)
     rows, faults = _wait(job, store, ranks)
-    if faults and not job.skip_bad_images:
-        raise UserError(f"{faults[0]}; {job.way_on}")
+    if faults and job.needs_all:
+        raise UserError(f"{faults[0]}; {job.needs_all}")
     lacked = np.union1d(job.missing, np.flatnonzero(rows < 0))  # also the images that again could not be read
     return Filled(store, rows, faults, len(rows) - len(lacked))
 

@@ -46,6 +46,7 @@ from dmlkit.vectors.store import PART_IMAGES, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel, describe, load_model, shortened
 
 MAX_READERS = 8  # processes per GPU of a Ray worker that read images
+REPAIR = "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,9 @@ def embed(
         with RayWorkers.started(device) if options.ray else nullcontext() as workers:
             model = stored_model(trained, workers.device if workers else "")
             keys = image_keys(dataset, trained.recipe.dataset)
-            job = FillJob(dataset, keys, vectors_folder, model, exact=split is not None, skip_bad_images=skip)
+            job = FillJob(
+                dataset, keys, vectors_folder, model, exact=split is not None, needs_all="" if skip else REPAIR
+            )
             load = partial(load_model, folder, checkpoint=trained.checkpoint, overrides=options.overrides)
             compute = None if workers is None else partial(workers.compute, load)
             filled = fill(job, trained, ranks, bar=bar, compute=compute)

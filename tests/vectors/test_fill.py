@@ -43,7 +43,7 @@ def job_of(home: Path, trained: TrainedModel, images: int = 6) -> FillJob:
         Image.new("RGB", (16, 16), (40 * index % 256,) * 3).save(home / f"{index}.png")
     dataset = ImageList([str(home / f"{index}.png") for index in range(images)])
     keys, model = image_keys(dataset), stored_model(trained)
-    return FillJob(dataset, keys, home / "out", model, skip_bad_images=False, missing=np.arange(images))
+    return FillJob(dataset, keys, home / "out", model, needs_all="repair it", missing=np.arange(images))
 
 
 def listed(images: int, missing: np.ndarray | None = None) -> FillJob:
