@@ -3,9 +3,10 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from errno import ENOSPC, EROFS
 from pathlib import Path
-from threading import Barrier, Lock, Thread
+from threading import Barrier, Thread
 from typing import Any
 
 import numpy as np
@@ -61,27 +62,20 @@ def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path / "home"
 
 
-class Count:
-    """Number of images that models have embedded since the last call."""
-
-    def __init__(self) -> None:
-        self.images, self.lock = 0, Lock()
-
-    def __call__(self) -> int:
-        images, self.images = self.images, 0
-        return images
+Count = Callable[[], int]
 
 
 @pytest.fixture
 def embedded(monkeypatch: pytest.MonkeyPatch) -> Count:
-    count, forward = Count(), EmbeddingModel.forward
+    """Return the number of images that models have embedded since the last call."""
+    sizes, forward = list[int](), EmbeddingModel.forward
+    monkeypatch.setattr(EmbeddingModel, "forward", lambda self, x: sizes.append(len(x)) or forward(self, x))
 
-    def counted(self: EmbeddingModel, inputs: Tensor) -> Tensor:
-        with count.lock:
-            count.images += len(inputs)
-        return forward(self, inputs)
+    def count() -> int:
+        total = sum(sizes)
+        sizes.clear()
+        return total
 
-    monkeypatch.setattr(EmbeddingModel, "forward", counted)
     return count
 
 
