@@ -5,11 +5,11 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.sparse.csgraph import connected_components
 
-from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest import near_pairs as module
 from dmlkit.nearest.near_pairs import complete_groups, connected_graph, near_pairs, neighbors_of
+from tests.conftest import refuses
 
 SPACES = {
     "cosine": (Sphere(6), 0.6),
@@ -116,6 +116,6 @@ def test_too_many_pairs_of_one_block_are_refused_before_all_are_compared(monkeyp
     monkeypatch.setattr(Euclidean, "paired_similarity", counted)
     monkeypatch.setattr(module, "MOST_PAIRS", 250)
     monkeypatch.setattr(module, "CHECKED", 100)
-    with pytest.raises(UserError, match=r"^--threshold -1: more than 250 pairs reach it; choose a higher threshold"):
-        near_pairs(Euclidean(2), points, None, -1.0)
+    message = "^--threshold -1: more than 250 pairs reach it; choose a higher threshold"
+    refuses(message, near_pairs, Euclidean(2), points, None, -1.0)
     assert compared == [100, 100, 100]  # of 19 900

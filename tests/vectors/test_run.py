@@ -22,7 +22,6 @@ import pytest
 from pyarrow import parquet
 
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors import fill
 from dmlkit.vectors import run as run_module
@@ -101,8 +100,8 @@ def test_a_folder_of_embeddings_is_written_again_but_not_by_default_with_other_i
     (out / "mine.txt").unlink()
     assert contents(out) == unbroken
     embed_images(run, others, device="cpu")
-    with pytest.raises(UserError, match=r"embeddings/photos: has embeddings of \S+others/photos; choose another"):
-        embed_images(run, home / "photos", device="cpu")
+    message = r"embeddings/photos: has embeddings of \S+others/photos; choose another"
+    refuses(message, embed_images, run, home / "photos", device="cpu")
 
 
 def test_what_stops_the_last_file_does_not_stop_the_same_command(home, unbroken, tmp_path, monkeypatch):
@@ -304,10 +303,9 @@ def test_ray_equals_one_process_and_tells_a_users_mistake(fresh, home, unbroken,
         photos = tmp_path / "photos"
         photos.mkdir()
         (photos / "broken.jpg").write_bytes(b"no")
-        with pytest.raises(UserError, match=r"broken\.jpg"):
-            embed_images(home / "run", photos, output=tmp_path / "broken", device="cpu", options=on_ray)
-        with pytest.raises(UserError, match="no machine of this Ray cluster has a GPU"):
-            embed_images(home / "run", photos, output=tmp_path / "broken", device="cuda", options=on_ray)
+        for device, message in (("cpu", r"broken\.jpg"), ("cuda", "no machine of this Ray cluster has a GPU")):
+            options: Any = {"output": tmp_path / "broken", "device": device, "options": on_ray}
+            refuses(message, embed_images, home / "run", photos, **options)
     finally:
         ray.shutdown()
 
