@@ -119,3 +119,5 @@ def test_too_many_pairs_of_one_block_are_refused_before_all_are_compared(monkeyp
     message = "^--threshold -1: more than 250 pairs reach it; choose a higher threshold"
     refuses(message, near_pairs, Euclidean(2), points, None, -1.0)
     assert compared == [100, 100, 100]  # of 19 900
+    message = "^--threshold 1: more than 250 pairs reach it"  # as it was given, not as it is compared
+    refuses(message, near_pairs, Sphere(2), Sphere(2).from_features(points), None, 1.0)

@@ -365,14 +365,6 @@ def test_a_disk_that_failed_for_a_moment_is_asked_again(home, embedded, warned, 
     assert len(ask().points) == TEST and embedded() == 1 and not warned
 
 
-def test_embed_asks_for_skip_bad_images_still(home: Path, dmlkit: Cli):
-    (home / "photos" / "09" / "2.jpg").write_bytes(b"no image")
-    words = ("embed", "run", "--split", "test", "--device", "cpu")
-    ask()
-    dmlkit(*words).refused("2.jpg", "--skip-bad-images")
-    assert "1 image could not be read" in dmlkit(*words, "--skip-bad-images").ok().out
-
-
 def test_embed_counts_missing_images_before_it_reads_any(home: Path, dmlkit: Cli):
     """With five of them; --skip-bad-images skips them, and entries of a table that are wrong."""
     there = [f"{path.relative_to(home)},x" for path in sorted((home / "photos").rglob("*.jpg"))[:6]]
