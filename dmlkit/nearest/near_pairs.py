@@ -56,9 +56,8 @@ def near_pairs(
         >>> near_pairs(Euclidean(1), line, None, -1.0).second.tolist()
         [1]
     """
-    is_distance = manifold.similarity_name.endswith("distance")
     least = min(threshold, ALIKE) if manifold.similarity_name.endswith("cosine") else threshold
-    search = _near_distances if is_distance else _near_products
+    search = _near_distances if manifold.similarity_name.endswith("distance") else _near_products
     columns = points if others is None else others
     blocks: list[tuple[Tensor, Tensor, Tensor]] = []
     count, reported = 0, 0
