@@ -111,7 +111,7 @@ class Ranks:
             self.scaler.update()
 
 
-def start_ranks(device: str = "auto", precision: str = "") -> Ranks:
+def start_ranks(device: str, precision: str = "") -> Ranks:
     """Claim a device and, under torchrun, join the other ranks.
 
     Args:

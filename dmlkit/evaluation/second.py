@@ -30,8 +30,7 @@ from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, match_scores, nearest_rows
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.fusion import check_fusible, join, require_torch
-from dmlkit.vectors.in_memory import Embeddings, features_of
-from dmlkit.vectors.local_features import BLOCK, centered
+from dmlkit.vectors.in_memory import BLOCK, Embeddings, centered, features_of
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.store import hash_images

@@ -114,7 +114,7 @@ def fill_gallery(
         with writing(store.path / "points"):
             for part in new.split(PART_IMAGES) if len(new) else ():
                 write_part(store.path, keys[known.indices[part].numpy()], known.points[part])
-    job = FillJob(listed, keys, vectors_folder, model, exact=False, skip_bad_images=not needs_all, way_on=needs_all)
+    job = FillJob(listed, keys, vectors_folder, model, exact=False, needs_all=needs_all)
     filled = fill(job, trained, ranks, bar=bar, **options)
     return filled._replace(known=len(images) - int(missing.sum()))
 

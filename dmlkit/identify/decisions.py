@@ -156,7 +156,7 @@ class Decider:
         """Return the nearest images of points; with a second similarity, those of other units than their own rows."""
         if self.rescored is None or numbers is None:
             return self.searcher.search(points, length)
-        return self.rescored.search(points, length, numbers, units, None if own_rows is None else units[own_rows])
+        return self.rescored.search(points, length, numbers, None if own_rows is None else (units, units[own_rows]))
 
     def _on_groups(
         self, points: Tensor, own_rows: np.ndarray | None, absent: bool, numbers: Tensor | None

@@ -74,7 +74,7 @@ _most_workers = [8]  # more than 8 gained nothing; a list, since functions chang
 
 
 def limit_workers(cores: int) -> None:
-    """Let each loader of this process use at most this many of the CPU cores: others train beside it."""
+    """Let each loader of this process use at most this many of the CPU cores: other processes train on the rest."""
     _most_workers[0] = min(8, max(1, cores))
 
 

@@ -300,9 +300,8 @@ def archive_rows(config: DatasetConfig) -> Iterator[Finding]:
         path = next((folder / archive.file for folder in (root, root.parent) if (folder / archive.file).exists()), None)
         if path is not None and archive.md5 is not None:
             checksum = md5(path)
-            size = f"{checksum}, {path.stat().st_size:,} bytes"
-            verdict: Verdict = "ok" if checksum == archive.md5 else "fault"
-            yield Finding(f"md5 of {path}", archive.md5, size if verdict == "fault" else checksum, verdict)
+            is_ok, size = checksum == archive.md5, f", {path.stat().st_size:,} bytes"
+            yield Finding(f"md5 of {path}", archive.md5, checksum + size * (not is_ok), "ok" if is_ok else "fault")
 
 
 def count_rows(listing: Listing, published: Published | None) -> Iterator[Finding]:

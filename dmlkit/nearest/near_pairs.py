@@ -56,18 +56,17 @@ def near_pairs(
         >>> near_pairs(Euclidean(1), line, None, -1.0).second.tolist()
         [1]
     """
-    if manifold.similarity_name.endswith("cosine"):
-        threshold = min(threshold, ALIKE)
+    least = min(threshold, ALIKE) if manifold.similarity_name.endswith("cosine") else threshold
     columns = points if others is None else others
     blocks: list[tuple[Tensor, Tensor, Tensor]] = []
     count, reported = 0, 0
-    for first, second, share in _candidates(manifold, points, others, threshold):
+    for first, second, share in _candidates(manifold, points, others, least):
         if others is None:  # each pair once, and none of a point with itself
             ascending = first < second
             first, second = first[ascending], second[ascending]
         for firsts, seconds in zip(first.split(CHECKED), second.split(CHECKED), strict=True):
             exact = manifold.paired_similarity(points[firsts].double(), columns[seconds].double())
-            is_near = exact >= threshold
+            is_near = exact >= least
             blocks.append((firsts[is_near], seconds[is_near], exact[is_near]))
             count += int(is_near.sum())
             if count > MOST_PAIRS:

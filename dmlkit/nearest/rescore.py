@@ -83,21 +83,15 @@ class RescoredSearch:
 
     @torch.no_grad()
     def search(
-        self,
-        queries: Tensor,
-        k: int,
-        asked: Tensor,
-        units: np.ndarray | None = None,
-        query_units: np.ndarray | None = None,
+        self, queries: Tensor, k: int, asked: Tensor, left_out: tuple[np.ndarray, np.ndarray] | None = None
     ) -> Neighbors:
         """Return the k most similar points of each query (Q, D), those of its own unit with a similarity of -inf.
 
         Args:
             asked: (Q,) int64, the numbers of the queries' images.
-            units: (N,) integers from 0, the unit of each point.
-            query_units: (Q,) the unit of each query.
+            left_out: the units, integers from 0, of the points (N,) and of the queries (Q,). Default: no units.
         """
-        neighbors = self._nearest(queries, k, None if units is None or query_units is None else (units, query_units))
+        neighbors = self._nearest(queries, k, left_out)
         scores, first = neighbors.similarities.double(), slice(self.rescorer.most)
         mixed = (1 - self.rescorer.share) * scores
         mixed[:, first] = self.rescorer.mixed(scores[:, first], asked, self.numbers[neighbors.indices[:, first]])

@@ -113,7 +113,7 @@ class TrainedModel:
     @property
     def model_of_few(self) -> EmbeddingModel:
         """Model that embeds a few images; it need not have the parts of the network."""
-        return self.model if self.few is None or self.computation is not None else self.few()
+        return self.model if self.few is None or self.computation or self.local else self.few()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -330,8 +330,8 @@ def keep_operators(trained: TrainedModel) -> None:
             graph.unlink()
             return
         same = Computation(engine="torch", precision="fp32", images=3, cosine=1.0, same_nearest=3)
-        comparison = EngineComparison(computation=same, checksum=file_checksum(graph), fingerprint=model.fingerprint())
-        comparison.write(place)
+        checksum, fingerprint = file_checksum(graph), model.fingerprint()
+        EngineComparison(computation=same, checksum=checksum, fingerprint=fingerprint).write(place)
 
 
 def has_operators(trained: TrainedModel) -> bool:

@@ -113,17 +113,18 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     is_address = isinstance(run, str) and run.startswith(SCHEME)
     name = BACKBONE_NAME.fullmatch(run) if isinstance(run, str) and not is_address else None
     is_name = name is not None and bool(name[2] or name[1] in BackboneConfig.variants) and not Path(run).exists()
-    if not (is_address or is_name or is_hub_folder(Path(run))):
-        ranks = start_ranks(device)
-        return Embedder(load_model(RunFolder(Path(run)), ranks, checkpoint), ranks)
-    if checkpoint is not None:
+    is_hub = is_address or (not is_name and is_hub_folder(Path(run)))
+    if checkpoint is not None and (is_name or is_hub):
         kind = "a pretrained model" if is_name else "an exported model"
         raise UserError(f"{run}: this is {kind}; checkpoint={checkpoint!r} applies only to runs; remove it")
     ranks = start_ranks(device)
     if is_name:
-        trained = pretrained_model(pretrained_recipe(str(run)), None, ranks)
-        return Embedder(computed_by(trained, ranks), ranks)
-    return Embedder(load_hub(download(str(run)) if is_address else Path(run), ranks), ranks)
+        trained = computed_by(pretrained_model(pretrained_recipe(str(run)), None, ranks), ranks)
+    elif is_hub:
+        trained = load_hub(download(str(run)) if is_address else Path(run), ranks)
+    else:
+        trained = load_model(RunFolder(Path(run)), ranks, checkpoint)
+    return Embedder(trained, ranks)
 
 
 class GivenImages(ImageList):

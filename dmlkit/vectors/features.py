@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,12 @@ class CachedFeatures(ReplacedSamples):
         self.views = len(rows) // len(dataset)
         (self.num_features,) = store.shapes["points"]
         self.numbers, self.rows = store.places(rows)
-        self._parts: list[Tensor] | None = None
-        self._parts = self.parts  # now: the folder of a run that replaces another moves with its first checkpoint
+        len(self.parts)  # now: the folder of a run that replaces another moves with its first checkpoint
 
-    @property
+    @cached_property
     def parts(self) -> list[Tensor]:
         """Features of each part, mapped into memory."""
-        if self._parts is None:
-            self._parts = [tensors_of(file)[0]["points"] for file in self.files]
-        return self._parts
+        return [tensors_of(file)[0]["points"] for file in self.files]
 
     def key(self, index: int) -> str:
         return self.dataset.key(index)
@@ -67,7 +65,7 @@ class CachedFeatures(ReplacedSamples):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the memory maps, which other processes open themselves."""
-        return {**self.__dict__, "_parts": None}
+        return {name: value for name, value in self.__dict__.items() if name != "parts"}
 
 
 class DrawnViews(Inputs):
@@ -135,8 +133,8 @@ def feature_job(dataset: Dataset, trained: TrainedModel, *, split: Split) -> Fea
     if views and isinstance(tuning, LastBlocksConfig):  # a map of Lite0 has nine times the numbers of its features
         dtype = MAPS
         described = described.model_copy(update={"description": {**described.description, "numbers": str(dtype)}})
-    options: dict[str, Any] = {"skip_bad_images": False, "again": again, "way_on": f"repair or remove it, and {again}"}
-    job = FillJob(images, keys, Path(), described, **options, dtype=dtype, augments=views > 0)
+    needs_all = f"repair or remove it, and {again}"
+    job = FillJob(images, keys, Path(), described, needs_all=needs_all, augments=views > 0, dtype=dtype, again=again)
     times = f", {counted(views, 'view', 'views')} each" if views else ""
     return FeatureJob(dataset, job, trained, f"features of {split} images{times}")
 

@@ -22,8 +22,7 @@ from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Batch, Draw, Inputs, inputs_of
 from dmlkit.model import EmbeddingModel
 from dmlkit.vectors.computation import keep_operators
-from dmlkit.vectors.in_memory import Embeddings, embed_batches, fused
-from dmlkit.vectors.local_features import features_by
+from dmlkit.vectors.in_memory import Embeddings, embed_batches, features_by, fused
 from dmlkit.vectors.manifest import StoredModel
 from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar
 from dmlkit.vectors.store import BATCH_IMAGES, HASH, PART_IMAGES, PARTS, VectorStore, names_of, write_part
@@ -51,14 +50,11 @@ class FillJob:
     home: Path  # folder of stores, which all processes can reach
     model: StoredModel
     exact: bool = True  # take only points that were computed in the same batches, see `VectorStore.find`
-    skip_bad_images: bool = True  # leave out images that cannot be read, instead of stopping
+    needs_all: str = ""  # what to do about an image that cannot be read, which stops the job. Default: leave it out
     missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))  # (M,) places to embed, ascending
     augments: bool = False  # augment each image by its place, so that it is the same in every process
     dtype: torch.dtype = torch.float32  # of the stored points
     again: str = "rerun the same command"
-    way_on: str = (
-        "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
-    )
 
     @property
     def path(self) -> Path:
@@ -122,7 +118,7 @@ class PartEmbedder:
         self.batches = PartBatches(job)
         self.loaders: list[tuple[EmbeddingModel, Any]] = []
         for member in trained.members or (trained,):
-            model = member.model_of_few if is_few and trained.local is None else member.model
+            model = member.model_of_few if is_few else member.model
             model.check_takes(job.dataset)
             on_gpu = ranks.device.type == "cuda"
             loader = make_loader(job.inputs(member), self.batches, workers=workers, pin_memory=on_gpu)
@@ -160,8 +156,8 @@ class PartEmbedder:
     def _watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield batches, and stop at an image that cannot be read."""
         for batch in batches:
-            if batch.faults and not self.job.skip_bad_images:
-                raise UserError(f"{batch.faults[0]}; {self.job.way_on}")
+            if batch.faults and self.job.needs_all:
+                raise UserError(f"{batch.faults[0]}; {self.job.needs_all}")
             yield batch
 
 
@@ -217,8 +213,8 @@ def fill(
         if len(job.missing) > BATCH_IMAGES and ranks.world_size == 1 and trained.computation is None:
             keep_operators(trained)
     rows, faults = _wait(job, store, ranks)
-    if faults and not job.skip_bad_images:
-        raise UserError(f"{faults[0]}; {job.way_on}")
+    if faults and job.needs_all:
+        raise UserError(f"{faults[0]}; {job.needs_all}")
     lacked = np.union1d(job.missing, np.flatnonzero(rows < 0))  # also the images that again could not be read
     return Filled(store, rows, faults, len(rows) - len(lacked))
 

@@ -110,15 +110,15 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     return ImageList(paths, None if labels == NONE else _folder_labels(source, paths, depth))
 
 
-def listed_images(
-    source: Path, labels: str | None, options: Boxes, *, depth: int = 1
-) -> tuple[ImageTable, Dataset] | None:
+def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: int) -> tuple[ImageTable, Dataset] | None:
     """Return the rows of a table, or of a file of boxes, and their images, see `images_at`; None for others."""
     rows = _rows_of(source, labels, options, depth)
     if rows is None:
         return None
-    if labels == OPTIONAL and options.source is None:
-        _warn_of_similar(source, rows.table.column_names)
+    if labels == OPTIONAL and options.source is None and LABEL not in rows.table.column_names:
+        lower = {name.lower(): name for name in rows.table.column_names}
+        for similar in get_close_matches(LABEL, lower, n=1, cutoff=0.7):
+            warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[similar]!r}?")
     numbers: Sequence[int] = range(len(rows))
     if options.where is not None:
         numbers = fulfilling(rows, options.where)
@@ -168,14 +168,6 @@ def _of_table(source: Path, labels: str | None, options: Boxes) -> ImageTable:
     if labels == NONE and LABEL in rows.table.column_names:
         rows = replace(rows, table=rows.table.drop_columns([LABEL]))
     return rows
-
-
-def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
-    """Warn of a column with a name like that of the labels if there are none, which queries may lack."""
-    lower = {name.lower(): name for name in columns}
-    similar = get_close_matches(LABEL, lower, n=1, cutoff=0.7)
-    if similar and LABEL not in columns:
-        warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[similar[0]]!r}?")
 
 
 def fulfilling(rows: ImageTable, where: Where) -> Sequence[int]:

@@ -1,11 +1,12 @@
-"""Embedding of images in memory; `dmlkit.vectors.run` writes files."""
+"""Embedding of images in memory, with local features on request; `dmlkit.vectors.run` writes files."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.exchange import gather_lists, gather_rows
@@ -16,9 +17,9 @@ from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.inputs import Batch, refuse_nothing_read
 from dmlkit.manifolds.base import check_points
 from dmlkit.model import EmbeddingModel
+from dmlkit.pooling import Pooling
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.vectors.fusion import join
-from dmlkit.vectors.local_features import BLOCK, features_by, kept_maps
 from dmlkit.vectors.manifest import LocalFusion
 from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.vectors.store import BATCH_IMAGES
@@ -26,6 +27,8 @@ from dmlkit.vectors.trained import TrainedModel
 
 UNSOUND = "the training diverged, or the model does not fit such inputs; use another --checkpoint or run"
 """Advice if a model's output is not a point of its manifold."""
+LEAST_CELLS = 64  # of a map: on the 5 x 5 cells of the last map of Lite0 at 160 pixels, matches say little
+BLOCK = 256  # images whose patches are centered at once
 
 
 class Embeddings(NamedTuple):
@@ -87,7 +90,7 @@ def embed_batches(
     most: int,
     ranks: Ranks,
     advance: Advance,
-    keep: Callable[[Tensor], Tensor] | None = None,
+    keep: Callable[[Tensor], Tensor] | None,
 ) -> Embeddings:
     """Embed batches of a dataset, ``most`` images or fewer, and check the points; ranks embed different ones."""
     if keep and ranks.world_size > 1:
@@ -137,7 +140,7 @@ def embed_images(
         is_few = len(missing) <= BATCH_IMAGES
         embeddings = embed_dataset(
             ranks,
-            trained.model_of_few if is_few and trained.local is None else trained.model,
+            trained.model_of_few if is_few else trained.model,
             dataset,
             trained.recipe.transform,
             indices=missing,
@@ -175,10 +178,53 @@ def features_of(
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--with {LOCAL}: matches patches of images, got {trained.samples.name}s; leave it out")
-    options: Any = {"indices": rows.tolist(), "workers": trained.recipe.training.workers if len(rows) > BLOCK else 0}
-    keep: Callable[[Tensor], Tensor] = features_by(local) or (lambda maps: maps)
+    options: Any = {"indices": rows.tolist(), "keep": features_by(local) or (lambda maps: maps)}
+    options["workers"] = trained.recipe.training.workers if len(rows) > BLOCK else 0
     with bar("features of patches", len(rows)) as advance:
-        options |= {"advance": advance, "keep": keep}
-        features = embed_dataset(ranks, trained.model, dataset, trained.recipe.transform, **options).local
+        features = embed_dataset(
+            ranks, trained.model, dataset, trained.recipe.transform, **options, advance=advance
+        ).local
     assert features is not None
     return features
+
+
+@contextmanager
+def kept_maps(model: EmbeddingModel) -> Generator[list[Tensor]]:
+    """Yield a list to which the cells (n, P, C) float16 of each batch are appended that the network embeds.
+
+    They are those of the last map of a block of convolutions with at least `LEAST_CELLS` cells, or the tokens of a
+    transformer.
+    """
+    last, parts = dict[str, Tensor](), list[Tensor]()
+
+    def keep(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        maps = inputs[0] if isinstance(module, Pooling) else output
+        if isinstance(maps, Tensor) and maps.ndim == 4 and maps.shape[2] * maps.shape[3] >= LEAST_CELLS:
+            last["maps"] = maps
+
+    def end(*_: Any) -> None:
+        if "maps" not in last:
+            raise UserError(
+                f"--with {LOCAL}: the network has no map of at least {LEAST_CELLS} cells; use larger images"
+            )
+        parts.append(last.pop("maps").flatten(2).transpose(1, 2).half().cpu())
+
+    network = model.backbone
+    convolutions = {block: sum(isinstance(part, nn.Conv2d) for part in block.modules()) for block in network.modules()}
+    blocks = [block for block, count in convolutions.items() if isinstance(block, Pooling) or count > 1]
+    with ExitStack() as hooks:
+        for block in blocks:
+            if block is not network:
+                hooks.enter_context(block.register_forward_hook(keep))
+        hooks.enter_context(network.register_forward_hook(end))
+        yield parts
+
+
+def centered(maps: Tensor, mean: Tensor) -> Tensor:
+    """Return cells (N, P, C) less a mean (C,), as unit vectors in float16."""
+    return torch.cat([nn.functional.normalize(part.float() - mean, dim=-1).half() for part in maps.split(BLOCK)])
+
+
+def features_by(local: LocalFusion | None) -> Callable[[Tensor], Tensor] | None:
+    """Return what makes local features of the maps of a batch; None without them."""
+    return None if local is None else partial(centered, mean=torch.tensor(local.mean))

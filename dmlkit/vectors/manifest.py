@@ -266,9 +266,9 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
         changes = list(differences(name, other.model_dump(mode="json"), one.model_dump(mode="json")))
         if changes and not (is_aligned and name == "preprocessing"):
             raise UserError(f"{whose}: embeddings of another model ({'; '.join(changes)}); {advice}")
-    if is_aligned:
+    if is_aligned or theirs.model.fingerprint == ours.model.fingerprint:
         return
-    if theirs.model.fingerprint != ours.model.fingerprint and theirs.computation != ours.computation:
+    if theirs.computation != ours.computation:
         computations = (theirs.computation, ours.computation)
         ways = [f"{way.engine} in {way.precision}" if way else "torch in fp32" for way in computations]
         change = f"add {ours.computation.option} to --device" if ours.computation else "use --device without a runtime"
@@ -276,8 +276,7 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
             f"{whose}: embeddings by {ways[0]}, but those of {where} are by {ways[1]}, and the two do not agree; "
             f"{change}"
         )
-    if theirs.model.fingerprint != ours.model.fingerprint:
-        raise UserError(
-            f"{whose}: embeddings of another model (fingerprint {theirs.model.fingerprint[:12]}, "
-            f"{where} has {ours.model.fingerprint[:12]}); {advice}"
-        )
+    raise UserError(
+        f"{whose}: embeddings of another model (fingerprint {theirs.model.fingerprint[:12]}, "
+        f"{where} has {ours.model.fingerprint[:12]}); {advice}"
+    )

@@ -9,7 +9,7 @@ import json
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -23,12 +23,6 @@ HEADER = "operators"
 CONSTANTS = torch.dtype, torch.layout, torch.memory_format
 SIZES = {f.__name__: f for f in (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv)}
 """Functions of Python that compute the shapes of results from the size of a batch."""
-
-
-class ResultName(NamedTuple):
-    """Result of an operator, an input or a weight, as an argument of an operator."""
-
-    name: str
 
 
 def write_operators(network: nn.Module, inputs: Tensor, path: Path) -> None:
@@ -64,15 +58,12 @@ def read_operators(path: Path) -> Callable[[Tensor], Tensor]:
         tensors = {name: file.get_tensor(name) for name in content["strides"]}
     for name, tensor in tensors.items():  # by the layout of a weight PyTorch chooses how it computes a batch of one
         tensors[name] = torch.empty_strided(tensor.shape, content["strides"][name], dtype=tensor.dtype).copy_(tensor)
-    steps = [
-        (name, _operator(function), _meant(args), _meant(kwargs), unused)
-        for name, function, args, kwargs, unused in content["steps"]
-    ]
+    steps = [(name, _operator(function), *rest) for name, function, *rest in content["steps"]]
 
     def compute(inputs: Tensor) -> Tensor:
         results = {**tensors, content["input"]: inputs}
         for name, function, args, kwargs, unused in steps:
-            results[name] = function(*_bound(args, results), **_bound(kwargs, results))
+            results[name] = function(*_meant(args, results), **_meant(kwargs, results))
             for no_longer_needed in unused:
                 del results[no_longer_needed]
         return results[content["output"]]
@@ -118,28 +109,19 @@ def _plain(value: Any) -> Any:
     raise NotExportableError(f"an argument is a {type(value).__name__}")
 
 
-def _meant(value: Any) -> Any:
-    """Return an argument from what `_plain` has made of it."""
+def _meant(value: Any, results: Mapping[str, Any]) -> Any:
+    """Return an argument from what `_plain` has made of it, given the results that it may name."""
     if isinstance(value, list):
-        return [_meant(item) for item in value]
+        return [_meant(item, results) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     match kind:
         case "result":
-            return ResultName(content)
+            return results[content]
         case "arguments":
-            return {name: _meant(item) for name, item in content.items()}
+            return {name: _meant(item, results) for name, item in content.items()}
         case "device":
             return torch.device(content)
         case _:
             return getattr(torch, content)
-
-
-def _bound(value: Any, results: Mapping[str, Any]) -> Any:
-    """Return an argument with the results that it names."""
-    if isinstance(value, ResultName):
-        return results[value.name]
-    if isinstance(value, list):
-        return [_bound(item, results) for item in value]
-    return {name: _bound(item, results) for name, item in value.items()} if isinstance(value, dict) else value

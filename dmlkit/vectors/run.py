@@ -23,7 +23,7 @@ from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.table import TableConfig, other_table
-from dmlkit.distributed.launch import count_ranks, start_ranks
+from dmlkit.distributed.launch import Ranks, count_ranks, start_ranks
 from dmlkit.errors import UserError, merged, warn_once
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
@@ -46,6 +46,7 @@ from dmlkit.vectors.store import PART_IMAGES, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel, describe, load_model, shortened
 
 MAX_READERS = 8  # processes per GPU of a Ray worker that read images
+REPAIR = "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,11 @@ class EmbedOptions:
             raise UserError("--ray: torchrun has started this process; remove --ray, or do without torchrun")
         if images is not None and self.overrides:
             raise UserError(f"embed: --set {self.overrides[0]} applies only to --split, not to {images}; remove it")
-        boxes = "" if self.boxes is None else self.boxes.option
-        for option in ("" if self.labels is None else f"--labels {self.labels}", boxes):
-            if split is not None and option:
-                raise UserError(
-                    f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
-                )
+        option = f"--labels {self.labels}" if self.labels is not None else self.boxes.option if self.boxes else ""
+        if split is not None and option:
+            raise UserError(
+                f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
+            )
 
 
 DEFAULTS = EmbedOptions()
@@ -147,8 +147,11 @@ def embed(
         with RayWorkers.started(device) if options.ray else nullcontext() as workers:
             model = stored_model(trained, workers.device if workers else "")
             keys = image_keys(dataset, trained.recipe.dataset)
-            job = FillJob(dataset, keys, vectors_folder, model, exact=split is not None, skip_bad_images=skip)
-            compute = None if workers is None else partial(workers.compute, run, trained.checkpoint, options.overrides)
+            job = FillJob(
+                dataset, keys, vectors_folder, model, exact=split is not None, needs_all="" if skip else REPAIR
+            )
+            load = partial(load_model, folder, checkpoint=trained.checkpoint, overrides=options.overrides)
+            compute = None if workers is None else partial(workers.compute, load)
             filled = fill(job, trained, ranks, bar=bar, compute=compute)
         ranks.barrier()  # each rank waits until it has seen all points, which the first one may remove below
         if not ranks.is_global_zero:
@@ -265,7 +268,7 @@ def _write_items(path: Path, dataset: Dataset, parts: Sequence[Values]) -> None:
 
 
 def output_of(
-    run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName, dims: int | None = None
+    run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName, dims: int | None
 ) -> Path:
     """Return the folder of a run into which images, or a split, are embedded by default; another if shortened."""
     place = run.embeddings_of(images or str(split), checkpoint)
@@ -323,18 +326,12 @@ class RayWorkers:
             ray.shutdown()
 
     def compute(
-        self,
-        run: Path,
-        checkpoint: CheckpointName,
-        overrides: Sequence[str],
-        job: FillJob,
-        numbers: list[int],
-        advance: Advance,
+        self, load: Callable[[Ranks], TrainedModel], job: FillJob, numbers: list[int], advance: Advance
     ) -> None:
         """See `Compute`; the images, which all workers can reach, are sent by their paths."""
         import ray
 
-        arguments = (ray.put(job), run, checkpoint, overrides, self.device, self.processors, Path.cwd())
+        arguments = (ray.put(job), load, self.device, self.processors, Path.cwd())
         items: Any = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
         results = items.map_batches(
             RayWorker,
@@ -358,14 +355,7 @@ class RayWorker:
     """
 
     def __init__(
-        self,
-        job: Any,
-        run: Path,
-        checkpoint: CheckpointName,
-        overrides: Sequence[str],
-        device: str,
-        processors: int,
-        folder: Path,
+        self, job: Any, load: Callable[[Ranks], TrainedModel], device: str, processors: int, folder: Path
     ) -> None:
         import ray
 
@@ -374,7 +364,7 @@ class RayWorker:
             os.chdir(folder)
             sent: FillJob = ray.get(job)
             ranks = start_ranks(device)
-            trained = load_model(RunFolder(run), ranks, checkpoint, overrides=overrides)
+            trained = load(ranks)
             job = replace(sent, model=stored_model(trained))  # of another version of a package it is another folder
             job.check_reachable()
             self.embed = PartEmbedder(job, trained, ranks, workers=processors if device == "cuda" else 0)

@@ -151,7 +151,7 @@ class VectorStore:
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {"points": (dim,)} | ({"local": local} if local else {})
         self.faults, self.parts = dict[str, str](), dict[str, Values]()
-        self._mapped: dict[str, dict[str, Tensor]] = {}
+        self._mapped: dict[str, Tensor] = {}  # points of parts by the names of their files
         self._used, self._keeps_damaged = used, keeps_damaged
         self.open_new()
 
@@ -195,16 +195,16 @@ class VectorStore:
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         return numbers, rows - self._starts[numbers]
 
-    def points_at(self, rows: Values, what: str = "points") -> Tensor:
-        """Return the points (M, D) float32 of rows (M,), or their ``local`` features (M, P, C) float16."""
+    def points_at(self, rows: Values) -> Tensor:
+        """Return the points (M, D) float32 of rows (M,)."""
         (numbers, places), names = self.places(rows), [*self.parts]
 
         def tensor_of(number: int) -> Tensor:
             if (name := names[number]) not in self._mapped:
-                self._mapped[name] = tensors_of(self.path / name)[0]
-            return self._mapped[name][what]
+                self._mapped[name] = tensors_of(self.path / name)[0]["points"]
+            return self._mapped[name]
 
-        return gathered(numbers, places, tensor_of, self.shapes[what], DTYPES[what])
+        return gathered(numbers, places, tensor_of, self.shapes["points"], DTYPES["points"])
 
     def release(self) -> None:
         """Release the pages that were read, so that they do not count as memory of the process."""
@@ -213,8 +213,7 @@ class VectorStore:
 
 def names_of(keys: Values) -> list[str]:
     """Return the ids of keys in hexadecimal digits."""
-    text = np.ascontiguousarray(keys[:, :ID]).tobytes().hex()
-    return [text[start : start + 2 * ID] for start in range(0, len(text), 2 * ID)]
+    return [key.tobytes().hex() for key in keys[:, :ID]]
 
 
 def write_part(

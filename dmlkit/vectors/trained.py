@@ -86,7 +86,7 @@ def load_model(
     learned = {name.removeprefix(MANIFOLD): weight for name, weight in weights.items() if name.startswith(MANIFOLD)}
     load_weights(manifold, learned, path)
     network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
-    depends = f"{fingerprint(weights)} {state.get(FROZEN)} {network}" if merged else ""
+    depends = f"{fingerprint(weights)} {state.get(FROZEN)} {network}"
     saved = hashlib.sha256(depends.encode()).hexdigest() if merged else ""
     trained = TrainedModel(
         recipe=recipe,
@@ -101,8 +101,10 @@ def load_model(
         run=run,
         aligned_to=state.get(ALIGNED),
     )
-    if not merged or ranks.engine or not has_operators(trained):
-        return computed_by(trained, ranks) if merged else trained
+    if not merged:
+        return trained
+    if ranks.engine or not has_operators(trained):
+        return computed_by(trained, ranks)
 
     @_once
     def few() -> EmbeddingModel:
@@ -183,7 +185,7 @@ def describe(trained: TrainedModel) -> Description:
     )
 
 
-def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
+def recipe_of(run: RunFolder, overrides: Sequence[str]) -> Recipe:
     """Return the recipe of a run, with changes of its dataset, whose images may have moved."""
     for override in overrides:
         if parse_override(override).key.partition(".")[0] != "dataset":

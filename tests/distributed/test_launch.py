@@ -10,7 +10,7 @@ import torch
 
 from dmlkit.distributed import launch
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.errors import UserError
+from tests.conftest import refuses
 from tests.processes import Forked
 
 
@@ -39,8 +39,7 @@ def test_memory_that_was_freed_is_used_again_without_page_faults():
 
 
 def test_half_precision_of_16_bits_needs_a_gpu():
-    with pytest.raises(UserError, match="fp16 needs a GPU"):
-        start_ranks("cpu", "fp16")
+    refuses("fp16 needs a GPU", start_ranks, "cpu", "fp16")
 
 
 COMPLETE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -61,8 +60,7 @@ COMPLETE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "l
 def test_half_of_torchruns_variables_are_told_at_once_t15_t16(monkeypatch: pytest.MonkeyPatch, change, message):
     for name, value in (COMPLETE | change).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=re.escape(message)):
-        start_ranks("cpu")
+    refuses(re.escape(message), start_ranks, "cpu")
 
 
 def test_a_job_of_slurm_with_several_tasks_is_one_process_t15(monkeypatch: pytest.MonkeyPatch):
@@ -84,6 +82,5 @@ def test_a_wait_for_ranks_is_told_and_ends_t16(rank: str, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     where = f"WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}"
     message = f"not all of 2 ranks have joined within 1 seconds ({where}); start all ranks"
-    with pytest.raises(UserError, match=re.escape(message)):
-        start_ranks("cpu")
+    refuses(re.escape(message), start_ranks, "cpu")
     assert f"waiting for the other ranks, for at most 1 seconds: {where}" in caplog.text

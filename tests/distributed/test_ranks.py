@@ -37,33 +37,19 @@ def assert_same_weights(found: Path, expected: Path, atol: float = 1e-5):
             torch.testing.assert_close(two[part][name], tensor, atol=atol, rtol=0, msg=f"{part} {name}")
 
 
-@pytest.mark.parametrize("loss", sorted(LossConfig.variants))
-def test_two_ranks_equal_one(runs: Path, loss: str):
-    assert_same_weights(runs / "two" / loss, runs / "one" / loss)
+PAIRS = {name: name for name in (*sorted(LossConfig.variants), *TUNED, "accumulated", "hard classes")}
+PAIRS |= {"chunked": "multi_similarity"} | {f"{loss} sharded": loss for loss in SHARED_OUT}
+"""What two ranks train, and what one rank trains to the same weights."""
 
 
-@pytest.mark.parametrize("name", TUNED)
-def test_two_ranks_of_a_backbone_that_trains_in_part_equal_one(runs: Path, name: str):
-    assert_same_weights(runs / "two" / name, runs / "one" / name)
-
-
-def test_two_ranks_that_step_after_several_batches_equal_one(runs: Path):
-    assert_same_weights(runs / "two" / "accumulated", runs / "one" / "accumulated")
-
-
-def test_two_ranks_that_embed_in_chunks_equal_one_that_does_not(runs: Path):
-    assert_same_weights(runs / "two" / "chunked", runs / "one" / "multi_similarity")
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_ranks_equal_one(runs: Path, name: str):
+    assert_same_weights(runs / "two" / name, runs / "one" / PAIRS[name])
 
 
 def test_two_ranks_find_the_hard_classes_of_one(runs: Path):
     one, two = (RunFolder(runs / path / "hard classes").load_checkpoint("last")["sampler"] for path in ("one", "two"))
     assert torch.equal(two["neighbors"], one["neighbors"]) and torch.equal(two["counts"], one["counts"])
-    assert_same_weights(runs / "two" / "hard classes", runs / "one" / "hard classes")
-
-
-@pytest.mark.parametrize("loss", SHARED_OUT)
-def test_two_ranks_that_share_the_proxies_out_equal_one_that_holds_them_all(runs: Path, loss: str):
-    assert_same_weights(runs / "two" / f"{loss} sharded", runs / "one" / loss)
 
 
 @pytest.mark.parametrize("begun", ["one", "two"])

@@ -111,6 +111,15 @@ def test_a_reader_leaves_the_garbage_of_its_parent_alone(tmp_path: Path):
     assert (tmp_path / "notes").read_text() == f"{os.getpid()}\n"
 
 
+def check_reader_fails(advice: str) -> None:
+    """Read glyphs by another process, whose error is reported to the user with advice."""
+    loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
+    with pytest.raises(RuntimeError) as found:
+        list(loader)
+    text, code = message_of(found.value)
+    assert code == USER_ERROR and advice in text
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
 @pytest.mark.timeout(60)  # it waited for the batch without end
 def test_a_reader_whose_shared_memory_is_full_is_an_error(monkeypatch: pytest.MonkeyPatch):
@@ -118,27 +127,19 @@ def test_a_reader_whose_shared_memory_is_full_is_an_error(monkeypatch: pytest.Mo
         raise RuntimeError("unable to allocate shared memory(shm) for file </t>: No space left on device (28)")
 
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
-    loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
-    with pytest.raises(RuntimeError) as found:
-        list(loader)
-    text, code = message_of(found.value)
-    assert code == USER_ERROR and "/dev/shm is full" in text
+    check_reader_fails("/dev/shm is full")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
 def test_a_reader_whose_files_are_limited_is_an_error():
     import resource
 
-    loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # bytes; the batch of 12 glyphs has more
     try:
-        with pytest.raises(RuntimeError) as found:
-            list(loader)
+        check_reader_fails("ulimit -f")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    text, code = message_of(found.value)
-    assert code == USER_ERROR and "ulimit -f" in text
 
 
 @pytest.mark.parametrize(("waiting", "is_reported"), [(0.0, False), (0.19, False), (0.2, True), (0.434, True)])

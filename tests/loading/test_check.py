@@ -147,7 +147,6 @@ def test_the_number_of_errors_is_that_of_the_lines_and_other_files_are_named(dml
     [
         ([], "no images for train"),
         ([("a", "train")] * 2 + [("b", "train")] * 2, "no images for test"),
-        ([("a", "test")] * 2 + [("b", "test")] * 2, "no images for train"),
         ([("a", "")] * 4, "expected train, validation, test"),
         ([("a", "train")] * 2 + [("b", "test")] * 2, "test has a single class, expected at least two"),
         ([("a", "train")] * 2 + [("b", "test"), ("c", "test")] * 2, "train has a single class, expected at least two"),
@@ -167,13 +166,8 @@ def test_a_recipe_is_checked_with_its_own_validation_classes_u11(dmlkit, tiny_re
     result = dmlkit("data", "check", tiny_recipe, "--set", f"dataset={{name: folder, root: '{root}'}}")
     assert result.code == 1 and "dataset.validation_fraction: 0.1 of 2 training classes" in " ".join(result.out.split())
     ours = f"dataset={{name: folder, root: '{root}', validation_fraction: 0}}"
-    assert dmlkit("data", "check", tiny_recipe, "--set", ours).code == 0
-
-
-def test_a_recipe_that_comes_with_dmlkit_is_checked_by_its_name(dmlkit, tmp_path: Path):
-    root = trees.presplit(tmp_path / "tree")
-    ours = f"dataset={{name: folder, root: '{root}', validation_fraction: 0}}"
-    assert "folder: glyphs/proxy_anchor" in dmlkit("data", "check", "glyphs/proxy_anchor", "--set", ours).ok().out
+    for recipe in (tiny_recipe, "glyphs/proxy_anchor"):  # also one that comes with dmlkit, by its name
+        assert "folder: " in dmlkit("data", "check", recipe, "--set", ours).ok().out
 
 
 def test_a_file_of_another_kind_is_told_u12(dmlkit, tmp_path: Path):

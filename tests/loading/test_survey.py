@@ -9,7 +9,6 @@ from PIL import Image
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.datasets.table import TableConfig
-from dmlkit.errors import UserError
 from dmlkit.loading.check import survey
 from dmlkit.recipe.start import validation_fraction
 from tests.conftest import refuses
@@ -49,20 +48,10 @@ def test_validation_classes_are_those_that_training_holds_out(tmp_path: Path) ->
     assert surveyed.held_out["validation"] == ("d", "e") and surveyed.trained == len(config.build("train")) == 6
 
 
-def test_a_single_class_is_refused_in_one_line(tmp_path: Path) -> None:
-    write_photos(tmp_path, {"a": 3})
-    with pytest.raises(UserError) as error:
-        survey(FolderConfig(root=str(tmp_path)))
-    said = "has 1 class, 0 to train on, 1 to test on; expected at least 2 of each: add images of more classes"
-    assert str(error.value) == f"{tmp_path}: {said}"
-
-
 def test_classes_of_one_image_each_are_refused_in_one_line(tmp_path: Path) -> None:
     write_photos(tmp_path, dict.fromkeys("abcdef", 1))
-    with pytest.raises(UserError) as error:
-        survey(FolderConfig(root=str(tmp_path)))
-    said = f"{tmp_path}: nothing to find in the test split: no class has two images"
-    assert str(error.value) == said
+    said = f"^{tmp_path}: nothing to find in the test split: no class has two images$"
+    refuses(said, survey, FolderConfig(root=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -103,12 +92,11 @@ def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_named(
 
 
 def test_photos_none_of_which_opens_are_told(tmp_path: Path) -> None:
-    for name in "abcd":
-        (tmp_path / name).mkdir()
-        for number in (0, 1):
-            (tmp_path / name / f"{number}.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of 8 images could be opened; the last error: .*the file is empty"):
-        survey(FolderConfig(root=str(tmp_path)))
+    write_photos(tmp_path, dict.fromkeys("abcd", 2))
+    for path in tmp_path.rglob("*.png"):
+        path.write_bytes(b"")
+    said = "none of 8 images could be opened; the last error: .*the file is empty"
+    refuses(said, survey, FolderConfig(root=str(tmp_path)))
 
 
 def test_rendered_images_are_no_photos() -> None:

@@ -5,11 +5,11 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.sparse.csgraph import connected_components
 
-from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest import near_pairs as module
 from dmlkit.nearest.near_pairs import complete_groups, connected_graph, near_pairs, neighbors_of
+from tests.conftest import refuses
 
 SPACES = {
     "cosine": (Sphere(6), 0.6),
@@ -45,19 +45,13 @@ def test_every_pair_of_2_000_is_found_block_by_block(space: str, monkeypatch: py
     assert pairs == sorted(brute(manifold, points[:400], points[400:1300], threshold))
 
 
-def test_a_threshold_that_all_pairs_reach_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "MOST_PAIRS", 100)
-    with pytest.raises(UserError, match=r"--threshold -1: more than 100 pairs reach it; choose a higher threshold"):
-        near_pairs(Sphere(3), Sphere(3).from_features(torch.randn(40, 3)), None, -1.0)
-
-
 def scipy_groups(points: torch.Tensor, threshold: float) -> set[frozenset[int]]:
     clusters = fcluster(linkage(points.double().numpy(), "complete"), -threshold, "distance")
     rows = [frozenset((clusters == cluster).nonzero()[0].tolist()) for cluster in set(clusters.tolist())]
     return {group for group in rows if len(group) > 1}
 
 
-@pytest.mark.parametrize("threshold", [-0.1, -0.4, -0.9, -2.0])
+@pytest.mark.parametrize("threshold", [-1e-9, -0.1, -0.4, -0.9, -2.0])  # the first has no pairs
 def test_groups_are_those_of_scipy(threshold: float):
     points = torch.randn(600, 3, generator=torch.Generator().manual_seed(0))
     groups = complete_groups(near_pairs(Euclidean(3), points, None, threshold), len(points))
@@ -80,11 +74,6 @@ def test_planted_duplicates_are_found_and_chains_are_cut():
     assert planted <= found
     of_chain = found - planted  # single linkage would give one group of 12
     assert all(len(group) == 2 and min(group) >= 260 for group in of_chain) and len(of_chain) >= 4
-
-
-def test_without_pairs_there_is_no_group():
-    points = Sphere(2).from_features(torch.eye(2))
-    assert complete_groups(near_pairs(Sphere(2), points, None, 0.9), 2) == []
 
 
 def test_neighbors_are_those_of_all_pairs():
@@ -126,6 +115,8 @@ def test_too_many_pairs_of_one_block_are_refused_before_all_are_compared(monkeyp
     monkeypatch.setattr(Euclidean, "paired_similarity", counted)
     monkeypatch.setattr(module, "MOST_PAIRS", 250)
     monkeypatch.setattr(module, "CHECKED", 100)
-    with pytest.raises(UserError, match="more than 250 pairs reach it; choose a higher threshold"):
-        near_pairs(Euclidean(2), points, None, -1.0)
+    message = "^--threshold -1: more than 250 pairs reach it; choose a higher threshold"
+    refuses(message, near_pairs, Euclidean(2), points, None, -1.0)
     assert compared == [100, 100, 100]  # of 19 900
+    message = "^--threshold 1: more than 250 pairs reach it"  # as it was given, not as it is compared
+    refuses(message, near_pairs, Sphere(2), Sphere(2).from_features(points), None, 1.0)

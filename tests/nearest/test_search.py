@@ -1,7 +1,5 @@
 """Search is exact: the neighbours are those of a brute-force search in float64."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +8,7 @@ from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.nearest import search
 from dmlkit.nearest.search import Gallery, StoredGallery
+from dmlkit.nearest.search import _InMemory as Pieces
 
 
 def brute_force(manifold: Manifold, queries: Tensor, gallery: Tensor, k: int) -> Tensor:
@@ -75,22 +74,6 @@ SPACES: dict[str, Manifold] = {
     "dot": Euclidean(6, similarity="dot"),
     "sphere": Sphere(6),
 }
-
-
-class Pieces:
-    """Points that are read some rows at a time."""
-
-    def __init__(self, points: Tensor) -> None:
-        self.points = points
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def blocks(self, rows: int) -> Iterator[Tensor]:
-        yield from self.points.split(rows)
-
-    def points_at(self, rows: Tensor) -> Tensor:
-        return self.points[rows]
 
 
 @pytest.mark.parametrize("rows", [7, 300])

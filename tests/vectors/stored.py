@@ -38,25 +38,12 @@ MANIFEST = """\
     "fingerprint": "cd4f8512b630f73db9a23f6316c4affea17971c912a298e81f7a75c33a40bc7c",
     "checkpoint": "best",
     "epoch": 1,
-    "backbone": {
-      "name": "small_cnn",
-      "freeze_batchnorm_statistics": false,
-      "freeze_batchnorm_affine": false,
-      "freeze_epochs": 0,
-      "width": 4
-    }
+    "backbone": {"name": "small_cnn", "freeze_batchnorm_statistics": false, "freeze_batchnorm_affine": false,
+                 "freeze_epochs": 0, "width": 4}
   },
   "preprocessing": {
-    "input": "RGB pixels 0..255, upright",
-    "name": "hyp_vit",
-    "size": 16,
-    "mean": [0.5, 0.5, 0.5],
-    "std": [0.5, 0.5, 0.5],
-    "channels": "rgb",
-    "pixel_max": 1,
-    "augment": [],
-    "resize": 20,
-    "min_scale": 0.2,
+    "input": "RGB pixels 0..255, upright", "name": "hyp_vit", "size": 16, "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5], "channels": "rgb", "pixel_max": 1, "augment": [], "resize": 20, "min_scale": 0.2,
     "flip": true
   },
   "source": "photos",
@@ -64,11 +51,7 @@ MANIFEST = """\
   "skipped": ["photos/broken.jpg: cannot read this image"]
 }
 """
-INDEX = {
-    "order": "the largest inner products of the vectors of a query and of the gallery are the most similar",
-    "form": "as_is",
-    "curvature": None,
-}
+INDEX: dict[str, Any] = json.loads(MANIFEST)["index"]
 """The search index as manifests have it."""
 POINTS = np.eye(5, 8, dtype=np.float32)
 POINCARE = {"name": "poincare", "proxies": "features", "curvature": -0.49700847268104553, "learnable_curvature": True}

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.manifest import StoredModel
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import load_model
-from tests.conftest import END, Cli
+from tests.conftest import END, Cli, Result
 from tests.processes import Forked, command_line, wait_until
 
 RECIPE = """\
@@ -59,9 +60,28 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "photos"
 
 
+Train = Callable[..., Result]
+
+
+@pytest.fixture
+def train(photos: Path, dmlkit: Cli) -> Train:
+    """Train a run with changes of the recipe, each ``key=value``, or options, each ``--option``."""
+
+    def run(output: str, *changes: str) -> Result:
+        words = (word for text in changes for word in ((text,) if text.startswith("--") else ("--set", text)))
+        return dmlkit("train", "r.yaml", "-o", output, *words)
+
+    return run
+
+
 def weights_of(run: str) -> dict[str, torch.Tensor]:
     state = torch.load(RunFolder(Path(run)).checkpoint_path("last"), weights_only=True)
     return {**state["model"], **state["objective"]}
+
+
+def same_weights(run: str, other: str) -> bool:
+    ours, theirs = weights_of(run), weights_of(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 BLOCKS = "backbone.tuning={name: last_blocks, blocks: 2"
@@ -76,96 +96,83 @@ VIT = (
     ("stored", "live"),
     [
         (["backbone.tuning={name: none}"], ["backbone.tuning={name: none, features: live}"]),
-        ([f"{BLOCKS}, feature_views: 0}}"], [f"{BLOCKS}}}"]),
         *(
             ([f"{BLOCKS}, feature_views: 0}}", *changes], [f"{BLOCKS}}}", *changes])
             for changes in (
-                ["backbone.freeze_epochs=1"],
-                ["training.gradient_cache=3"],
+                ["backbone.freeze_epochs=1", "training.gradient_cache=3"],
                 ["training.ema=0.9", "optimizer.layer_decay=0.5"],
+                VIT,
             )
         ),
-        ([*VIT, f"{BLOCKS}, feature_views: 0}}"], [*VIT, f"{BLOCKS}}}"]),
     ],
 )
-def test_training_on_stored_features_equals_training_on_live_ones(stored, live, photos, dmlkit):
+def test_training_on_stored_features_equals_training_on_live_ones(stored, live, train):
     """To the bit: plain does not augment, and all images are seen in batches of other sizes and neighbours."""
-    for run, changes in (("cached", stored), ("live", live)):
-        assert dmlkit("train", "r.yaml", "-o", run, *(word for one in changes for word in ("--set", one))).code == 0
-    cached, expected = weights_of("cached"), weights_of("live")
-    assert cached.keys() == expected.keys()
-    assert all(torch.equal(cached[name], expected[name]) for name in expected)
-    figures = [RunFolder(Path(run)).read_metrics()[-1].validation for run in ("cached", "live")]
-    assert figures[0] == pytest.approx(figures[1], abs=1e-6)
-    (one, *_), (other, *_) = (RunFolder(Path(run)).read_metrics() for run in ("cached", "live"))
-    assert one.loss == other.loss
+    train("cached", *stored).ok(), train("live", *live).ok()
+    assert same_weights("cached", "live")
+    ours, theirs = (RunFolder(Path(run)).read_metrics() for run in ("cached", "live"))
+    assert ours[-1].validation == pytest.approx(theirs[-1].validation, abs=1e-6) and ours[0].loss == theirs[0].loss
 
 
 @pytest.mark.parametrize("sides", ["size: 16, resize: 18", "size: 24, resize: 24, training_size: 16"])
-def test_maps_of_views_are_kept_in_half_precision(sides, photos, dmlkit, monkeypatch):
+def test_maps_of_views_are_kept_in_half_precision(sides, train, dmlkit, monkeypatch):
     """2 channels a pixel of 4 x 4 after two poolings, times the width; the weights differ by its rounding alone."""
     changes = (
         f"transform={{name: imagenet, {sides}}}",
         f"{BLOCKS}, feature_views: 3, cache: maps}}",
         "optimizer.name=riemannian_sgd",
     )
-    options = [word for one in changes for word in ("--set", one)]
-    assert dmlkit("train", "r.yaml", "-o", "half", *options).code == 0
+    train("half", *changes).ok()
     halves = [one for path in stores("maps") for one in features_of(path) if one.dtype == np.float16]
     assert sum(map(len, halves)) == 3 * 3 * 5 and {one.shape[1] for one in halves} == {2 * 4 * 4 * 4}
     others = [one for path in stores("maps") for one in features_of(path) if one.dtype == np.float32]
     assert sum(map(len, others)) == 3 * 5 + 6 * 5  # validation and test images, whose figures are exact
     assert {one.shape[1] for one in others} == {2 * 4 * (6 * 6 if "24" in sides else 4 * 4)}
     monkeypatch.setattr(features, "MAPS", torch.float32)
-    assert dmlkit("train", "r.yaml", "-o", "whole", *options).code == 0
+    train("whole", *changes).ok()
     trained, expected = weights_of("half"), weights_of("whole")
-    assert any(not torch.equal(trained[name], expected[name]) for name in expected)
+    assert not same_weights("half", "whole")
     assert all(torch.allclose(trained[name], expected[name], atol=2e-3) for name in expected)
     figures = dmlkit("eval", "half", "--checkpoint", "last", "--json").json()["metrics"]
     assert figures == json.loads(Path("half/summary.json").read_text())["last"]["test"]
 
 
-def test_maps_beyond_half_precision_are_refused(photos: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_beyond_half_precision_are_refused(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = FirstBlocks.forward
     monkeypatch.setattr(FirstBlocks, "forward", lambda self, images: 1e6 * forward(self, images))
     monkeypatch.setattr(FirstBlocks, "check", lambda _: None)
-    options = ("--set", "transform={name: imagenet, size: 16, resize: 18}", "--set", f"{BLOCKS}, feature_views: 1}}")
-    dmlkit("train", "r.yaml", "-o", "run", *options).refused(
-        "its features exceed 65,504; train without backbone.tuning.feature_views"
-    )
+    changes = ("transform={name: imagenet, size: 16, resize: 18}", f"{BLOCKS}, feature_views: 1}}")
+    train("run", *changes).refused("its features exceed 65,504; train without backbone.tuning.feature_views")
 
 
 @pytest.mark.parametrize("tuning", ["backbone.tuning={name: none}", f"{BLOCKS}, feature_views: 0}}"])
-def test_a_disk_without_room_is_one_line_before_anything_is_written(tuning, photos, dmlkit, monkeypatch):
+def test_a_disk_without_room_is_one_line_before_anything_is_written(tuning, photos, train, monkeypatch):
     free = shutil.disk_usage(photos)
     monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free._replace(free=1000))
     width = 16 if "none" in tuning else 2 * 4 * 4 * 4
     needed = 12 * 5 * width * 4
     for dry in ((), ("--dry-run",)):
-        shown = dmlkit("train", "r.yaml", "-o", "run", "--set", tuning, *dry).refused(
-            f"the stored features take {needed / 1e9:.3g} GB, but the disk of ", "has 1e-06 GB free"
-        )
+        said = f"the stored features take {needed / 1e9:.3g} GB, but the disk of "
+        train("run", tuning, *dry).refused(said, "has 1e-06 GB free")
         assert not Path("run").exists()
     monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free)
-    shown = dmlkit("train", "r.yaml", "-o", "run", "--set", tuning, "--dry-run")
+    shown = train("run", tuning, "--dry-run")
     until = "" if "none" in tuning else " until training ends"
     assert f"on disk:    {needed / 1e6:.3g} MB of stored features{until}\n" in shown.out and not Path("run").exists()
-    cache = ("--set", tuning.replace("}", ", cache: cache}"))
-    assert dmlkit("train", "r.yaml", "-o", "run", *cache).code == 0
+    cache = tuning.replace("}", ", cache: cache}")
+    train("run", cache).ok()
     monkeypatch.setattr(data.shutil, "disk_usage", lambda _: free._replace(free=0))
-    assert dmlkit("train", "r.yaml", "-o", "other", *cache).code == 0  # what is there takes no room
+    train("other", cache).ok()  # what is there takes no room
 
 
-def test_blocks_that_read_several_maps_are_refused(photos: Path, dmlkit: Cli) -> None:
+def test_blocks_that_read_several_maps_are_refused(train: Train) -> None:
     changes = ("backbone={name: bn_inception, tuning: {name: last_blocks, feature_views: 0}}", "transform.size=64")
-    options = [word for change in changes for word in ("--set", change)]
-    dmlkit("train", "r.yaml", "-o", "run", *options).refused(
-        "backbone.tuning.feature_views: the last blocks of this backbone read more than one map"
-    )
+    said = "backbone.tuning.feature_views: the last blocks of this backbone read more than one map"
+    train("run", *changes).refused(said)
     assert not Path("run").exists()
 
 
-def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path, dmlkit: Cli) -> None:
+def test_views_are_the_training_transforms_and_each_draw_takes_one(train: Train) -> None:
     transform = ImageNetConfig(size=16, resize=18)
     dataset = FolderConfig(root="photos", validation_fraction=0).build("train")
     rows = torch.arange(len(dataset)).repeat_interleave(3)
@@ -182,8 +189,7 @@ def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path,
             assert torch.equal(item.input, plain[index, seed].input)  # pyright: ignore[reportArgumentType]
             assert item.label == int(dataset.labels[index])
         assert not torch.equal(shown[0].input, shown[1].input)  # pyright: ignore[reportArgumentType]
-    options = ("--set", "transform={name: imagenet, size: 16, resize: 18}", "--set", "backbone.tuning.feature_views=3")
-    assert dmlkit("train", "r.yaml", "-o", "views", *options).code == 0
+    train("views", "transform={name: imagenet, size: 16, resize: 18}", "backbone.tuning.feature_views=3").ok()
     numbers = [sum(map(len, features_of(path))) for path in stores("views")]
     assert sorted(numbers) == [3 * 3 * 5 + 3 * 5 + 6 * 5]  # 3 of the 6 training classes validate
     every_view = np.concatenate(features_of(*stores("views")))
@@ -200,56 +206,49 @@ def features_of(store: Path) -> list[np.ndarray]:
     return [load_file(path)["points"] for path in sorted(store.glob("*.safetensors"))]
 
 
-@pytest.mark.parametrize(
-    ("change", "kept"),
-    [
-        ("seed=4", 0),  # other weights
-        ("transform={name: plain, size: 16}", 0),
-        ("backbone.tuning.feature_views=2", 3 * 5 + 6 * 5),  # validation and test images have no views
-        ("dataset.validation_fraction=0.2", 6 * 5),  # other batches of the others
-        ("optimizer.lr=0.01", 12 * 5),
-    ],
-)
-def test_features_of_something_else_are_computed_and_those_of_the_same_are_read(
-    photos: Path, dmlkit: Cli, change: str, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+CHANGES = {
+    "optimizer.lr=0.01": 12 * 5,
+    "dataset.validation_fraction=0.2": 6 * 5,  # other batches of the others
+    "backbone.tuning.feature_views=2": 3 * 5 + 6 * 5,  # validation and test images have no views
+    "seed=4": 0,  # other weights
+    "transform={name: plain, size: 16}": 0,
+}
+"""How many of the 60 features a change keeps."""
+
+
+def test_features_of_something_else_are_computed_and_those_of_the_same_are_read(photos, train, monkeypatch) -> None:
     augmented = "transform={name: imagenet, size: 16, resize: 16}"  # else there are no views
-    cache = ("--set", "backbone.tuning.cache=cache", "--set", augmented)
-    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
-    before, computed = {path: path.read_bytes() for path in Path("cache").rglob("*.*")}, list[int]()
-    write = fill.write_part
+    cache = ("backbone.tuning.cache=cache", augmented)
+    train("one", *cache).ok()
+    write, computed = fill.write_part, list[int]()
     monkeypatch.setattr(fill, "write_part", lambda *own: (computed.append(len(own[1])), write(*own)))
-    assert dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", change).code == 0
-    assert sum(computed) == 12 * 5 - kept + 3 * 5 * ("views" in change)
-    assert before.items() <= {path: path.read_bytes() for path in Path("cache").rglob("*.*")}.items()
-    monkeypatch.setattr(fill, "write_part", write)
-    assert dmlkit("train", "r.yaml", "-o", "alone", "--set", augmented, "--set", change).code == 0
-    trained, expected = weights_of("two"), weights_of("alone")
-    assert all(torch.equal(trained[name], expected[name]) for name in expected)
 
+    def check(change: str, kept: int) -> None:
+        """Train with and without the cache."""
+        cached, alone = (f"{name}-{len(list(Path().glob('alone-*')))}" for name in ("cached", "alone"))
+        before = {path: path.read_bytes() for path in Path("cache").rglob("*.*")}
+        computed.clear()
+        train(cached, *cache, change).ok()
+        assert sum(computed) == 12 * 5 - kept + 3 * 5 * ("views" in change), change
+        assert before.items() <= {path: path.read_bytes() for path in Path("cache").rglob("*.*")}.items()
+        train(alone, augmented, change).ok()
+        assert same_weights(cached, alone), change
 
-def test_a_photo_that_has_changed_gets_new_features(photos: Path, dmlkit: Cli) -> None:
-    cache = ("--set", "backbone.tuning.cache=cache")
-    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
+    for change, kept in CHANGES.items():
+        check(change, kept)
     shutil.copy(photos / "class00" / "1.png", photos / "class00" / "0.png")
-    assert dmlkit("train", "r.yaml", "-o", "two", *cache).code == 0
-    assert dmlkit("train", "r.yaml", "-o", "live", "--set", "backbone.tuning.features=live").code == 0
-    trained, expected = weights_of("two"), weights_of("live")
-    assert all(torch.equal(trained[name], expected[name]) for name in expected)
+    check("optimizer.lr=0.02", 12 * 5 - 3 * 5)  # all in the batch of the photo
 
 
 @pytest.mark.parametrize("way_on", ["removed", "repaired"])
-def test_a_photo_that_stops_the_features_is_removed_or_repaired(photos: Path, dmlkit: Cli, way_on: str) -> None:
+def test_a_photo_that_stops_the_features_is_removed_or_repaired(photos: Path, train: Train, way_on: str) -> None:
     bad = photos / "class02" / "0.png"
     good = bad.read_bytes()
     bad.write_text("not an image")
-    stopped = dmlkit("train", "r.yaml", "-o", "run")
-    assert (stopped.code, "0.png: cannot read this image" in stopped.err) == (2, True), stopped.err
+    train("run").refused("0.png: cannot read this image")
     bad.unlink() if way_on == "removed" else bad.write_bytes(good)
-    dmlkit("train", "r.yaml", "-o", "run", "--resume").ok()
-    assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
-    trained, expected = weights_of("run"), weights_of("whole")
-    assert all(torch.equal(trained[name], expected[name]) for name in expected)
+    train("run", "--resume").ok(), train("whole").ok()
+    assert same_weights("run", "whole")
 
 
 def train_slowly(run: str) -> None:
@@ -267,7 +266,7 @@ def train_slowly(run: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("tuning", ["{name: none}", "{name: last_blocks, blocks: 2, feature_views: 0}"])
-def test_a_kill_while_features_are_computed_costs_no_part(tuning: str, photos: Path, dmlkit: Cli) -> None:
+def test_a_kill_while_features_are_computed_costs_no_part(tuning: str, train: Train) -> None:
     """A kill falls between parts, and the same weights come out."""
     Path("r.yaml").write_text(RECIPE.replace("{name: none}", tuning))
     process = Forked(train_slowly, "killed")
@@ -277,16 +276,16 @@ def test_a_kill_while_features_are_computed_costs_no_part(tuning: str, photos: P
     assert 5 <= len(list(Path("killed/features").rglob("*.safetensors"))) < 12 * 5
     again = Forked(train_slowly, "killed")
     assert again.wait(END) == 0, again.communicate()[0]
-    assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
+    train("whole").ok()
     killed, whole = weights_of("killed"), weights_of("whole")
     assert all(torch.allclose(killed[name], whole[name], atol=1e-6) for name in whole)
 
 
 @pytest.mark.parametrize("tuning", ["{name: none}", "{name: last_blocks, blocks: 2, feature_views: 0}"])
-def test_stored_features_give_the_embeddings_of_their_images(tuning, photos, dmlkit, monkeypatch):
+def test_stored_features_give_the_embeddings_of_their_images(tuning, photos, train, dmlkit, monkeypatch):
     """To the bit, without the frozen layers; not if a photo has changed, or by other software."""
     Path("r.yaml").write_text(RECIPE.replace("{name: none}", tuning.replace("0}", "0, cache: maps}")))
-    assert dmlkit("train", "r.yaml", "-o", "run").code == 0
+    train("run").ok()
     dimensions, forward = list[int](), EmbeddingModel.forward
 
     def noted(self: EmbeddingModel, inputs: torch.Tensor) -> torch.Tensor:
@@ -318,10 +317,10 @@ def test_stored_features_give_the_embeddings_of_their_images(tuning, photos, dml
     assert computed("test") == {4}
 
 
-def test_an_engine_computes_the_points_that_it_names(photos, dmlkit, monkeypatch):
+def test_an_engine_computes_the_points_that_it_names(photos, train, monkeypatch):
     """From the images, although training has stored features, which are torch's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(photos.parent / "cache"))
-    assert dmlkit("train", "r.yaml", "-o", "run", "--device", "cpu").code == 0
+    train("run", "--device=cpu").ok()
     ranks, run = start_ranks("cpu+bf16"), RunFolder(Path("run"))
     trained = load_model(run, ranks)
     dataset = trained.recipe.dataset.build("test")
@@ -330,11 +329,10 @@ def test_an_engine_computes_the_points_that_it_names(photos, dmlkit, monkeypatch
 
 
 @pytest.mark.parametrize(("engine", "tolerance"), [("onnxruntime", 1e-5), ("bf16", 0.05)])
-def test_an_engine_computes_the_features_of_training_images_alone(engine, tolerance, photos, dmlkit, monkeypatch):
+def test_an_engine_computes_the_features_of_training_images_alone(engine, tolerance, photos, train, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(photos.parent / "cache"))
-    chosen = ("--device", "cpu", "--set", f"backbone.tuning.engine={engine}")
-    assert dmlkit("train", "r.yaml", "-o", "torch", "--device", "cpu").code == 0
-    dmlkit("train", "r.yaml", "-o", "fast", *chosen).ok()
+    train("torch", "--device=cpu").ok()
+    train("fast", "--device=cpu", f"backbone.tuning.engine={engine}").ok()
     devices = {json.loads((path / "model.json").read_text())["device"]: path for path in stores("fast")}
     assert sorted(devices) == ["cpu", f"cpu+{engine}"]
     (ours,), (theirs,) = ([features_of(path) for path in paths] for paths in (stores("torch"), [devices["cpu"]]))

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from pydantic import BaseModel
 
 from dmlkit.errors import UserError
 from dmlkit.export.formats import FaissIndex, FaissManifest
@@ -66,16 +65,15 @@ def refused(path: Path) -> str:
     return line.removeprefix(f"{path}/")
 
 
-@pytest.mark.parametrize("part", ["", "index", "model", "manifold"])
-def test_an_unknown_key_is_told(part: str, tmp_path: Path):
+def test_an_unknown_key_is_told(tmp_path: Path):
     embeddings_at(tmp_path / "out")
-    data = {**manifest(), "index": {**INDEX}}
-    (data[part] if part else data)["colour"] = "red"
-    (tmp_path / "out" / "manifest.json").write_text(json.dumps(data))
-    line = refused(tmp_path / "out")
-    assert (
-        line.startswith("manifest.json: a manifest of embeddings") and "colour: extra inputs" in line and part in line
-    )
+    for part in ("", "index", "model", "manifold"):
+        data = {**manifest(), "index": {**INDEX}}
+        (data[part] if part else data)["colour"] = "red"
+        (tmp_path / "out" / "manifest.json").write_text(json.dumps(data))
+        line = refused(tmp_path / "out")
+        assert line.startswith("manifest.json: a manifest of embeddings") and part in line
+        assert "colour: extra inputs" in line
 
 
 @pytest.mark.parametrize(
@@ -84,10 +82,10 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
         ({"format": 99}, "of format 99, written by dmlkit 0.1.0; this is"),
         ({"format": "onnx"}, "of format onnx"),
         ({"dim": "8"}, "dim: input should be a valid integer"),
-        ({"dtype": "float16"}, "dtype: input should be 'float32'"),
         ({"manifold": {"name": "torus"}}, "manifold.name: 'torus' is unknown; install the plug-in"),
-        ({"model": {**manifest()["model"], "checkpoint": "middle"}}, "model.checkpoint: input should be"),
-        ({"skipped": "no"}, "skipped: input should be a valid array"),
+        ({"manifold": POINCARE, "similarity": "cosine"}, "expected (8, 'negative_distance') for manifold poincare and"),
+        ({"manifold": {"name": "lorentz"}, "similarity": "negative_distance"}, "expected (9, 'negative_distance')"),
+        ({"features": 99}, "got dim and similarity (8, 'cosine'), expected (99, 'cosine') for manifold sphere and 99"),
     ],
 )
 def test_another_format_and_wrong_values_are_told(changes: dict[str, Any], message: str, tmp_path: Path):
@@ -111,23 +109,10 @@ def cut_short(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(b""), "cannot read this NumPy array"),
-        (lambda path: path.write_bytes(b"\x93NUMPY"), "cannot read this NumPy array"),
-        (lambda path: path.write_text("1 2 3"), "cannot read this NumPy array"),
         (cut_short, "cannot read this NumPy array"),
-        (lambda path: np.savez(path.open("wb"), POINTS), "cannot read this NumPy array"),
-        (lambda path: np.save(path, np.array([None] * 5), allow_pickle=True), "holds Python objects"),
-        (lambda path: np.save(path, POINTS.astype(np.float64)), "got float64 (5, 8), expected float32 (5, 8)"),
-        (lambda path: np.save(path, POINTS.astype(">f4")), "got >f4 (5, 8), expected float32 (5, 8)"),
-        (lambda path: np.save(path, POINTS[0]), "got float32 (8,), expected float32 (5, 8)"),
-        (lambda path: np.save(path, POINTS[None]), "got float32 (1, 5, 8), expected float32 (5, 8)"),
-        (lambda path: np.save(path, POINTS[:4]), "got float32 (4, 8), expected float32 (5, 8)"),
-        (lambda path: np.save(path, POINTS[:, :7]), "got float32 (5, 7), expected float32 (5, 8)"),
-        (lambda path: path.unlink(), "no such file"),
-        (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
         *(
-            (lambda path, kind=kind: np.save(path, POINTS.astype(kind)), "expected float32 (5, 8)")
-            for kind in ("U8", "int64", [("a", "f4")])
+            (lambda path, points=points: np.save(path, points), f"got {points.dtype} {points.shape}, expected float32 ")
+            for points in (*map(POINTS.astype, ("f8", ">f4", "U8")), POINTS[0], POINTS[None], POINTS[:4], POINTS[:, :7])
         ),
     ],
 )
@@ -142,23 +127,16 @@ def test_points_that_are_none_are_told(damage: Callable[[Path], object], message
     [
         (lambda path: path.write_bytes(b""), "cannot read these items"),
         (cut_short, "cannot read these items"),
-        (lambda path: parquet.write_table(pa.table(items(4)), path), "has 4 rows, expected 5"),
         (lambda path: path.unlink(), "missing"),
         *(
-            (
-                lambda path, name=name: parquet.write_table(pa.table(items()).drop_columns([name]), path),
-                "expected id, path, label",
-            )
-            for name in ("id", "path", "label")
-        ),
-        *(
-            (lambda path, change=change: parquet.write_table(pa.table({**items(), **change}), path), message)
-            for change, message in (
-                ({"label": [b"\xff"] * 5}, "cannot read these items: Invalid UTF8"),
-                *(({name: NOT_UTF8}, "Invalid UTF8 sequence") for name in ("path", "label")),
-                ({"label": [["a"]] * 5}, "cannot read these items: "),
-                ({"id": ["one"] * 5}, "cannot read these items: Failed to parse string"),
-                ({"path": [None] * 5}, "an item has no id or no path"),
+            (lambda path, table=table: parquet.write_table(pa.table(table), path), message)
+            for table, message in (
+                (items(4), "has 4 rows, expected 5"),
+                ({"id": range(5), "path": ["x"] * 5}, "has the columns id, path; expected id, path, label"),
+                ({**items(), "label": [b"\xff"] * 5}, "cannot read these items: Invalid UTF8"),
+                ({**items(), "path": NOT_UTF8}, "Invalid UTF8 sequence"),
+                ({**items(), "id": ["one"] * 5}, "cannot read these items: Failed to parse string"),
+                ({**items(), "path": [None] * 5}, "an item has no id or no path"),
             )
         ),
         (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
@@ -170,26 +148,11 @@ def test_items_that_are_none_are_told(damage: Callable[[Path], object], message:
     assert line.startswith("items.parquet: ") and message in line
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"manifold": POINCARE, "similarity": "cosine"}, "expected (8, 'negative_distance') for manifold poincare and"),
-        ({"manifold": {"name": "lorentz"}, "similarity": "negative_distance"}, "expected (9, 'negative_distance')"),
-        ({"features": 99}, "expected (99, 'cosine') for manifold sphere and 99 features"),
-    ],
-)
-def test_a_manifest_of_another_geometry_is_told_t7(changes: dict[str, Any], message: str, tmp_path: Path):
-    line = refused(embeddings_at(tmp_path / "out", **changes))
-    assert line.startswith("manifest.json: got dim and similarity (8, ") and message in line
-
-
-@pytest.mark.parametrize("command", ["eval", "curvature", "npz"])
 @pytest.mark.parametrize("name", ["manifest.json", "embeddings.npy", "items.parquet"])
-def test_every_command_tells_a_damaged_folder_in_one_line_t7_u5(dmlkit, tmp_path: Path, command: str, name: str):
+def test_every_command_tells_a_damaged_folder_in_one_line_t7_u5(dmlkit, tmp_path: Path, name: str):
     folder = embeddings_at(tmp_path / "out")
-    words = [command, folder] if command in ("eval", "curvature") else ["export", folder, "--format", command]
-    for content in (b"{}", b"", None):
-        (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    (folder / name).write_bytes(b"{}")
+    for words in (["eval", folder], ["curvature", folder], ["export", folder, "--format", "npz"]):
         assert dmlkit(*words).refused().err.startswith(f"error: {folder / name}: ")
 
 
@@ -200,21 +163,15 @@ def test_a_folder_without_rows_is_read(tmp_path: Path):
     assert in_memory(folder).points.shape == (0, 8)
 
 
-DOCUMENTS = [Manifest, FaissManifest, ModelManifest]
-PARTS = [SearchIndex, FaissIndex, ModelSource, Preprocessing, Parity]
-
-
-@pytest.mark.parametrize("kind", [*DOCUMENTS, *PARTS], ids=lambda kind: kind.__name__)
-def test_every_key_says_what_it_is(kind: type[BaseModel]):
-    assert meanings_of(kind).keys() == kind.model_fields.keys()
+def test_every_key_says_what_it_is():
+    documents = (Manifest, FaissManifest, ModelManifest, SearchIndex, FaissIndex, ModelSource, Preprocessing, Parity)
+    for kind in documents:
+        assert meanings_of(kind).keys() == kind.model_fields.keys(), kind
 
 
 def test_rows_are_checked_once_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     looked: list[int] = []
-    real = folder_module.find_invalid_point
-    monkeypatch.setattr(
-        folder_module, "find_invalid_point", lambda space, block: looked.append(len(block)) or real(space, block)
-    )
+    monkeypatch.setattr(folder_module, "find_invalid_point", lambda _, block: looked.append(len(block)))
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out"))
     assert looked == [] and len(next(folder.blocks(2))) == 2 and looked == [5]
     assert [len(block) for block in folder.blocks(3)] == [3, 2] and len(folder.points_at(torch.tensor([4]))) == 1
@@ -233,20 +190,11 @@ def test_no_row_is_read_of_points_that_changed(tmp_path: Path):
         refuses("this file was changed: its checksum differs", read)
 
 
-@pytest.mark.parametrize(
-    ("value", "space", "message"),
-    [
-        (np.nan, None, "its embedding has nan or inf"),
-        (1e30, None, "its length is 1e+30, where points of the sphere have length 1"),
-        (1e4, POINCARE, "its length is 10000, where points of the ball are shorter than its radius of 1.4184633"),
-    ],
-    ids=["nan", "long", "outside of the ball"],
-)
-def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: float, space: Any, message: str):
-    points = 0.5 * POINTS if space else POINTS.copy()
-    whole = embeddings_at(tmp_path / "whole", points, **({"manifold": space} if space else {}))
-    points[3, 3] = value
-    faulty = embeddings_at(tmp_path / "faulty", points, **({"manifold": space} if space else {}))
+def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path):
+    points, whole = 0.5 * POINTS, embeddings_at(tmp_path / "whole", 0.5 * POINTS, manifold=POINCARE)
+    points[3, 3] = 1e4
+    faulty = embeddings_at(tmp_path / "faulty", points, manifold=POINCARE)
+    message = "its length is 10000, where points of the ball are shorter than its radius of 1.4184633"
     for words in (
         ["curvature", faulty],
         ["search", faulty, whole],

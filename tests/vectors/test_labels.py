@@ -13,6 +13,7 @@ from pyarrow import csv, parquet
 
 from dmlkit.gallery.sources import open_points
 from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.images import images_at
 from tests.conftest import Cli
 from tests.datasets import trees
 
@@ -50,8 +51,7 @@ def test_a_folder_labels_its_images_by_subfolder_as_in_a_gallery(home: Path, tmp
     assert found == {"top.jpg": None, "crow/1.jpg": "crow", "crow/deep/2.jpg": "crow", "dove/1.jpg": "dove"}
     assert dmlkit("gallery", "create", home / "run", home / "photos", "-o", tmp_path / "g").code == 0
     assert open_points(tmp_path / "g").labels == items["label"] == open_points(tmp_path / "e").labels
-    unlabeled = embedded(home, home / "photos", "--labels", "none", dmlkit=dmlkit, output=tmp_path / "none")
-    assert unlabeled["label"] == [None] * 4
+    assert labels_of(home / "photos", "none") == [None] * 4
 
 
 def test_folders_of_a_model_with_levels_are_labels_with_all_levels(home: Path, tmp_path: Path, dmlkit: Cli):
@@ -71,27 +71,25 @@ def test_folders_of_a_model_with_levels_are_labels_with_all_levels(home: Path, t
     assert sorted(map(str, open_points(tmp_path / "g").labels)) == ["None", "corvids/crow", "corvids/crow", "gulls"]
 
 
-def test_class_folders_below_train_and_test_are_labels(home: Path, tmp_path: Path, dmlkit: Cli):
+def labels_of(source: Path, labels: str | None) -> list[str | None]:
+    images = images_at(source, labels)
+    return images.label_names(images.labels)
+
+
+def test_class_folders_below_train_and_test_are_labels(tmp_path: Path):
     for number, name in enumerate(("train/crow/1.jpg", "train/2.jpg", "test/dove/deep/3.jpg")):
         trees.photo(tmp_path / "split" / name, number)
-    items = embedded(home, tmp_path / "split", "--labels", "folder", dmlkit=dmlkit, output=tmp_path / "e")
-    assert items["label"] == ["dove", None, "crow"]
+    assert labels_of(tmp_path / "split", "folder") == ["dove", None, "crow"]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], ["c1", "d1", "d1"]),
-        (["--labels", "species"], ["007", "010", "010"]),
-        (["--labels", "family"], ["corvids/crows", "doves", "doves"]),
-        (["--labels", "category"], ["a", "b", "c"]),
-        (["--labels", "none"], [None] * 3),
-    ],
-    ids=str,
-)
-def test_a_column_of_a_table_is_the_label(options, expected, home, tmp_path, dmlkit):
-    items = embedded(home, home / "table.csv", *options, dmlkit=dmlkit, output=tmp_path / "e")
-    assert items["label"] == expected
+def test_a_column_of_a_table_is_the_label(home: Path, tmp_path: Path, dmlkit: Cli):
+    columns = {"species": ["007", "010", "010"], "family": ["corvids/crows", "doves", "doves"], "none": [None] * 3}
+    columns |= {"category": ["a", "b", "c"]}
+    assert {name: labels_of(home / "table.csv", name) for name in columns} == columns
+    items = embedded(home, home / "table.csv", "--labels", "category", dmlkit=dmlkit, output=tmp_path / "e")
+    assert items["label"] == columns["category"]
+    items = embedded(home, home / "table.csv", dmlkit=dmlkit, output=tmp_path / "e")
+    assert items["label"] == ["c1", "d1", "d1"]
     assert items["path"] == [str(home / "photos" / name / "1.jpg") for name in ("crow", "dove", "dove")]
     points = open_points(tmp_path / "e").points_at(torch.arange(3))
     assert not points[1].equal(points[2])  # the box
@@ -142,9 +140,3 @@ def test_a_label_cannot_act_on_the_terminal(home: Path, tmp_path: Path, dmlkit: 
         assert "\x1b" not in result.out + result.err and "\x07" not in result.out + result.err, words
     assert "new\\nline" in dmlkit("search", tmp_path / "e", tmp_path / "photos").out.replace("\n", "")
     assert csv.read_csv(tmp_path / "s.csv", parse_options=csv.ParseOptions(newlines_in_values=True)).num_rows == 4
-
-
-def test_later_commands_have_the_labels(home: Path, tmp_path: Path, dmlkit: Cli):
-    embedded(home, home / "table.csv", dmlkit=dmlkit, output=tmp_path / "e")
-    dmlkit("identify", tmp_path / "e", home / "photos" / "crow", "-o", tmp_path / "a.csv", "--device", "cpu").ok()
-    assert csv.read_csv(tmp_path / "a.csv")["label"].to_pylist()[0] == "c1"

@@ -13,11 +13,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.train import train
 from dmlkit.vectors import computation
-from dmlkit.vectors.graphs import NotExportableError
 from dmlkit.vectors.operators import read_operators, write_operators
+from dmlkit.vectors.trained import load_model
 from tests.conftest import TINY_RECIPE
 from tests.datasets import trees
 from tests.vectors.stored import check_imports
@@ -57,21 +60,6 @@ def test_operators_give_the_points_of_the_network_to_the_bit(backbone: str, tmp_
         assert torch.equal(points(model.normalization(images[:count])), model(images[:count]))
 
 
-class Looped(nn.Module):
-    """What it computes depends on the values of its input."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        while bool(inputs.sum() > 1):
-            inputs = inputs / 2
-        return inputs
-
-
-def test_what_is_no_list_of_operators_is_refused(tmp_path: Path):
-    with pytest.raises(NotExportableError, match="PyTorch cannot trace this model"):
-        write_operators(Looped(), torch.ones(2, 3), tmp_path / "x")
-    assert not (tmp_path / "x").exists()
-
-
 def test_a_file_names_operators_of_pytorch_alone(tmp_path: Path):
     write_operators(nn.Linear(3, 2), torch.ones(2, 3), tmp_path / "x")
     with safe_open(tmp_path / "x", "pt") as file:
@@ -86,8 +74,6 @@ def test_a_file_names_operators_of_pytorch_alone(tmp_path: Path):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained run of a network of timm in ``run``, and its photos."""
-    from dmlkit.training.train import train
-
     folder = tmp_path_factory.mktemp("operators")
     for index in range(64):
         trees.photo(folder / "photos" / "abcdefgh"[index % 8] / f"{index:02}.jpg", index)
@@ -119,10 +105,6 @@ def test_answers_to_one_photo_import_no_library_of_models(home, tmp_path, monkey
 
 
 def test_operators_that_compute_something_else_are_not_kept(home, tmp_path, monkeypatch):
-    from dmlkit.distributed.launch import start_ranks
-    from dmlkit.run_folder.folder import RunFolder
-    from dmlkit.vectors.trained import load_model
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     read = computation.read_operators
 
@@ -142,10 +124,6 @@ def test_operators_that_compute_something_else_are_not_kept(home, tmp_path, monk
 
 
 def test_a_full_disk_of_the_cache_does_not_stop_a_command(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from dmlkit.distributed.launch import start_ranks
-    from dmlkit.run_folder.folder import RunFolder
-    from dmlkit.vectors.trained import load_model
-
     def full(*_: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -158,10 +136,6 @@ def test_a_full_disk_of_the_cache_does_not_stop_a_command(home: Path, tmp_path: 
 
 def test_threads_that_embed_at_once_make_a_network_once(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As those of a server do, when the operators are kept for another number of threads."""
-    from dmlkit.distributed.launch import start_ranks
-    from dmlkit.run_folder.folder import RunFolder
-    from dmlkit.vectors.trained import load_model
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     trained, start = load_model(RunFolder(home / "run"), start_ranks("cpu")), Barrier(4)
 
