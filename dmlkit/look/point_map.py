@@ -108,17 +108,12 @@ class SharedImages:
         last value has the fields ``map``, ``shrinkage``, ``errors`` and ``fitted`` of `Alignment`.
         """
         parts = split_images(self.labels)
-        errors = {
-            shrinkage: self.error(self.fit(parts.fit, shrinkage), parts.choose) for shrinkage in (None, *SHRINKAGES)
-        }
-        best = min(errors, key=lambda shrinkage: max(errors[shrinkage], 1e-9))
-        rows = torch.cat([parts.fit, parts.choose])
-        named = {
-            "orthogonal" if shrinkage is None else f"linear {shrinkage:g}": error for shrinkage, error in errors.items()
-        }
-        name = "orthogonal" if best is None else "linear"
-        chosen = {"map": name, "shrinkage": best, "errors": named, "fitted": len(rows)}
-        return self.fit(rows, best), parts, chosen
+        shrinkages: dict[str, float | None] = {"orthogonal": None} | {f"linear {kept:g}": kept for kept in SHRINKAGES}
+        errors = {name: self.error(self.fit(parts.fit, kept), parts.choose) for name, kept in shrinkages.items()}
+        best = min(errors, key=lambda name: max(errors[name], 1e-9))
+        rows, shrinkage = torch.cat([parts.fit, parts.choose]), shrinkages[best]
+        chosen = {"map": best.split()[0], "shrinkage": shrinkage, "errors": errors, "fitted": len(rows)}
+        return self.fit(rows, shrinkage), parts, chosen
 
     def fit(self, rows: Tensor, shrinkage: float | None) -> PointMap:
         """Fit a map to some of the images, see `fit_map`."""

@@ -278,8 +278,8 @@ def test_all_training_images_are_compared_with_those_that_fulfill_a_condition(tm
     classes = {"training_classes": [*"ABCD"], "validation_classes": [], "test_classes": [*"EFGH"]}
     (run / "classes.json").write_text(json.dumps(json.loads((run / "classes.json").read_text()) | classes))
     found = inspect(run, where=Where.of("label in E, F"), device="cpu")
-    assert found.history is not None and found.history.leaks is not None
-    others, near = found.history.leaks
+    assert found.leaks is not None
+    others, near = found.leaks
     assert len(others) == 21 and len(found.collection) == 10
     position = [path.endswith("E/2.png") for path in found.collection.paths].index(True)
     assert others.paths[int(near.indices[position])].endswith("A/copy.png")
