@@ -74,10 +74,8 @@ class Parts(NamedTuple):
 
 def split_images(labels: Sequence[str | None]) -> Parts:
     """Divide images into a half that fits, and quarters that choose and measure: whole labels if there are 20."""
-    names = sorted({label for label in labels if label is not None})
-    by_label = None not in labels and len(names) >= LEAST_LABELS
-    codes = {name: code for code, name in enumerate(names)}
-    groups = np.array([codes[str(label)] for label in labels]) if by_label else np.arange(len(labels))
+    by_label = None not in labels and len(set(labels)) >= LEAST_LABELS
+    groups = np.unique(list(map(str, labels)), return_inverse=True)[1] if by_label else np.arange(len(labels))
     count = int(groups.max()) + 1
     position = np.random.default_rng(0).permutation(count)[groups] / count
     parts = (position < 0.5, (position >= 0.5) & (position < 0.75), position >= 0.75)

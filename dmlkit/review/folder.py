@@ -336,7 +336,7 @@ class ReviewFolder:
     def _repeated(self) -> np.ndarray:
         """Return the labels, (N,) bool, of images in groups that were asked about."""
         repeated = np.zeros(self.review.labels, dtype=bool)
-        for row in {question.row for question in self._asked} | set(self._answers):
+        for row in self._rows | self._answers.keys():
             if row < len(repeated):
                 repeated[self.alike(row)] = True
         return repeated

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.datasets.base import FOLDS
@@ -107,11 +106,6 @@ def _concatenated(folds: Sequence[Path], ranks: Ranks) -> dict[str, float]:
         recipe = trained.recipe
         parts.append(embed_dataset(ranks, trained.model, images, recipe.transform, workers=recipe.training.workers))
         refuse_faults(parts[-1].faults, recipe.dataset.on_bad_image)
-    points = concatenate([part.points for part in parts])
+    points = normalize(torch.cat([normalize(part.points) for part in parts], dim=1))
     joined = parts[0]._replace(points=points)
     return score_dataset(joined, images, Sphere(points.shape[1]), METRICS, ranks=ranks).scores.values
-
-
-def concatenate(points: Sequence[Tensor]) -> Tensor:
-    """Concatenate embeddings (N, D) of several models to (N, sum of D); normalize each of them, then the result."""
-    return normalize(torch.cat([normalize(embeddings, dim=1) for embeddings in points], dim=1), dim=1)

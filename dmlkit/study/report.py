@@ -7,11 +7,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dmlkit.errors import UserError, counted
 from dmlkit.files.atomic import atomic_write
@@ -269,12 +271,8 @@ def _setting(results: StudyResults) -> str:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Join numbers; three or more consecutive ones become a range."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
@@ -353,12 +351,12 @@ def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
 
 def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:
     variants = list(named.values())
-    means, below, above = _means(variants, metric)
+    means, low, high = _means(variants, metric)
     rows = range(len(variants))
     for row, variant in zip(rows, variants, strict=True):
         runs = [run[metric] for run in variant.runs.values()]
         axes.plot(runs, [row] * len(runs), "o", color=FAINT, markersize=2.5)
-    axes.errorbar(means, rows, xerr=[below, above], fmt="o", color=COLOR, capsize=2, markersize=3.5)
+    axes.errorbar(means, rows, xerr=[means - low, high - means], fmt="o", color=COLOR, capsize=2, markersize=3.5)
     axes.locator_params(axis="x", nbins=5)  # more labels would overlap
     axes.set_yticks(rows, list(named))
     left, right = axes.get_xlim()  # random weights are far below, and would squeeze the runs together
@@ -378,12 +376,11 @@ def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> No
 def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Axis) -> None:
     order = sorted(range(len(axis.values)), key=axis.values.__getitem__)
     variants, values = [variants[index] for index in order], [axis.values[index] for index in order]
-    means, below, above = _means(variants, metric)
+    means, low, high = _means(variants, metric)
     for value, variant in zip(values, variants, strict=True):
         runs = [run[metric] for run in variant.runs.values()]
         axes.plot([value] * len(runs), runs, "o", color=FAINT, markersize=2.5)
     axes.plot(values, means, "o-", color=COLOR, markersize=3.5)
-    low, high = np.subtract(means, below), np.add(means, above)
     axes.fill_between(values, low, high, color=COLOR, alpha=0.2, linewidth=0)
     if values[0] > 0 and values[-1] / values[0] >= LOG_RATIO:
         axes.set_xscale("log")
@@ -392,9 +389,8 @@ def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Ax
     axes.set(title=f"{metric} of test classes\nmean, 95 % interval, each run", xlabel=axis.key, ylabel=metric)
 
 
-def _means(variants: list[VariantResults], metric: str) -> tuple[list[float], list[float], list[float]]:
-    """Return means, and the extents of their intervals below and above; 0 for a single run."""
+def _means(variants: list[VariantResults], metric: str) -> NDArray[np.float64]:
+    """Return means and the ends of their intervals (3, V); a single run is its own interval."""
     summaries = [variant.summary[metric] for variant in variants]
-    below = [0.0 if summary.low is None else summary.mean - summary.low for summary in summaries]
-    above = [0.0 if summary.high is None else summary.high - summary.mean for summary in summaries]
-    return [summary.mean for summary in summaries], below, above
+    ends = [(summary.mean, summary.low, summary.high) for summary in summaries]
+    return np.array([[mean if end is None else end for end in (mean, low, high)] for mean, low, high in ends]).T

@@ -1,6 +1,6 @@
 """Verdicts on the statements of a claim, from the runs of two variants, and all results of a study as a document."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -87,10 +87,6 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
         """Return whether the mean is below that of the backbone before training; False if that is unknown."""
         floor = None if self.pretrained is None else self.pretrained.get(metric)
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
-
-    def is_trained(self, metrics: Iterable[str]) -> bool:
-        """Return whether training improved the backbone by at least one of some metrics; True if that is unknown."""
-        return not all(self.is_below_pretrained(metric) for metric in metrics)
 
 
 class PairedFigures(NamedTuple):
@@ -286,7 +282,8 @@ def _aside(statement: Expectation, variants: Mapping[str, VariantResults]) -> Ve
     if are_equal(better.runs, than.runs) and are_equal(better.last, than.last):
         return "equal by construction"
     figures = _figures_of(statement.metric, tuple(better.summary))
-    return None if better.is_trained(figures) and than.is_trained(figures) else "not trained"
+    is_untrained = (all(variant.is_below_pretrained(metric) for metric in figures) for variant in (better, than))
+    return "not trained" if any(is_untrained) else None
 
 
 REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %

@@ -15,14 +15,7 @@ from tests.conftest import ROOT
 from tests.study.fakes import results_of
 
 STUDIES = ROOT / "docs" / "studies"
-SPECIALS = {
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
+SPECIALS = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
@@ -141,17 +134,6 @@ def test_what_tex_reads_as_a_command_is_text(text: str, escaped: str):
     assert f"\n{escaped} & " in table
     assert f"variant & m{escaped} \\\\\n" in table
     assert rf"\caption{{That {escaped} wins. " in table
-
-
-def test_tables_of_one_paper_have_its_statements_alone(dmlkit, tmp_path: Path):
-    path = tmp_path / "mpa.tex"
-    folders = (STUDIES / "glyphs_claims", STUDIES / "log_map_cosine")  # which has no statement of it
-    assert dmlkit("report", *folders, "--paper", "mpa", "-o", path).code == 0
-    figures, verdicts = tables_of(path.read_text())
-    judged = [verdict for verdict in read_results(folders[0]).verdicts if verdict.paper == "mpa"]
-    assert len(verdicts) == len(judged) > 0
-    named = {name for verdict in judged for name in (verdict.better, verdict.than)}
-    assert {row[0].replace(r"\_", "_") for row in figures} == named
 
 
 @pytest.mark.slow

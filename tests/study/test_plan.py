@@ -81,7 +81,7 @@ def test_a_choice_at_the_edge_extends_the_grid(tmp_path, best: float, extend: in
     plan = plan_of(tmp_path, TUNED.replace("tune:", f"extend: {extend}\ntune:"))
     rounds = end(plan, peak(best))
     assert rounds[-1] == [f"small/{chosen}/seed-1", f"large/{chosen}/seed-1"]
-    for variant in plan.as_tried().variants:
+    for variant in plan.variants_tried():
         assert [candidate.values["optimizer.lr"] for candidate in variant.candidates] == tried
         assert [rate_of(candidate.recipe) for candidate in variant.candidates] == tried
         assert len(plan.results()[variant.name].tuned.validation) == len(tried)
@@ -127,7 +127,7 @@ def test_a_candidate_that_fails_is_not_chosen_and_ends_the_grid(tmp_path: Path):
         ["small/lr=0.00025/seed-0", "large/lr=0.00025/seed-0"],
         ["small/lr=0.004/seed-1", "large/lr=0.004/seed-1"],
     ]
-    assert [len(variant.candidates) for variant in plan.as_tried().variants] == [5, 5]
+    assert [len(variant.candidates) for variant in plan.variants_tried()] == [5, 5]
 
 
 def test_a_value_that_no_recipe_takes_ends_the_grid(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -154,7 +154,7 @@ def test_added_values_lead_to_a_best_one_that_is_not_at_an_edge(tmp_path: Path, 
         tmp_path, TUNED.replace("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", grid).replace("tune:", "extend: 9\ntune:")
     )
     end(plan, tell)
-    for variant in plan.as_tried().variants:
+    for variant in plan.variants_tried():
         assert len(variant.candidates) == 18 == len({candidate.label for candidate in variant.candidates})
         assert not edges_of(variant.candidates, plan.chosen[variant.name])
 

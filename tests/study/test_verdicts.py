@@ -25,7 +25,7 @@ from dmlkit.study.verdicts import (
     edges_of,
     judge,
 )
-from tests.conftest import TINY_RECIPE
+from tests.study.fakes import write_study
 
 
 def variant(values: Mapping[int, float] | list[float], **others: Any) -> VariantResults:
@@ -186,21 +186,26 @@ def test_equal_figures_on_all_seeds_are_equal_by_construction():
 
 
 def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
-    low, high = (Tuned(chosen="lr=1", validation={}, edge={"optimizer.lr": end}) for end in ("lowest", "highest"))
-    variants = {"base": variant(BASE, tuned=low), "method": variant([value + 0.1 for value in BASE], tuned=high)}
+    low, only = (Tuned(chosen="lr=1", validation={}, edge={"optimizer.lr": end}) for end in ("lowest", "only, highest"))
+    variants = {"base": variant(BASE, tuned=low), "method": variant([value + 0.1 for value in BASE], tuned=only)}
     judged = one(**variants)
     assert (judged.verdict, judged.at_edge) == ("holds", ("method", "base"))
     assert verdict_text(judged, variants) == (
-        "holds; tuned at the edge: method (optimizer.lr the highest tried), base (optimizer.lr the lowest tried)"
+        "holds; tuned at the edge: method (optimizer.lr the highest tried, and the only one with the other chosen "
+        "values), base (optimizer.lr the lowest tried)"
     )
-
-
-def test_a_value_that_is_the_only_one_tried_is_at_an_edge():
-    tuned = Tuned(chosen="scale=8", validation={}, edge={"loss.scale": "only, highest"})
-    variants = {"base": variant(BASE), "method": variant([value + 0.1 for value in BASE], tuned=tuned)}
-    text = "loss.scale the highest tried, and the only one with the other chosen values"
-    assert verdict_text(one(**variants), variants) == f"holds; tuned at the edge: method ({text})"
     assert END_TEXTS.keys() == {*get_args(End)}
+
+
+STUDY = """\
+claim: x
+recipe: tiny.yaml
+seeds: [0]
+overrides:
+  sampler: {name: paired, classes_per_batch: 2, images_per_class: 2}
+  regularizers: [{name: graph_consistency}]
+variants: {a: {}, b: {embedding_dim: 5}}
+"""
 
 
 @pytest.mark.parametrize(
@@ -210,29 +215,11 @@ def test_a_value_that_is_the_only_one_tried_is_at_an_edge():
         ("{training.compile: [false, true]}", [None, None]),
         ("{training.epochs: [1, 3]}", [None, "highest"]),
         ("{optimizer.lr_multipliers.loss: [1, 3]}", ["lowest", "highest"]),
+        ("{regularizers.0.weight: [0.1, 0.2]}", ["lowest", "highest"]),  # a key in a list
     ],
 )
 def test_a_value_lies_at_the_edge_of_the_numbers_that_were_tried(tmp_path: Path, tune: str, edges: list[str | None]):
-    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
-    text = f"claim: x\nrecipe: tiny.yaml\nseeds: [0]\ntune: {tune}\nvariants: {{a: {{}}, b: {{embedding_dim: 5}}}}\n"
-    (tmp_path / "study.yaml").write_text(text)
-    candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
-    (key,) = [part.strip() for part in tune.strip("{}").split(":")[:1]]
+    candidates = read_study(write_study(tmp_path, f"{STUDY}tune: {tune}\n")).variants[0].candidates
+    key = tune[1:].partition(":")[0]
     for candidate, edge in zip(candidates, edges, strict=True):
         assert edges_of(candidates, candidate) == ({} if edge is None else {key: edge})
-
-
-def test_a_key_in_a_list_has_edges_too(tmp_path: Path):
-    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
-    (tmp_path / "study.yaml").write_text("""\
-claim: x
-recipe: tiny.yaml
-seeds: [0]
-overrides:
-  sampler: {name: paired, classes_per_batch: 2, images_per_class: 2}
-  regularizers: [{name: graph_consistency}]
-tune: {regularizers.0.weight: [0.1, 0.2]}
-variants: {a: {}, b: {embedding_dim: 5}}
-""")
-    candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
-    assert [edges_of(candidates, one)["regularizers.0.weight"] for one in candidates] == ["lowest", "highest"]

@@ -122,12 +122,12 @@ class _Runs:
         noted_edges = False
         for runs in self.plan.rounds():
             self.progress.expect(self.plan.num_runs, self.plan.num_epochs)
-            if not noted_edges and self.plan.chosen and not all(map(self._is_complete, runs)):
+            left = [run for run in runs if not is_complete(self.plan.study.config.protocol, run.folder)]
+            if left and self.plan.chosen and not noted_edges:
                 noted_edges = True  # before hours of runs with values that may not be the best ones
                 for name, text in self.plan.edges().items():
                     chosen = self.plan.chosen[name].label
                     self.progress.note(f"{name} chose {chosen}: {text}; to try more, stop and increase extend")
-            left = [run for run in runs if not self._is_complete(run)]
             for run in runs:  # first, so that a budget that ends does not leave them out of the results
                 if run not in left:
                     self._take(run, self._start(run))  # a damaged run ends the study, and earlier results stay
@@ -179,9 +179,6 @@ class _Runs:
                 "pretrained": None if pretrained is None else kept(pretrained),
             }
         )
-
-    def _is_complete(self, run: Run) -> bool:
-        return is_complete(self.plan.study.config.protocol, run.folder)
 
     def _check_stop(self) -> None:
         if self.stop_requested(self.ranks):
