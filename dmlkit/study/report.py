@@ -91,15 +91,12 @@ def read_results(folder: Path) -> StudyResults:
         raise UserError(f"{folder}: this study is not finished; continue it with: {stored.command}")
     variants, metrics = results.variants, {*results.metrics, *(judged.metric for judged in results.verdicts)}
     named = {results.reference, *(name for judged in results.verdicts for name in (judged.better, judged.than))}
-    figures = [
-        by_metric
+    is_complete = all(
+        metrics <= set(figures)
         for variant in variants.values()
-        for by_metric in (variant.summary, variant.difference, *variant.runs.values())
-    ]
-    is_complete = named <= set(variants) and all(
-        metrics <= set(by_metric) for by_metric in figures if by_metric is not None
+        for figures in (variant.summary, *variant.runs.values())
     )
-    if not is_complete or (results.axis and len(results.axis.values) != len(variants)):
+    if not is_complete or not named <= set(variants) or (results.axis and len(results.axis.values) != len(variants)):
         raise UserError(f"{path}: variants or metrics are missing; write the file again with: {results.command}")
     return results
 
@@ -170,13 +167,10 @@ def study_page(results: StudyResults) -> str:
     if results.verdicts:
         paragraphs.append(as_markdown(verdict_rows(results)))
     paragraphs += [as_markdown(variant_rows(results)), f"![{claim}]({PLOT})"]
-    if any(variant.tuned for variant in results.variants.values()):
+    if trials := _trials(results):
         seeds = f"seeds {', '.join(map(str, results.tune_seeds))}" if results.tune_seeds else "the first seed"
-        trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
-        budget = f"with {min(trials)} trials per variant"
-        if len(trials) > 1:  # values that fail, or results of a dmlkit that extended grids only at an edge
-            budget = f"with {min(trials)} to {max(trials)} trials per variant, not the same number"
-        text = f"Tuned with {seeds} on validation classes, {budget}:"
+        differ = ", not the same number" * (" to " in trials)  # where values failed
+        text = f"Tuned with {seeds} on validation classes, with {trials}{differ}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
     return "\n\n".join([*paragraphs, *_repeat_paragraphs(results), EXPLANATION])
 
@@ -258,15 +252,21 @@ def _setting(results: StudyResults) -> str:
     counts = {judged.classes for judged in results.verdicts}
     if classes := " and ".join(map(str, sorted(filter(None, counts)))):
         parts.append(f"{classes} test classes{' in the intervals of some metrics' * (not all(counts))}")
-    trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
-    if trials:
-        parts.append(f"{' to '.join(map(str, sorted({min(trials), max(trials)})))} trials per variant")
+    if trials := _trials(results):
+        parts.append(trials)
     if results.negligible:
         parts.append(f"differences up to {results.negligible:g} are negligible")
     before = {*map(pretrained_text, results.variants.values())}
     if len(before) == 1 and before != {""}:
         parts.append(f"before training {before.pop()}")
     return "; ".join(parts)
+
+
+def _trials(results: StudyResults) -> str:
+    """Return how many values each variant tried, as text; empty if nothing was tuned."""
+    trials = [len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned]
+    ends = sorted({min(trials), max(trials)}) if trials else []
+    return f"{' to '.join(map(str, ends))} trials per variant" if ends else ""
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -81,6 +81,10 @@ def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, P
     assert ImageGallery(gallery).labels()["a new bird"] == 1 and len(ImageGallery(gallery)) == 12 + 5
 
 
+def proposed(row: int, label: str | None = "a", probability: float = 0.9, group: int | None = None) -> ProposedLabel:
+    return ProposedLabel(path=f"{row}.jpg", label=label, probability=probability, id=f"{row}", group=group)
+
+
 def begin(folder: Path, proposals: list[ProposedLabel], **shares: float) -> ReviewFolder:
     folder.mkdir()
     shares = {"wrong": 0.05, "audit": 0.5, **shares}
@@ -90,9 +94,7 @@ def begin(folder: Path, proposals: list[ProposedLabel], **shares: float) -> Revi
 
 
 def test_the_bound_is_that_of_the_replies(tmp_path: Path):
-    proposals = [
-        ProposedLabel(path=f"{row}.jpg", label="a", probability=0.5 + row / 100, id=f"{row}") for row in range(40)
-    ]
+    proposals = [proposed(row, probability=0.5 + row / 100) for row in range(40)]
     state = begin(tmp_path / "review", proposals)
     asked, left = state.ask(30), set(range(40))
     for question in asked:  # one that is not drawn is the most doubtful one that is left
@@ -115,10 +117,8 @@ def test_the_bound_is_that_of_the_replies(tmp_path: Path):
 def test_an_answer_holds_for_its_group_and_what_it_changes_counts_as_wrong(tmp_path: Path):
     groups = [0, 0, 0, None, None, None, 1, 1, None]  # the last three are unknown
     labels = ["a", "b", "a", "a", "b", "b", None, None, None]
-    proposals = [
-        ProposedLabel(path=f"{row}.jpg", label=label, probability=0.9 if label else 0.0, id=f"{row}", group=group)
-        for row, (label, group) in enumerate(zip(labels, groups, strict=True))
-    ]
+    rows = enumerate(zip(labels, groups, strict=True))
+    proposals = [proposed(row, label, 0.9 if label else 0.0, group) for row, (label, group) in rows]
     state = begin(tmp_path / "review", proposals, audit=0.01)
     assert state.ask_unknown() == [[6, 7], [8]]
     before = state.statement()
@@ -142,11 +142,8 @@ def test_an_answer_holds_for_its_group_and_what_it_changes_counts_as_wrong(tmp_p
 
 def test_labels_that_unknown_images_have_from_answers_are_drawn_too(tmp_path: Path):
     """Two hundred proposals that are right; 300 unknown images in 30 groups, of which 3 images are of another label."""
-    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.99, id=f"{row}") for row in range(200)]
-    proposals += [
-        ProposedLabel(path=f"{row}.jpg", label=None, probability=0.0, id=f"{row}", group=row // 10)
-        for row in range(200, 500)
-    ]
+    proposals = [proposed(row, probability=0.99) for row in range(200)]
+    proposals += [proposed(row, None, 0.0, row // 10) for row in range(200, 500)]
     truth = {row: "a" if row < 200 else "odd" if row in (207, 333, 481) else f"new {row // 10}" for row in range(500)}
     state = begin(tmp_path / "review", proposals)
     for group in state.ask_unknown():
@@ -167,16 +164,13 @@ def test_labels_that_unknown_images_have_from_answers_are_drawn_too(tmp_path: Pa
 
 
 def test_near_duplicates_are_asked_about_once_unless_they_are_drawn(tmp_path: Path):
-    proposals = [
-        ProposedLabel(path=f"{row}.jpg", label="a", probability=0.5, id=f"{row}", group=row // 10) for row in range(60)
-    ]
-    state = begin(tmp_path / "review", proposals, audit=0.01)
+    state = begin(tmp_path / "review", [proposed(row, "a", 0.5, row // 10) for row in range(60)], audit=0.01)
     asked = [question for question in state.ask(20) if not question.is_draw]
     assert len({question.row // 10 for question in asked}) == len(asked) == 6
 
 
 def test_a_disagreement_counts_as_wrong_until_it_ends(tmp_path: Path):
-    state = begin(tmp_path / "review", [ProposedLabel(path="0.jpg", label="a", probability=0.9, id="0")])
+    state = begin(tmp_path / "review", [proposed(0)])
     (question,) = state.ask(1)
     state.reply({question.row: "a"}, "ada")
     assert state.reply({question.row: "a"}, "ada") == 0  # sent twice, kept once
@@ -191,8 +185,7 @@ def test_a_disagreement_counts_as_wrong_until_it_ends(tmp_path: Path):
 
 
 def test_what_a_killed_process_began_to_write_is_no_answer(tmp_path: Path):
-    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(4)]
-    state = begin(tmp_path / "review", proposals)
+    state = begin(tmp_path / "review", [proposed(row) for row in range(4)])
     rows = [question.row for question in state.ask(3)]
     state.reply({rows[0]: "a"}, "ada")
     journal = tmp_path / "review" / "answers.jsonl"
@@ -202,16 +195,14 @@ def test_what_a_killed_process_began_to_write_is_no_answer(tmp_path: Path):
     assert state.statement().checked == 1
     state.reply({rows[1]: "b"}, "ada")
     assert ReviewFolder(tmp_path / "review").statement().checked == 2
-    assert journal.read_bytes().count(b"\n") == 5
-    for damage in (b"{}\n{\n", b'{"question":{"row":9,"is_draw":true}}\n'):
-        kept = journal.read_bytes()
-        journal.write_bytes(kept + damage)
-        refuses(r"answers\.jsonl", ReviewFolder, tmp_path / "review")
-        journal.write_bytes(kept)
+    kept = journal.read_bytes()
+    assert kept.count(b"\n") == 5
+    journal.write_bytes(kept + b"{}\n{\n")
+    refuses(r"answers\.jsonl: expected a question or an answer", ReviewFolder, tmp_path / "review")
 
 
 def test_a_line_of_another_review_is_reported_at_every_call(tmp_path: Path):
-    state = begin(tmp_path / "review", [ProposedLabel(path="0.jpg", label="a", probability=0.9, id="0")])
+    state = begin(tmp_path / "review", [proposed(0)])
     state.reply({state.ask(1)[0].row: "a"}, "ada")
     journal = tmp_path / "review" / "answers.jsonl"
     kept = journal.read_bytes()
@@ -241,8 +232,7 @@ def test_frames_of_a_video_have_no_files_to_add(dmlkit, tmp_path: Path):
 
 
 def test_an_answer_that_a_full_disk_refuses_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(4)]
-    state = begin(tmp_path / "review", proposals)
+    state = begin(tmp_path / "review", [proposed(row) for row in range(4)])
     rows = [question.row for question in state.ask(3)]
     state.reply({rows[0]: "a"}, "ada")
     before = (tmp_path / "review" / "answers.jsonl").read_bytes()
@@ -263,8 +253,7 @@ def test_an_answer_that_a_full_disk_refuses_leaves_the_others(tmp_path: Path, mo
     [("Same", "a"), ("SAME", "a"), ("same.", "a"), ("?", None), ("??", None), ("?.", None), ("Samen", "Samen")],
 )
 def test_answers_are_compared_after_case_and_a_final_dot(tmp_path: Path, said: str, label: str | None):
-    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(9)]
-    state = begin(tmp_path / "review", proposals)
+    state = begin(tmp_path / "review", [proposed(row) for row in range(9)])
     row = state.ask(1)[0].row
     state.reply({row: said}, "ada")
     assert state.answers(row) == {"ada": label}

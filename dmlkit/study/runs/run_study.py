@@ -1,6 +1,6 @@
 """Running a study: every variant is trained with every seed, and the results are summarized."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -153,32 +153,25 @@ class _Runs:
         Training has recorded the latter for pretrained weights; a network with random weights is evaluated here.
         """
         config, chosen = self.plan.study.config, self.plan.chosen[name]
-        paths = {
-            seed: summaries(self.plan.folder / "runs" / name / chosen.label / f"seed-{seed}") for seed in variant.runs
-        }
-        models = {seed: [Summary.read(path) for path in seed_paths] for seed, seed_paths in paths.items()}
-        seed = next(iter(models))
-        before = models[seed][0].pretrained
+        folder = self.plan.folder / "runs" / name / chosen.label
+        models = {seed: summaries(folder / f"seed-{seed}") for seed in variant.runs}
+        first = next(iter(models.values()))[0]
+        before = Summary.read(first).pretrained
         pretrained = before.test if before else None
         if not chosen.recipe.backbone.is_pretrained:
-            run = paths[seed][0].parent
             try:
-                pretrained = evaluate_scope(run, self.ranks, checkpoint="pretrained", keep=True).report.metrics
+                evaluated = evaluate_scope(first.parent, self.ranks, checkpoint="pretrained", keep=True)
+                pretrained = evaluated.report.metrics
             except (UserError, OSError) as error:  # for example, the images are only on the machines of a cluster
                 warn(f"{name}: no figures before training: {reason_of(error)}")
-        last = {seed: _last(config.protocol, seed_models) for seed, seed_models in models.items()}
         if pretrained and config.protocol == "reality_check":  # all models start from the same weights
             pretrained = RealityCheckFigures(separated=pretrained, concatenated=pretrained).flat()
 
         def kept(figures: Metrics) -> Metrics:
             return {metric: figures[metric] for metric in config.metrics if metric in figures}
 
-        return variant.model_copy(
-            update={
-                "last": {seed: kept(figures) for seed, figures in last.items()},
-                "pretrained": None if pretrained is None else kept(pretrained),
-            }
-        )
+        last = {seed: kept(_last(config.protocol, map(Summary.read, paths))) for seed, paths in models.items()}
+        return variant.model_copy(update={"last": last, "pretrained": pretrained and kept(pretrained)})
 
     def _check_stop(self) -> None:
         if self.stop_requested(self.ranks):
@@ -257,7 +250,7 @@ def summaries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("summary.json"))
 
 
-def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:
+def _last(protocol: ProtocolName, models: Iterable[Summary]) -> Metrics:
     """Return the figures after all epochs.
 
     The Reality Check concatenates only the best checkpoints: the last ones would need 4 more embeddings per image.
