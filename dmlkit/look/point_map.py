@@ -100,14 +100,18 @@ class SharedImages:
     """Geometry of the newer and the older points: two spheres, or two Euclidean spaces."""
 
     def choice(self) -> tuple[PointMap, Parts, dict[str, Any]]:
-        """Return the map with the smallest error on the images that choose, fitted to them too.
+        """Return the map with the smallest mean squared distance on the images that choose, fitted to them too.
 
         The measured images neither fit nor choose it. Of equal maps, and below 1e-9, the orthogonal one is taken. The
         last value has the fields ``map``, ``shrinkage``, ``errors`` and ``fitted`` of `Alignment`.
         """
         parts = split_images(self.labels)
         shrinkages: dict[str, float | None] = {"orthogonal": None} | {f"linear {kept:g}": kept for kept in SHRINKAGES}
-        errors = {name: self.error(self.fit(parts.fit, kept), parts.choose) for name, kept in shrinkages.items()}
+        errors: dict[str, float] = {}
+        for name, shrinkage in shrinkages.items():
+            mapped = self.fit(parts.fit, shrinkage)(self.new[parts.choose], self.spaces[1])
+            apart = mapped.double() - self.old[parts.choose].double()
+            errors[name] = float(apart.square().sum(1).mean())
         best = min(errors, key=lambda name: max(errors[name], 1e-9))
         rows, shrinkage = torch.cat([parts.fit, parts.choose]), shrinkages[best]
         chosen = {"map": best.split()[0], "shrinkage": shrinkage, "errors": errors, "fitted": len(rows)}
@@ -117,11 +121,6 @@ class SharedImages:
         """Fit a map to some of the images, see `fit_map`."""
         centered = not isinstance(self.spaces[1], Sphere)
         return fit_map(self.new[rows], self.old[rows], centered=centered, shrinkage=shrinkage)
-
-    def error(self, point_map: PointMap, rows: Tensor) -> float:
-        """Compute the mean squared distance of mapped points from the older ones over some of the images."""
-        apart = point_map(self.new[rows], self.spaces[1]).double() - self.old[rows].double()
-        return float(apart.square().sum(1).mean())
 
     def figures(self, point_map: PointMap, parts: Parts) -> dict[str, Any]:
         """Measure retrieval within and between the models on the images that measure.

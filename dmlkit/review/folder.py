@@ -93,11 +93,7 @@ class ReviewFolder:
         """
         if not reviewer.strip() or len(reviewer) > MOST_REVIEWER or not reviewer.isprintable():
             raise UserError(f"reviewer: expected a name of 1 to {MOST_REVIEWER} printable characters")
-        labels: dict[int, str | None] = {}
-        for row, answer in given.items():
-            if not 0 <= row < len(self.review.proposals):
-                raise UserError(f"row {row}: expected an image of this review, 0 to {len(self.review.proposals) - 1}")
-            labels[row] = None if answer is None else self._label_of(answer, row)
+        labels = {row: None if answer is None else self._label_of(answer, row) for row, answer in given.items()}
         with sole_writer(self.folder, what="a review"):
             self.refresh()
             now = datetime.now(UTC)

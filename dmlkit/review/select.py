@@ -125,20 +125,20 @@ def select(
     if count < 1:
         raise UserError(f"-n {count}: expected at least 1 image")
     require_one_label(source)
-    known = torch.tensor([row for row, label in enumerate(source.labels) if label is not None], dtype=torch.int64)
+    is_known = source.class_codes()[1] >= 0
     if images is None:
-        images = source.part(torch.tensor([row for row, label in enumerate(source.labels) if label is None]).long())
+        images = source.part((~is_known).nonzero()[:, 0])
         if not len(images):
             raise UserError(
                 f"{source.source}: every image has a label; name the unlabeled IMAGES, or embed with --labels none"
             )
     else:
         check_same_model(images, source)
-        if not len(known):
+        if not is_known.any():
             raise UserError(
                 f"{source.source}: no image has a label; leave out {images.source} to choose among its own images"
             )
-    return choose(source.part(known), images, count, rule, threshold, bar)
+    return choose(source.part(is_known.nonzero()[:, 0]), images, count, rule, threshold, bar)
 
 
 def choose(
@@ -327,10 +327,11 @@ def measure(
     """
     codes = points.class_codes()[1]
     known = (codes >= 0).nonzero()[:, 0]
+    classes = len(codes[known].unique())
     if count < 1:
         raise UserError(f"-n {count}: expected at least 1 image")
     require_one_label(points)
-    if len(codes[known].unique()) < 2:
+    if classes < 2:
         raise UserError(f"{points.source}: --measure needs images with at least 2 labels")
     half = len(known) - len(known) // 2
     rounds = min(ROUNDS, (half - 1) // count)  # with all labels there is nothing to choose
@@ -343,25 +344,23 @@ def measure(
     with bar("measuring", 2 * seeds) as advance:
         for seed in range(seeds):
             order = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))]
-            for curve, is_random in zip(curves, (False, True), strict=True):
-                labels = _labeled(points, order[:half], count, rounds, None if is_random else (rule, threshold))
+            pool, held_out = order[:half], order[half:]
+            for curve, how in zip(curves, ((rule, threshold), None), strict=True):
                 accuracies: list[float] = []
-                for rows in labels:
+                for rows in _labeled(points, pool, count, rounds, how):
                     gallery = Gallery(points.manifold, points.points[rows])
-                    nearest = gallery.search(points.points[order[half:]], 1).indices[:, 0]
-                    accuracies.append(float((codes[rows][nearest] == codes[order[half:]]).double().mean()))
+                    nearest = gallery.search(points.points[held_out], 1).indices[:, 0]
+                    accuracies.append(float((codes[rows][nearest] == codes[held_out]).double().mean()))
                 curve.append(accuracies)
                 advance(1)
     curve_points: list[CurvePoint] = []
     for index in range(rounds):
-        selected, random = ([seed_accuracies[index] for seed_accuracies in curve] for curve in curves)
+        selected, random = ([of_seed[index] for of_seed in curve] for curve in curves)
         change = paired_runs(random, selected)
         curve_points.append(CurvePoint(count * (index + 1), sum(selected) / seeds, sum(random) / seeds, change))
-    selected, random = ([sum(seed_accuracies[1:]) / (rounds - 1) for seed_accuracies in curve] for curve in curves)
-    classes = len(codes[known].unique())
-    return LearningCurve(
-        tuple(curve_points), paired_runs(random, selected), len(known), len(known) - half, classes, seeds
-    )
+    selected, random = ([sum(of_seed[1:]) / (rounds - 1) for of_seed in curve] for curve in curves)
+    change = paired_runs(random, selected)
+    return LearningCurve(tuple(curve_points), change, len(known), len(known) - half, classes, seeds)
 
 
 def _labeled(

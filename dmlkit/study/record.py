@@ -182,13 +182,12 @@ def _fixed(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def open_study(record: Mapping[str, Any], folder: Path, ranks: "Ranks", command: str) -> Generator[None]:
+def open_study(started: StudyRecord, folder: Path, ranks: "Ranks") -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
 
     A study that is continued may have more seeds, more values to tune and another wording of its claim.
     """
     path = folder / STUDY_MARK
-    started = StudyRecord.model_validate({**record, "command": command})
     if path.exists():
         studies = StudyRecord.read(path), started
         stored, new = (study.model_dump(mode="json", exclude={"variants", "command"}) for study in studies)

@@ -74,9 +74,8 @@ def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, P
     labels = {row["path"]: row["label"] for row in csv_rows(folder / "labels.csv")}
     assert labels[Path(asked[1]["path"]).name] == "a new bird" and Path(asked[2]["path"]).name not in labels
     (tmp_path / "rows.npy").touch()
-    dmlkit("review", gallery, tmp_path / "rows.npy", "-o", tmp_path / "other", "--add").refused(
-        "have no files to add; remove --add"
-    )
+    rows = dmlkit("review", gallery, tmp_path / "rows.npy", "-o", tmp_path / "other", "--add")
+    rows.refused("have no files to add; remove --add")
     assert "5 images added" in dmlkit(*words, "--add").ok().out
     assert ImageGallery(gallery).labels()["a new bird"] == 1 and len(ImageGallery(gallery)) == 12 + 5
 
@@ -288,10 +287,8 @@ def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, P
     (tmp_path / "r/labels.csv").write_bytes(corrected)
     assert dmlkit(*words, "--add").code == 0
     assert (tmp_path / "r/labels.csv.old").read_bytes() == corrected
-    assert {label: count for label, count in ImageGallery(gallery).labels().items() if label not in own} == {
-        spelled: 1,
-        "a new bird": 1,
-    }
+    now = ImageGallery(gallery).labels()
+    assert {label: now[label] for label in now.keys() - own} == {spelled: 1, "a new bird": 1}
 
 
 def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
@@ -358,11 +355,8 @@ def test_only_a_gallery_gets_the_advice_to_serve_or_change_it(
 def test_images_without_a_label_are_in_no_pair_of_two_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Groups are of images that are more alike than any two of the gallery with different labels, by a loop."""
     files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
-    gallery, model, labels = (
-        files / "gallery",
-        ModelChoice(files / "run", device="cpu"),
-        [*"AAAAABBBBBCCCCCDDDDDEEEEEFFFFFGGGGGHHHHH"],
-    )
+    gallery, model = files / "gallery", ModelChoice(files / "run", device="cpu")
+    labels = [letter for letter in "ABCDEFGH" for _ in range(5)]
     (gallery / "identification.json").unlink()
     manifest = json.loads((gallery / "gallery.json").read_text()) | {"threshold": -1.0, "threshold_is_own": True}
     (gallery / "gallery.json").write_text(json.dumps(manifest))

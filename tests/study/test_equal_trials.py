@@ -1,5 +1,6 @@
 """The studies of recipes/study that make claims tune the main keys of every method, over as many values."""
 
+import re
 from functools import cache
 from math import log
 
@@ -74,7 +75,8 @@ def test_the_study_for_a_gpu_tunes_the_same_three_keys_of_each_of_six_losses_wit
 
 def test_no_study_keeps_the_weights_of_proxy_isa_constant():
     for path in STUDIES:
-        for variant in read_once(path).variants:
+        mentioned = re.search("proxy_isa|^extends:", path.read_text(), re.MULTILINE)  # reading all takes 5 s
+        for variant in read_once(path).variants if mentioned else ():
             for candidate in variant.candidates:
                 loss = candidate.recipe.model_dump()["loss"]
                 assert loss["name"] != "proxy_isa" or loss["volume"] > 1, path.stem

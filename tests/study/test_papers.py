@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,7 @@ def test_a_page_has_the_statements_of_its_paper_alone_corrected_for_the_whole_st
         ["huge better than small", "photos"],
         ["", "glyphs"],
     ]
-    for row, (better, folder) in zip(
-        statements, ((name, one) for name in ("large", "huge") for one in grounds), strict=True
-    ):
+    for row, (better, folder) in zip(statements, product(("large", "huge"), grounds), strict=True):
         results = json.loads((folder / "results.json").read_text())
         (judged,) = (one for one in results["verdicts"] if (one["better"], one["than"]) == (better, "small"))
         values = {name: [run["map@r"] for run in results["variants"][name]["runs"].values()] for name in MARGINS}
@@ -120,11 +119,8 @@ def test_a_page_says_first_on_which_statements_the_figures_disagree(dmlkit, tmp_
     text = STUDY.replace("[0, 1]", "[0, 1, 2]").replace("[map@r]", "[recall@1, map@r]").partition("variants:")[0]
     variants = "".join(f"  {name}: {{loss.margin: {margin}}}\n" for margin, name in names.items())
     stated = "".join(f"- {{better: {name}, than: small, metric: map@r}}\n" for name in ("large", "huge"))
-    path, folder, page = (
-        write_study(tmp_path, f"{text}variants:\n{variants}expect:\n{stated}"),
-        tmp_path / "both",
-        tmp_path / "p.md",
-    )
+    path = write_study(tmp_path, f"{text}variants:\n{variants}expect:\n{stated}")
+    folder, page = tmp_path / "both", tmp_path / "p.md"
     assert dmlkit("study", path, "-o", folder, "--device", "cpu").code == 0
     results = StudyResults.read(folder / "results.json")
     assert [(one.better, one.metric) for one in results.verdicts] == [
@@ -180,11 +176,8 @@ def test_the_page_says_what_reused_runs_of_tuning_change():
                 gaps.setdefault(folder.name, []).append(float(means[0] - means[1]))
         for verdict in results.verdicts:
             better, than = (results.variants[name].runs for name in (verdict.better, verdict.than))
-            changes = [
-                better[seed][verdict.metric] - than[seed][verdict.metric]
-                for seed in fresh[verdict.better] & fresh[verdict.than]
-            ]
-            change = float(np.mean(changes))
+            seeds, metric = fresh[verdict.better] & fresh[verdict.than], verdict.metric
+            change = float(np.mean([better[seed][metric] - than[seed][metric] for seed in seeds]))
             if verdict.corrected_verdict in ("holds", "does not hold"):
                 assert change * verdict.difference > 0
                 moved.append(abs(change - verdict.difference))

@@ -77,9 +77,8 @@ def planted(rng: np.random.Generator, seeds: int, classes: int, ground: str) -> 
     of_seed, of_class, of_both, is_skewed = GROUNDS[ground]
     by_class = rng.exponential(of_class, classes) - of_class if is_skewed else rng.normal(0, of_class, classes)
     rest = rng.normal(0, of_both, (seeds, classes))
-    return PairedClasses(
-        rng.normal(0, of_seed, (seeds, 1)) + by_class + rest, rng.integers(10, 30, classes).astype(float)
-    )
+    changes = rng.normal(0, of_seed, (seeds, 1)) + by_class + rest
+    return PairedClasses(changes, rng.integers(10, 30, classes).astype(float))
 
 
 @pytest.mark.slow
@@ -112,10 +111,8 @@ def test_looks_as_seeds_are_added_call_at_most_5_percent_different():
             whole = planted(rng, 12, 41, ground)
             share = whole.queries / whole.queries.sum()
             method = (whole.changes @ share).tolist()
-            called += any(
-                is_decided(PairedFigures([0.0] * n, method[:n], PairedClasses(whole.changes[:n], whole.queries)), 5, 12)
-                for n in range(5, 13)
-            )
+            parts = {n: PairedClasses(whole.changes[:n], whole.queries) for n in range(5, 13)}
+            called += any(is_decided(PairedFigures([0.0] * n, method[:n], parts[n]), 5, 12) for n in parts)
         assert called <= 200 * 0.05 + 2 * (200 * 0.05 * 0.95) ** 0.5, ground
 
 
@@ -141,9 +138,8 @@ def test_the_bound_of_looks_widens_the_interval_over_seeds_and_classes():
     bound = np.quantile(least_p_values(5, 10), 0.05)
     variance, freedom = one.spread()
     margin = stats.t.ppf(1 - bound / 2, freedom) * variance**0.5
-    assert (comparison.low, comparison.high) == pytest.approx(
-        (np.mean(method) - margin, np.mean(method) + margin), abs=1e-4
-    )
+    ends = np.mean(method) - margin, np.mean(method) + margin
+    assert (comparison.low, comparison.high) == pytest.approx(ends, abs=1e-4)
     assert comparison.p_value > one.compare().p_value
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, isfinite, log10, nan
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from dmlkit.identify.page import Block, write_blocks
 from dmlkit.look.inspection.findings import ModelInspection
@@ -97,22 +97,13 @@ WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 10, 38
 
 
-class Chart(NamedTuple):
-    """A chart as SVG draws it."""
+def line_chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], *, x_name: str) -> dict[str, Any]:
+    """Return the chart that the page's template draws: lines of points (x, y) in one frame that shows all of them.
 
-    title: str
-    lines: dict[str, str]  # points by name
-    labels: list[tuple[str, str, str, str]]  # of the axes: place, alignment and text
-    axes: str = f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"
-    width: int = WIDTH
-    height: int = HEIGHT
-
-
-def line_chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], *, x_name: str) -> Chart:
-    """Return lines, each of points (x, y), in one frame that shows all of them; points that are not finite are omitted.
+    Points that are not finite are omitted. The labels of the axes have their place, alignment and text.
 
     Example:
-        >>> line_chart("Loss", {"train": [(1, 3.0), (2, 1.0)]}, x_name="epoch").lines
+        >>> line_chart("Loss", {"train": [(1, 3.0), (2, 1.0)]}, x_name="epoch")["lines"]
         {'train': '56.0,10.0 624.0,202.0'}
     """
     finite = {name: [(x, y) for x, y in line if isfinite(x) and isfinite(y)] for name, line in lines.items()}
@@ -130,7 +121,8 @@ def line_chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], *
     labels += [(across(value), below, "middle", f"{value:.4g}") for value in round_values(low_x, high_x)]
     labels.append((str((LEFT + WIDTH - RIGHT) / 2), str(HEIGHT - 3), "middle", x_name))
     drawn = {name: " ".join(f"{across(x)},{down(y)}" for x, y in line) for name, line in finite.items()}
-    return Chart(title, drawn, labels)
+    axes = f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"
+    return {"title": title, "lines": drawn, "labels": labels, "axes": axes, "width": WIDTH, "height": HEIGHT}
 
 
 def round_values(low: float, high: float) -> list[float]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.protocol import METRICS
-from dmlkit.study.record import ProtocolName, StudySettings
+from dmlkit.study.record import ProtocolName, StudyRecord, StudySettings
 
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 FIGURES: dict[ProtocolName, tuple[str, ...]] = {
@@ -148,16 +148,17 @@ class Study:
             for candidate in variant.candidates
         )
 
-    def record(self) -> dict[str, Any]:
-        """Return everything on which the study's figures depend, as plain data."""
-        return {
-            **self.config.model_dump(mode="json", exclude=set(MethodsConfig.model_fields)),
-            "expect": [expectation.model_dump(exclude_none=True) for expectation in self.config.expect],
-            "variants": {
+    def record(self, command: str) -> StudyRecord:
+        """Return everything on which the study's figures depend, and the command that repeats it."""
+        return StudyRecord(
+            **self.config.model_dump(exclude={*MethodsConfig.model_fields, "expect"}),
+            command=command,
+            expect=tuple(expectation.model_dump(exclude_none=True) for expectation in self.config.expect),
+            variants={
                 variant.name: {
                     candidate.label: candidate.recipe.model_dump(mode="json", exclude={"seed"})
                     for candidate in variant.candidates
                 }
                 for variant in self.variants
             },
-        }
+        )

@@ -27,8 +27,9 @@ from dmlkit.training.progress import Progress
 class RunProgress(Progress, Protocol):
     """Receiver of the events of one run, in addition to those of its trainings."""
 
-    def start_model(self) -> None:
-        """Report that a model of the run is about to be trained or resumed."""
+    def start_model(self) -> Progress:
+        """Report that a model of the run is about to be trained or resumed, and return the receiver of its events."""
+        ...
 
     def finish(self, figures: dict[str, float]) -> None:
         """Report that the run is complete, with the figures of the study."""
@@ -82,7 +83,7 @@ def run_study(
     deadline = monotonic() + budget
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
     check_place(folder, {recipe.dataset.data_root for recipe in recipes})
-    with open_study(study.record(), folder, ranks, command), stop_signals(deadline) as stop_requested:
+    with open_study(study.record(command), folder, ranks), stop_signals(deadline) as stop_requested:
         runs = _Runs(Plan(study, folder), ranks, progress, stop_requested, workers)
         for line in study_notes(study, check_components(study, folder)):
             progress.note(line)
@@ -207,12 +208,8 @@ class _Runs:
             self._fail(run, progress, reason_of(error))
 
     def _take(self, run: Run, progress: RunProgress) -> None:
-        def start_model(*_: object) -> Progress:
-            progress.start_model()
-            return progress
-
         config = self.plan.study.config
-        figures = run_once(config.protocol, run.recipe, run.folder, self.ranks, start_model)
+        figures = run_once(config.protocol, run.recipe, run.folder, self.ranks, progress.start_model)
         self.ranks.barrier()  # the first rank has written the summary
         if not set(config.metrics) <= set(figures):
             raise UserError(
