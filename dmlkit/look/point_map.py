@@ -75,7 +75,8 @@ class Parts(NamedTuple):
 def split_images(labels: Sequence[str | None]) -> Parts:
     """Divide images into a half that fits, and quarters that choose and measure: whole labels if there are 20."""
     by_label = None not in labels and len(set(labels)) >= LEAST_LABELS
-    groups = np.unique(list(map(str, labels)), return_inverse=True)[1] if by_label else np.arange(len(labels))
+    names = np.array(labels, dtype=object)
+    groups = np.unique(names, return_inverse=True)[1] if by_label else np.arange(len(labels))
     count = int(groups.max()) + 1
     position = np.random.default_rng(0).permutation(count)[groups] / count
     parts = (position < 0.5, (position >= 0.5) & (position < 0.75), position >= 0.75)

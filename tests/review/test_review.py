@@ -294,8 +294,6 @@ def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, P
 def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
     gallery, images = inbox
     folder = tmp_path / "review"
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").write_text("mine")
     assert dmlkit("review", gallery, images, "-o", folder, "--device", "cpu").code == 0
     before = (folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()
     path = csv_rows(folder / "questions.csv")[0]["path"]
@@ -310,7 +308,6 @@ def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path)
     for words, message in (
         ((gallery, images, "-o", folder), "questions.csv:2: expected the columns path, label, answer"),
         ((gallery, images / "0.jpg", "-o", folder), "this is a review of"),
-        ((gallery, images, "-o", tmp_path / "full"), "has notes.txt but not a review"),
         ((gallery, images, "-o", images / "review"), "where every file is read as data"),
     ):
         dmlkit("review", *words, "--device", "cpu").refused(message)

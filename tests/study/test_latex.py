@@ -50,8 +50,8 @@ def numbers_of(cell: str) -> list[float]:
     return [float(word) for word in re.sub(r"\\textbf\{([^}]*)\}", r"\1", plain).split()]
 
 
-@pytest.mark.parametrize("name", ["photos_claims", "proxy_gml_parts"])
-def test_the_numbers_are_those_of_the_results_and_the_best_are_bold(dmlkit, tmp_path: Path, name: str):
+def test_the_numbers_are_those_of_the_results_and_the_best_are_bold(dmlkit, tmp_path: Path):
+    name = "photos_claims"  # which has differences below 0 too
     path, data = tmp_path / "new" / "tables.tex", json.loads((STUDIES / name / "results.json").read_text())
     assert dmlkit("report", STUDIES / name, "-o", path).ok().out.replace("\n", "") == f"wrote {path}"
     assert [file.name for file in path.parent.iterdir()] == ["tables.tex"]
@@ -67,7 +67,7 @@ def test_the_numbers_are_those_of_the_results_and_the_best_are_bold(dmlkit, tmp_
             printed = [round(one["summary"][metric]["mean"], 4) for one in variants.values()]
             assert (r"\textbf{" in cell) == (round(summary["mean"], 4) == max(printed))
     judged = read_results(STUDIES / name).verdicts
-    assert len(verdicts) == len(judged) and any(one.difference < 0 for one in judged) == (name == "photos_claims")
+    assert len(verdicts) == len(judged) and any(one.difference < 0 for one in judged)
     for row, one in zip(verdicts, judged, strict=True):
         assert row[0].replace(r"\_", "_") == f"{one.better} better than {one.than}"
         assert row[1] == one.metric and row[-1].startswith(one.verdict)
