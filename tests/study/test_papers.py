@@ -90,17 +90,23 @@ def test_a_page_has_the_statements_of_its_paper_alone_corrected_for_the_whole_st
 
 def test_a_report_of_several_studies_has_a_section_of_each(dmlkit, grounds, tmp_path: Path):
     page = tmp_path / "all.md"
-    assert dmlkit("report", *grounds, "-o", page).code == 0
-    for folder, section in zip(grounds, page.read_text().split("\n## ")[1:], strict=True):
-        verdicts = StudyResults.read(folder / "results.json").verdicts
+    dmlkit("report", grounds[0], grounds[0], "-o", page).refused("two studies have the same name: photos, photos")
+    dmlkit("report", *grounds, "-o", page).ok()
+    every = {folder: StudyResults.read(folder / "results.json") for folder in grounds}
+    first, *sections = page.read_text().split("\n## ")
+    hold = sum(one.verdict == "holds" for results in every.values() for one in results.verdicts)
+    assert "2 studies, 24 models, " in first and f"Of 8 statements, {hold} hold" in first
+    for (folder, results), section in zip(every.items(), sections, strict=True):
+        verdicts = results.verdicts
         assert section.startswith(f"On {folder.name} a larger margin is better\n")
+        assert f"    {results.command}\n" in section and f"(all/{folder.name}.png)" in section
         for (statement, cell), one in zip(rows_of(section, "statement"), verdicts, strict=True):
             assert statement == f"{one.better} better than {one.than}"
             assert cell.startswith(f"{one.difference:+.4f} ± ")
             assert SHOWN.get(one.verdict, one.verdict) in cell
             assert ("Holm" in cell) == (one.verdict != one.corrected_verdict)
         for name, mean in rows_of(section, "variant"):
-            variant = StudyResults.read(folder / "results.json").variants[name]
+            variant = results.variants[name]
             assert mean.startswith(f"{variant.summary['map@r'].mean:.4f} ± ")
             assert variant.pretrained and f"; before training map@r {variant.pretrained['map@r']:.4f}; " in section
     again = shutil.copytree(grounds[0], tmp_path / "again")  # the same claim, as of other data

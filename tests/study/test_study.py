@@ -521,28 +521,6 @@ def test_a_signal_that_comes_in_a_run_is_known_to_its_study():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_tuning_takes_the_best_on_validation_classes(dmlkit, tmp_path: Path):
-    text = STUDY.replace("variants:", "tune: {optimizer.lr: [1e-5, 3e-3]}\nvariants:").replace("epochs: 2", "epochs: 1")
-    out = tmp_path / "out"
-    assert "run 6/6" in study(dmlkit, write_study(tmp_path, text)).ok().out
-    for name in NAMES:
-        variant = out / "runs" / name
-        scores = {}
-        for choice in ("lr=1e-05", "lr=0.003"):
-            summary = json.loads((variant / choice / "seed-0" / "summary.json").read_text())
-            scores[choice] = summary["best"]["validation"]["map@r"]
-        best = max(scores, key=scores.__getitem__)
-        tuned = results_of(out)["variants"][name]["tuned"]
-        edge = {"optimizer.lr": "highest" if best == "lr=0.003" else "lowest"}
-        assert tuned == {"chosen": best, "validation": scores, "edge": edge}
-        assert {path.parent.name for path in variant.glob("*/seed-1")} == {best}
-        runs = results_of(out)["variants"][name]["runs"]
-        assert runs["0"]["recall@1"] == figure(out, f"{name}/{best}/seed-0", "recall@1")
-    text = (out / "results.md").read_text()
-    assert f"{scores[best]:.4f}" in text and "tuned at the edge: large" in text
-    assert results_of(out)["verdicts"][0]["at_edge"] == ["large", "small"]
-
-
 @pytest.mark.heavy
 def test_the_reality_check_is_one_of_the_protocols(dmlkit, tmp_path: Path):
     text = STUDY.replace("[0, 1]", "[3]").replace("metric: recall@1", "metric: separated map@r")
@@ -709,26 +687,6 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(dmlkit, whole: Path, t
     assert f"4 runs: 4 models, 8 epochs; 0 models in {tmp_path / 'out'} are finished" in result.out
     assert "loss.margin: was 0.1, now 0.3" in result.out
     assert f"4 models in {whole} are finished" in dmlkit("study", tmp_path / "study.yaml", "-o", whole, "--dry-run").out
-
-
-def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlkit, pictures_are_drawn, whole, tmp_path):
-    other = shutil.copytree(whole, tmp_path / "other")
-    document = tmp_path / "docs" / "results.md"
-    (other / "results.png").unlink()  # a report draws its plots itself
-    dmlkit("report", whole, other, "-o", document).ok()
-    text, results = document.read_text(), results_of(whole)
-    assert text.count("## A larger margin is better") == 2
-    assert f"    {results['command']}\n" in text and results["command"].startswith("dmlkit study ")
-    judged = results["verdicts"][0]
-    assert f"| large better than small | {judged['difference']:+.4f} ± " in text
-    held = 2 * (judged["verdict"] == "holds")
-    assert text.split("\n\n")[2].startswith("2 studies, 8 models, ") and f"Of 2 statements, {held} hold" in text
-    for name in ("out", "other"):
-        assert f"(results/{name}.png)" in text
-        assert (document.parent / "results" / f"{name}.png").read_bytes() == (whole / "results.png").read_bytes()
-    assert dmlkit("report", whole, whole, "-o", document).code == 2
-    (other / "results.json").unlink()
-    dmlkit("report", other, "-o", document).refused(f"not finished; continue it with: {results['command']}")
 
 
 @pytest.mark.parametrize(("key", "names"), [("loss.margin", ("a", "b", "c")), ("$x^", ("$x^", r"$\frac$", "c"))])

@@ -68,19 +68,14 @@ def test_a_difference_that_does_not_matter_is_told_from_one_that_is_not_known():
         assert verdict_text(judged, variants).startswith(judged.verdict)
 
 
-def test_looking_again_as_seeds_are_added_takes_more():
+def test_looking_again_as_seeds_are_added_takes_more_and_no_number_of_seeds_is_named_that_has_not_decided():
     variants = {"base": variant(BASE), "method": variant(BETTER)}
     once, often = (judge([statement()], variants, len(BASE), more)[0] for more in (0, 8))
     expected = compare_at_looks(PairedFigures(BASE, BETTER), 5, 13)
     assert (often.low, often.p_value) == pytest.approx((expected.low, expected.p_value))
     assert (once.verdict, often.verdict) == ("holds", "not separable at this size")
-
-
-def test_no_number_of_seeds_is_estimated_that_has_already_not_decided():
-    variants = {"base": variant(BASE), "method": variant(BETTER)}
-    (judged,) = judge([statement()], variants, len(BASE), 8)
-    assert judged.verdict == "not separable at this size" and judged.runs_to_separate is not None
-    assert judged.runs_to_separate <= len(BASE) and verdict_text(judged, variants) == judged.verdict
+    assert often.runs_to_separate is not None and often.runs_to_separate <= len(BASE)
+    assert verdict_text(often, variants) == often.verdict
     close = {**variants, "method": variant([*BASE[:4], BASE[4] + 0.01])}
     (judged,) = judge([statement()], close, len(BASE), 0)
     assert judged.runs_to_separate is not None and judged.runs_to_separate > len(BASE)
