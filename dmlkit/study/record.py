@@ -24,7 +24,7 @@ from dmlkit.errors import UserError, some_of
 from dmlkit.files.document import Document, differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import STUDY_MARK, require_study
+from dmlkit.files.source import STUDY_MARK
 
 if TYPE_CHECKING:
     from dmlkit.distributed.launch import Ranks
@@ -110,12 +110,6 @@ class StudyRecord(StudySettings, Document, frozen=True):
             variant: {label: _changed(variants["base"], changes) for label, changes in recipes.items()}
             for variant, recipes in variants["changed"].items()
         }
-
-    @classmethod
-    def of(cls, folder: Path) -> "StudyRecord":
-        """Read the record of a study's folder."""
-        require_study(folder)
-        return cls.read(folder / STUDY_MARK)
 
 
 class StudyFailures(Document, frozen=True):

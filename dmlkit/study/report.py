@@ -20,6 +20,7 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import write_output, writing
 from dmlkit.files.pictures import picture
+from dmlkit.files.source import STUDY_MARK
 from dmlkit.study.definition.config import Axis
 from dmlkit.study.record import StudyFailures, StudyRecord
 from dmlkit.study.status import format_duration
@@ -84,7 +85,7 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
 
 def read_results(folder: Path) -> StudyResults:
     """Read the results of a finished study."""
-    stored, path = StudyRecord.of(folder), folder / "results.json"
+    stored, path = StudyRecord.read(folder / STUDY_MARK), folder / "results.json"
     results = StudyResults.read(path) if path.exists() else None
     is_of_all = results is not None and (results.seeds, {*results.variants}) == (stored.seeds, {*stored.variants})
     if results is None or results.missing or not is_of_all:  # seeds and variants may be added later

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from dmlkit.errors import UserError
 from dmlkit.files.lock import is_held
+from dmlkit.files.source import STUDY_MARK
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.record import FAILURES, StudyFailures, StudyRecord
@@ -64,7 +65,7 @@ class StudyStatus(BaseModel, frozen=True, extra="forbid"):
 
 def status_of(folder: Path) -> StudyStatus:
     """Return the status of the study in a folder, without changing it."""
-    record = StudyRecord.of(folder)
+    record = StudyRecord.read(folder / STUDY_MARK)
     failures = folder / FAILURES
     reader = _Reader(folder, record, StudyFailures.read(failures).failed if failures.exists() else {})
     runs = [run for variant in record.variants for run in reader.runs_of(variant)]

@@ -13,14 +13,12 @@ from dmlkit.cli import train as cli
 from dmlkit.cli.console import say
 from dmlkit.cli.train import table_of_review
 from dmlkit.datasets import TableConfig
-from dmlkit.distributed.launch import start_ranks
-from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.gallery.change import create_gallery
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.review.folder import ReviewFolder
 from dmlkit.review.proposals import ProposedLabel, Review
-from dmlkit.review.retraining import TrainingTable, compare_on_answers, held_out_answers, write_training_table
+from dmlkit.review.retraining import TrainingTable, held_out_answers, write_training_table
 from dmlkit.review.table import review
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.embedder import load
@@ -95,13 +93,11 @@ def test_images_held_out_stay_so_and_those_of_a_gallery_that_changed_are_left_ou
     assert table.left_out == 1 and second == {path: label for path, label in first.items() if path != photo.resolve()}
 
 
-def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path, place: Path):
+def test_what_cannot_be_trained_on_is_refused(dmlkit, reviewed: Path, place: Path):
     train = ("train", place / "recipe.yaml", "-o", reviewed / "new", "--device", "cpu", "--review")
     dmlkit(*train, reviewed / "inbox").refused("no review here (review.json is missing)")
     dmlkit(*train, reviewed / "review", "--dry-run").refused("--dry-run: does not apply with --review")
     assert not (reviewed / "new").exists()
-    with pytest.raises(UserError, match="was not trained on a table"):
-        compare_on_answers(reviewed / "review", RunFolder(place / "run"), start_ranks("cpu"))
 
 
 def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Path, tmp_path: Path):

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from dmlkit.datasets.base import FOLDS, DatasetConfig
 from dmlkit.errors import UserError, counted
 from dmlkit.files.document import differences
-from dmlkit.files.source import require_study_file
 from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
@@ -37,7 +36,6 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         overrides: changes of every recipe after the study's own, each ``key.subkey=value``.
     """
     changes = [parse_override(override) for override in overrides]
-    require_study_file(path)
     tree = read_extended(path, "study")
     faults: list[str] = []
     config = _validated(StudyConfig, tree, faults)
