@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from dmlkit.datasets.base import FOLDS
-from dmlkit.errors import UserError, reason_of, warn
+from dmlkit.errors import UserError, reason_of, warn_once
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import ClassMetrics, Metrics
 from dmlkit.run_folder.folder import RunFolder
@@ -37,7 +37,6 @@ class Plan:
         self.chosen: dict[str, Candidate] = {}  # by variant, once it is known
         self.num_runs, self.num_epochs = study.num_runs, study.num_epochs  # as far as known
         self._named: set[str] = set()  # runs of the rounds so far
-        self._refused: set[str] = set()  # warnings about values that no recipe takes
 
     def rounds(self) -> Iterator[list[Run]]:
         """Yield rounds of runs, ordered by seed, so that an interrupted study has complete seeds.
@@ -168,10 +167,7 @@ class Plan:
             if not (self.folder / "runs" / variant.name / candidate.label).exists():
                 check_recipe(self.study.config.protocol, candidate.recipe)
         except (UserError, OSError) as error:
-            refused = f"the grid ends here: {reason_of(error)}"
-            if refused not in self._refused:
-                self._refused.add(refused)
-                warn(refused)
+            warn_once(f"the grid ends here: {reason_of(error)}")
             return None
         return candidate
 
