@@ -1,7 +1,6 @@
 """A review of labels: questions that a person answers in a table, the bound, and the table of labels."""
 
 import csv
-import errno
 import json
 import shutil
 from pathlib import Path
@@ -16,7 +15,6 @@ from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.gallery.change import add_images, create_gallery
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.metrics.audit import LabelAudit
-from dmlkit.review import journal as journal_file
 from dmlkit.review import proposals
 from dmlkit.review.folder import ReviewFolder
 from dmlkit.review.proposals import ProposedLabel, Review, propose
@@ -228,23 +226,6 @@ def test_frames_of_a_video_have_no_files_to_add(dmlkit, tmp_path: Path):
         (tmp_path / name).touch()
     result = dmlkit("review", tmp_path / "gallery", tmp_path / "clip.mp4", "-o", tmp_path / "review", "--add")
     assert "clip.mp4 have no files to add; remove --add" in " ".join(result.refused("the frames of").err.split())
-
-
-def test_an_answer_that_a_full_disk_refuses_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    state = begin(tmp_path / "review", [proposed(row) for row in range(4)])
-    rows = [question.row for question in state.ask(3)]
-    state.reply({rows[0]: "a"}, "ada")
-    before = (tmp_path / "review" / "answers.jsonl").read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(journal_file.os, "fsync", full)
-        refuses("No space left on device; free some space and answer again", state.reply, {rows[1]: "a"}, "ada")
-    assert (tmp_path / "review" / "answers.jsonl").read_bytes() == before
-    assert state.statement().checked == 1 and state.reply({rows[1]: "a"}, "ada") == 1
-    assert state.statement().checked == 2
 
 
 @pytest.mark.parametrize(

@@ -728,6 +728,7 @@ MINIATURE = ("dataset={name: glyphs, classes: 80, images_per_class: 4, size: 16,
 MINIATURE += ("transform={name: plain, size: 16}", "backbone={name: small_cnn, width: 4}", "embedding_dim=8")
 
 
+@pytest.mark.filterwarnings("ignore:ProxyGML")
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_begins_with_its_claim_and_all_its_recipes_assemble(path: Path, tmp_path: Path):
     text = path.read_text()
