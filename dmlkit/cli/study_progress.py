@@ -69,7 +69,7 @@ class RunLine(Silent):
         self.trained = 0  # epochs of this session
         self.started: float | None = None  # None while there was nothing to train
 
-    def start_model(self) -> None:
+    def start_model(self) -> "RunLine":
         study, self.started = self.study, self.started or perf_counter()
         if study.started is None:
             study.started = self.started
@@ -77,6 +77,7 @@ class RunLine(Silent):
                 say(f"the first {study.finished} of {study.runs} runs are already finished")
         study.training.setdefault(self.name, 0.0)
         study.bar.update(study.task, run=study.finished + 1, name=study.names())
+        return self
 
     def step(self, *, epoch: int, progress: float, loss: float, images: int) -> None:
         study = self.study

@@ -56,7 +56,7 @@ class Hyperbolicity:
         return low, high
 
 
-def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int, seed: int = 0) -> Hyperbolicity:
+def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int) -> Hyperbolicity:
     """Compute `relative_delta` of random samples (Khrulkov et al., CVPR 2020, arXiv:1904.02239, section 3).
 
     Args:
@@ -64,7 +64,7 @@ def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int
     """
     if len(points) < 4:
         raise UserError(f"curvature: delta-hyperbolicity needs at least 4 embeddings, got {len(points)}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     deltas: list[float] = []
     for _ in range(draws):
         chosen = points[torch.randperm(len(points), generator=generator)[:sample]].double()
@@ -110,7 +110,6 @@ def measure_curvature(
     Returns:
         The hyperbolicity, the points, and in words what they and their distances are.
     """
-    points: PointSet
     if kind_of(source) == "run":
         check_options(source, "run", {"--manifold": manifold})
         split = split or "train"
@@ -119,7 +118,7 @@ def measure_curvature(
         features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
         recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
         before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
-        points = split_points(run, before, ranks, split)
+        points: PointSet = split_points(run, before, ranks, split)
         description = f"images of the {split} split, by the Euclidean distance of their features before the head"
     else:
         model = ModelChoice(device=device)

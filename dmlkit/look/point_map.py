@@ -74,10 +74,9 @@ class Parts(NamedTuple):
 
 def split_images(labels: Sequence[str | None]) -> Parts:
     """Divide images into a half that fits, and quarters that choose and measure: whole labels if there are 20."""
-    names = sorted({label for label in labels if label is not None})
-    by_label = None not in labels and len(names) >= LEAST_LABELS
-    codes = {name: code for code, name in enumerate(names)}
-    groups = np.array([codes[str(label)] for label in labels]) if by_label else np.arange(len(labels))
+    by_label = None not in labels and len(set(labels)) >= LEAST_LABELS
+    names = np.array(labels, dtype=object)
+    groups = np.unique(names, return_inverse=True)[1] if by_label else np.arange(len(labels))
     count = int(groups.max()) + 1
     position = np.random.default_rng(0).permutation(count)[groups] / count
     parts = (position < 0.5, (position >= 0.5) & (position < 0.75), position >= 0.75)
@@ -102,33 +101,27 @@ class SharedImages:
     """Geometry of the newer and the older points: two spheres, or two Euclidean spaces."""
 
     def choice(self) -> tuple[PointMap, Parts, dict[str, Any]]:
-        """Return the map with the smallest error on the images that choose, fitted to them too.
+        """Return the map with the smallest mean squared distance on the images that choose, fitted to them too.
 
         The measured images neither fit nor choose it. Of equal maps, and below 1e-9, the orthogonal one is taken. The
         last value has the fields ``map``, ``shrinkage``, ``errors`` and ``fitted`` of `Alignment`.
         """
         parts = split_images(self.labels)
-        errors = {
-            shrinkage: self.error(self.fit(parts.fit, shrinkage), parts.choose) for shrinkage in (None, *SHRINKAGES)
-        }
-        best = min(errors, key=lambda shrinkage: max(errors[shrinkage], 1e-9))
-        rows = torch.cat([parts.fit, parts.choose])
-        named = {
-            "orthogonal" if shrinkage is None else f"linear {shrinkage:g}": error for shrinkage, error in errors.items()
-        }
-        name = "orthogonal" if best is None else "linear"
-        chosen = {"map": name, "shrinkage": best, "errors": named, "fitted": len(rows)}
-        return self.fit(rows, best), parts, chosen
+        shrinkages: dict[str, float | None] = {"orthogonal": None} | {f"linear {kept:g}": kept for kept in SHRINKAGES}
+        errors: dict[str, float] = {}
+        for name, shrinkage in shrinkages.items():
+            mapped = self.fit(parts.fit, shrinkage)(self.new[parts.choose], self.spaces[1])
+            apart = mapped.double() - self.old[parts.choose].double()
+            errors[name] = float(apart.square().sum(1).mean())
+        best = min(errors, key=lambda name: max(errors[name], 1e-9))
+        rows, shrinkage = torch.cat([parts.fit, parts.choose]), shrinkages[best]
+        chosen = {"map": best.split()[0], "shrinkage": shrinkage, "errors": errors, "fitted": len(rows)}
+        return self.fit(rows, shrinkage), parts, chosen
 
     def fit(self, rows: Tensor, shrinkage: float | None) -> PointMap:
         """Fit a map to some of the images, see `fit_map`."""
         centered = not isinstance(self.spaces[1], Sphere)
         return fit_map(self.new[rows], self.old[rows], centered=centered, shrinkage=shrinkage)
-
-    def error(self, point_map: PointMap, rows: Tensor) -> float:
-        """Compute the mean squared distance of mapped points from the older ones over some of the images."""
-        apart = point_map(self.new[rows], self.spaces[1]).double() - self.old[rows].double()
-        return float(apart.square().sum(1).mean())
 
     def figures(self, point_map: PointMap, parts: Parts) -> dict[str, Any]:
         """Measure retrieval within and between the models on the images that measure.

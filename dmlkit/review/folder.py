@@ -68,17 +68,14 @@ class ReviewFolder:
             review = Review.read(path)
             if self._stamp is not None and review.proposals != self.review.proposals:
                 raise UserError(f"{self.folder}: this review was replaced by another; start the server again")
-            is_first, self.review, self._stamp = self._stamp is None, review, stamp
-            if is_first:
-                self._clear()
-        is_other, entries = self._journal.new()
-        if is_other:
+            self.review, self._stamp = review, stamp
+        is_whole, entries = self._journal.new()
+        if is_whole:
             self._clear()
         try:
             self._take(entries)
         except UserError:  # the next call reads the whole file again, and reports the same line
             self._journal = Journal(self._journal.path)
-            self._clear()
             raise
 
     def reply(self, given: Mapping[int, str | None], reviewer: str) -> int:
@@ -93,11 +90,7 @@ class ReviewFolder:
         """
         if not reviewer.strip() or len(reviewer) > MOST_REVIEWER or not reviewer.isprintable():
             raise UserError(f"reviewer: expected a name of 1 to {MOST_REVIEWER} printable characters")
-        labels: dict[int, str | None] = {}
-        for row, answer in given.items():
-            if not 0 <= row < len(self.review.proposals):
-                raise UserError(f"row {row}: expected an image of this review, 0 to {len(self.review.proposals) - 1}")
-            labels[row] = None if answer is None else self._label_of(answer, row)
+        labels = {row: None if answer is None else self._label_of(answer, row) for row, answer in given.items()}
         with sole_writer(self.folder, what="a review"):
             self.refresh()
             now = datetime.now(UTC)
@@ -207,7 +200,7 @@ class ReviewFolder:
         """Return how many labels may be wrong, and how many answers are missing."""
         changed = self._changed()
         copied = self._copied(changed)
-        labels = sum(len(audit.left) for audit in self._audits) + len(copied)
+        labels = len(self._places) + len(copied)
         left = sum(int(audit.left.sum()) for audit in self._audits[1:])
         return Statement(
             labels=labels,
@@ -222,8 +215,7 @@ class ReviewFolder:
 
     def _begins_audit(self, copied: list[int]) -> bool:
         """Return whether copied labels are too many to count as wrong."""
-        labels = sum(len(audit.left) for audit in self._audits) + len(copied)
-        return len(copied) > int(self.review.wrong * labels) / 2
+        return len(copied) > int(self.review.wrong * (len(self._places) + len(copied))) / 2
 
     def _draws(self, labels: int, changed: int, copied: list[int]) -> int:
         """Estimate how many draws are left, if the copied labels begin an audit once they are too many."""
@@ -336,7 +328,7 @@ class ReviewFolder:
     def _repeated(self) -> np.ndarray:
         """Return the labels, (N,) bool, of images in groups that were asked about."""
         repeated = np.zeros(self.review.labels, dtype=bool)
-        for row in {question.row for question in self._asked} | set(self._answers):
+        for row in self._rows | self._answers.keys():
             if row < len(repeated):
                 repeated[self.alike(row)] = True
         return repeated

@@ -55,17 +55,17 @@ class Journal:
         self._read, self._file = 0, None
 
     def new(self) -> tuple[bool, list[Entry]]:
-        """Return whether the file was replaced, and the entries since the last call, or all if it was."""
+        """Return the entries since the last call, and whether they are all, as at first or if the file was replaced."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                is_other = self._file not in (None, status.st_ino) or status.st_size < self._read
-                start = 0 if is_other else self._read
+                is_whole = self._file != status.st_ino or status.st_size < self._read
+                start = 0 if is_whole else self._read
                 file.seek(start)
                 content = file.read()
         except FileNotFoundError:
-            is_other, self._read, self._file = self._file is not None, 0, None
-            return is_other, []
+            self._read, self._file = 0, None
+            return True, []
         except OSError as error:
             raise UserError(f"{self.path}: cannot read this file: {error.strerror or error}") from error
         whole = content[: content.rfind(b"\n") + 1]
@@ -77,7 +77,7 @@ class Journal:
                 text = excerpt(line.decode(errors="replace"))
                 raise UserError(f"{self.path}: expected a question or an answer, got the damaged line {text}") from None
         self._read, self._file = start + len(whole), status.st_ino
-        return is_other, entries
+        return is_whole, entries
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Add entries, and return when the disk has them. The caller is the only writer, and has called `new`."""

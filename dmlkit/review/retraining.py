@@ -13,7 +13,6 @@ import torch
 
 from dmlkit.datasets.files.class_names import path_fault
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
@@ -179,8 +178,6 @@ def compare_on_answers(folder: Path, run: RunFolder, ranks: Ranks, *, bar: Bar =
     """
     review, trained = ReviewFolder(folder), load_model(run, ranks)
     dataset = trained.recipe.dataset
-    if not isinstance(dataset, TableConfig):
-        raise UserError(f"{run.path}: was not trained on a table; expected a run of dmlkit train --review")
     images = dataset.build(dataset.default_split)
     labels = [images.class_names[label] for label in images.labels.tolist()]
     rows = held_out_answers(review, images)

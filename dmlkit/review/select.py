@@ -125,29 +125,24 @@ def select(
     if count < 1:
         raise UserError(f"-n {count}: expected at least 1 image")
     require_one_label(source)
-    known = torch.tensor([row for row, label in enumerate(source.labels) if label is not None], dtype=torch.int64)
+    is_known = source.class_codes()[1] >= 0
     if images is None:
-        images = source.part(torch.tensor([row for row, label in enumerate(source.labels) if label is None]).long())
+        images = source.part((~is_known).nonzero()[:, 0])
         if not len(images):
             raise UserError(
                 f"{source.source}: every image has a label; name the unlabeled IMAGES, or embed with --labels none"
             )
     else:
         check_same_model(images, source)
-        if not len(known):
+        if not is_known.any():
             raise UserError(
                 f"{source.source}: no image has a label; leave out {images.source} to choose among its own images"
             )
-    return choose(source.part(known), images, count, rule, threshold, bar)
+    return choose(source.part(is_known.nonzero()[:, 0]), images, count, rule, threshold, bar)
 
 
 def choose(
-    labeled: PointsInMemory,
-    images: PointsInMemory,
-    count: int,
-    rule: Rule = "coverage",
-    threshold: float | None = None,
-    bar: Bar = no_bar,
+    labeled: PointsInMemory, images: PointsInMemory, count: int, rule: Rule, threshold: float | None, bar: Bar = no_bar
 ) -> ChosenImages:
     """Choose at least one of unlabeled images, see `select`; there may be no labeled one."""
     if threshold is not None:
@@ -167,12 +162,12 @@ def choose(
         margins = torch.tensor([torch.nan if decision.margin is None else decision.margin for decision in decisions])
     all_points = torch.cat([labeled.points, images.points])
     origin = float(images.manifold.paired_similarity(all_points, all_points).max())
-    pool = Pool(images.manifold, images.points, nearest, margins, origin)
     equal = origin - SAME * max(1.0, abs(origin))
     near_threshold = equal if threshold is None else min(threshold, equal)
+    pool = Pool(images.manifold, images.points, nearest, margins, origin, near_threshold)
     greedy, rows, scores = k_center if rule == "k_center" else coverage, list[int](), list[float]()
     with bar("choosing", min(count, len(images))) as advance:
-        for row, score in greedy(pool, count, near_threshold):
+        for row, score in greedy(pool, min(count, len(images))):
             rows.append(row)
             scores.append(score)
             advance(1)
@@ -184,7 +179,7 @@ def choose(
         margins=margins[rows],
         scores=torch.tensor(scores),
         threshold=near_threshold,
-        duplicates=int(pool.is_near(near_threshold).sum()) - len(rows),
+        duplicates=int(pool.is_near().sum()) - len(rows),
         skipped=[*dict.fromkeys((*labeled.skipped, *images.skipped))],  # both may be of one source
     )
 
@@ -196,26 +191,27 @@ class Pool:
         nearest: (N,) similarity to the nearest labeled point; -inf if there is none.
         margins: (N,) the same less that to the nearest point with another label; nan if there is none.
         origin: similarity that counts as no dissimilarity: the largest of a point to itself.
+        threshold: similarity to a center from which a point is not chosen.
 
     Attributes:
         weights: (N,) uncertainty, see `select`.
     """
 
-    def __init__(self, manifold: Manifold, points: Tensor, nearest: Tensor, margins: Tensor, origin: float) -> None:
-        self.manifold, self.points, self.nearest, self.origin = manifold, points, nearest.clone(), origin
+    def __init__(
+        self, manifold: Manifold, points: Tensor, nearest: Tensor, margins: Tensor, origin: float, threshold: float
+    ) -> None:
+        self.manifold, self.points, self.nearest = manifold, points, nearest.clone()
+        self.origin, self.threshold = origin, threshold
         distance = self.distance()
         self.weights = torch.where(distance + margins > 0, distance / (distance + margins), 1.0)
-
-    def __len__(self) -> int:
-        return len(self.points)
 
     def distance(self) -> Tensor:
         """Return the dissimilarity (N,) to the nearest center."""
         return (self.origin - self.nearest).clamp(min=0)
 
-    def is_near(self, threshold: float) -> Tensor:
+    def is_near(self) -> Tensor:
         """Return whether points, (N,) bool, are centers, or as similar to one as the threshold."""
-        return self.nearest >= threshold
+        return self.nearest >= self.threshold
 
     def add(self, row: int) -> None:
         """Make a point a center."""
@@ -229,11 +225,11 @@ class Pool:
 
 
 @torch.no_grad()
-def k_center(pool: Pool, count: int, threshold: float) -> Iterator[tuple[int, float]]:
+def k_center(pool: Pool, count: int) -> Iterator[tuple[int, float]]:
     """Yield at most ``count`` rows and their scores by k_center, see `select`; the pool gets them as centers."""
-    for _ in range(min(count, len(pool))):
+    for _ in range(count):
         score = pool.weights * pool.distance()
-        score[pool.is_near(threshold)] = -torch.inf
+        score[pool.is_near()] = -torch.inf
         row = pool.central() if bool(pool.nearest.isneginf().all()) else int(score.argmax())
         if bool(score[row].isneginf()):
             return
@@ -242,7 +238,7 @@ def k_center(pool: Pool, count: int, threshold: float) -> Iterator[tuple[int, fl
 
 
 @torch.no_grad()
-def coverage(pool: Pool, count: int, threshold: float) -> Iterator[tuple[int, float]]:
+def coverage(pool: Pool, count: int) -> Iterator[tuple[int, float]]:
     """Yield at most ``count`` rows and their scores by coverage, see `select`; the pool gets them as centers.
 
     The scores are the gains, divided by the weighted distances at the beginning. A gain can only shrink while points
@@ -252,7 +248,8 @@ def coverage(pool: Pool, count: int, threshold: float) -> Iterator[tuple[int, fl
         pool.add(first := pool.central())
         yield first, torch.nan
         count -= 1
-    covered = torch.randperm(len(pool), generator=torch.Generator().manual_seed(0))[:COVERED]
+    size = len(pool.points)
+    covered = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:COVERED]
     distance, weights, others = pool.distance()[covered], pool.weights[covered], pool.points[covered]
 
     def gains_of(candidates: Tensor) -> Tensor:
@@ -260,12 +257,12 @@ def coverage(pool: Pool, count: int, threshold: float) -> Iterator[tuple[int, fl
         return (distance - apart).clamp(min=0) @ weights
 
     whole = float(distance @ weights) or 1.0
-    gains = torch.cat([gains_of(part) for part in torch.arange(len(pool)).split(TRIED)])
-    for _ in range(min(count, len(pool))):
-        gains[pool.is_near(threshold)] = -torch.inf
-        is_fresh = torch.zeros(len(pool), dtype=torch.bool)
+    gains = torch.cat([gains_of(part) for part in torch.arange(size).split(TRIED)])
+    for _ in range(count):
+        gains[pool.is_near()] = -torch.inf
+        is_fresh = torch.zeros(size, dtype=torch.bool)
         while not is_fresh[row := int(gains.argmax())] and not gains[row].isneginf():
-            stale = gains.masked_fill(is_fresh, -torch.inf).topk(min(TRIED, len(pool))).indices
+            stale = gains.masked_fill(is_fresh, -torch.inf).topk(min(TRIED, size)).indices
             stale = stale[~is_fresh[stale] & ~gains[stale].isneginf()]
             gains[stale] = gains_of(stale)
             is_fresh[stale] = True
@@ -330,10 +327,11 @@ def measure(
     """
     codes = points.class_codes()[1]
     known = (codes >= 0).nonzero()[:, 0]
+    classes = len(codes[known].unique())
     if count < 1:
         raise UserError(f"-n {count}: expected at least 1 image")
     require_one_label(points)
-    if len(codes[known].unique()) < 2:
+    if classes < 2:
         raise UserError(f"{points.source}: --measure needs images with at least 2 labels")
     half = len(known) - len(known) // 2
     rounds = min(ROUNDS, (half - 1) // count)  # with all labels there is nothing to choose
@@ -346,25 +344,23 @@ def measure(
     with bar("measuring", 2 * seeds) as advance:
         for seed in range(seeds):
             order = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))]
-            for curve, is_random in zip(curves, (False, True), strict=True):
-                labels = _labeled(points, order[:half], count, rounds, None if is_random else (rule, threshold))
+            pool, held_out = order[:half], order[half:]
+            for curve, how in zip(curves, ((rule, threshold), None), strict=True):
                 accuracies: list[float] = []
-                for rows in labels:
+                for rows in _labeled(points, pool, count, rounds, how):
                     gallery = Gallery(points.manifold, points.points[rows])
-                    nearest = gallery.search(points.points[order[half:]], 1).indices[:, 0]
-                    accuracies.append(float((codes[rows][nearest] == codes[order[half:]]).double().mean()))
+                    nearest = gallery.search(points.points[held_out], 1).indices[:, 0]
+                    accuracies.append(float((codes[rows][nearest] == codes[held_out]).double().mean()))
                 curve.append(accuracies)
                 advance(1)
     curve_points: list[CurvePoint] = []
     for index in range(rounds):
-        selected, random = ([seed_accuracies[index] for seed_accuracies in curve] for curve in curves)
+        selected, random = ([of_seed[index] for of_seed in curve] for curve in curves)
         change = paired_runs(random, selected)
         curve_points.append(CurvePoint(count * (index + 1), sum(selected) / seeds, sum(random) / seeds, change))
-    selected, random = ([sum(seed_accuracies[1:]) / (rounds - 1) for seed_accuracies in curve] for curve in curves)
-    classes = len(codes[known].unique())
-    return LearningCurve(
-        tuple(curve_points), paired_runs(random, selected), len(known), len(known) - half, classes, seeds
-    )
+    selected, random = ([sum(of_seed[1:]) / (rounds - 1) for of_seed in curve] for curve in curves)
+    change = paired_runs(random, selected)
+    return LearningCurve(tuple(curve_points), change, len(known), len(known) - half, classes, seeds)
 
 
 def _labeled(

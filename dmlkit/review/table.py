@@ -98,10 +98,9 @@ def write_tables(opened: ReviewFolder, ask: int) -> None:
     write_table(opened.folder / QUESTIONS, COLUMNS, questions, keeps_old=True)
     images = Path(opened.review.images)
     root = images if images.is_dir() else images.parent
-    named = ((below(root, path), label) for path, label in opened.labeled())
+    named = (
+        # embeddings list images of anywhere, and arrays may have no paths
+        (str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path, label)
+        for path, label in opened.labeled()
+    )
     write_table(opened.folder / LABELS, COLUMNS[:2], named, is_data=True, keeps_old=True)
-
-
-def below(root: Path, path: str) -> str:
-    """Return a path relative to a folder above it; embeddings list images of anywhere, and arrays may have no paths."""
-    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path

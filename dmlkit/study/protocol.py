@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.datasets.base import FOLDS
@@ -24,8 +23,6 @@ from dmlkit.training.train import train
 from dmlkit.vectors.in_memory import Embeddings, embed_dataset
 from dmlkit.vectors.trained import load_model
 
-StartModel = Callable[[str, Recipe], Progress]
-"""Called with the name and recipe of each model that trains."""
 EMBEDDING_DIM = 128  # of each Reality Check model; the four together have 512
 METRICS = (PrecisionConfig(), RPrecisionConfig(), MapAtRConfig())
 
@@ -43,8 +40,12 @@ class RealityCheckFigures(Document, frozen=True):
         return {f"{kind} {name}": value for kind, metrics in self.plain().items() for name, value in metrics.items()}
 
 
-def run_once(name: ProtocolName, recipe: Recipe, folder: Path, ranks: Ranks, progress: StartModel) -> Metrics:
+def run_once(
+    name: ProtocolName, recipe: Recipe, folder: Path, ranks: Ranks, start_model: Callable[[], Progress]
+) -> Metrics:
     """Train a recipe under a protocol, with its own seed. Complete trainings are kept, and interrupted ones resumed.
+
+    ``start_model`` is called before each model trains, for the receiver of its events.
 
     ``official``: the recipe unchanged. The figures are those of the best checkpoint on validation classes.
 
@@ -55,9 +56,9 @@ def run_once(name: ProtocolName, recipe: Recipe, folder: Path, ranks: Ranks, pro
     recipe's split, dimension and metrics; the models are in ``fold-F/`` of the folder.
     """
     if name == "official":
-        return _trained(recipe, folder, ranks, progress)
+        return _trained(recipe, folder, ranks, start_model)
     folds = [folder / f"fold-{fold}" for fold in range(FOLDS)]
-    tests = [_trained(fold_recipe(recipe, fold), path, ranks, progress) for fold, path in enumerate(folds)]
+    tests = [_trained(fold_recipe(recipe, fold), path, ranks, start_model) for fold, path in enumerate(folds)]
     target = folder / "result.json"
     if target.exists():
         return RealityCheckFigures.read(target).flat()
@@ -86,7 +87,7 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
     )
 
 
-def _trained(recipe: Recipe, folder: Path, ranks: Ranks, progress: StartModel) -> Metrics:
+def _trained(recipe: Recipe, folder: Path, ranks: Ranks, start_model: Callable[[], Progress]) -> Metrics:
     """Return the test metrics of a run, which is trained or resumed if it is not complete."""
     run, summary = RunFolder(folder), None
     if run.holds_run():
@@ -94,7 +95,7 @@ def _trained(recipe: Recipe, folder: Path, ranks: Ranks, progress: StartModel) -
         summary = Summary.read(run.summary_path) if run.summary_path.exists() else None
     if summary is None:
         ranks.barrier()
-        summary = train(recipe, folder, device=ranks, progress=progress(str(folder), recipe), resume=True)
+        summary = train(recipe, folder, device=ranks, progress=start_model(), resume=True)
     assert summary.chosen.test is not None, "recipes without test classes are refused above"
     return summary.chosen.test
 
@@ -107,11 +108,6 @@ def _concatenated(folds: Sequence[Path], ranks: Ranks) -> dict[str, float]:
         recipe = trained.recipe
         parts.append(embed_dataset(ranks, trained.model, images, recipe.transform, workers=recipe.training.workers))
         refuse_faults(parts[-1].faults, recipe.dataset.on_bad_image)
-    points = concatenate([part.points for part in parts])
+    points = normalize(torch.cat([normalize(part.points) for part in parts], dim=1))
     joined = parts[0]._replace(points=points)
     return score_dataset(joined, images, Sphere(points.shape[1]), METRICS, ranks=ranks).scores.values
-
-
-def concatenate(points: Sequence[Tensor]) -> Tensor:
-    """Concatenate embeddings (N, D) of several models to (N, sum of D); normalize each of them, then the result."""
-    return normalize(torch.cat([normalize(embeddings, dim=1) for embeddings in points], dim=1), dim=1)

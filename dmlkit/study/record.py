@@ -24,7 +24,7 @@ from dmlkit.errors import UserError, some_of
 from dmlkit.files.document import Document, differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import STUDY_MARK, require_study
+from dmlkit.files.source import STUDY_MARK
 
 if TYPE_CHECKING:
     from dmlkit.distributed.launch import Ranks
@@ -111,12 +111,6 @@ class StudyRecord(StudySettings, Document, frozen=True):
             for variant, recipes in variants["changed"].items()
         }
 
-    @classmethod
-    def of(cls, folder: Path) -> "StudyRecord":
-        """Read the record of a study's folder."""
-        require_study(folder)
-        return cls.read(folder / STUDY_MARK)
-
 
 class StudyFailures(Document, frozen=True):
     """``failures.json``: the runs of a study that failed in the last session."""
@@ -182,13 +176,12 @@ def _fixed(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def open_study(record: Mapping[str, Any], folder: Path, ranks: "Ranks", command: str) -> Generator[None]:
+def open_study(started: StudyRecord, folder: Path, ranks: "Ranks") -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
 
     A study that is continued may have more seeds, more values to tune and another wording of its claim.
     """
     path = folder / STUDY_MARK
-    started = StudyRecord.model_validate({**record, "command": command})
     if path.exists():
         studies = StudyRecord.read(path), started
         stored, new = (study.model_dump(mode="json", exclude={"variants", "command"}) for study in studies)

@@ -7,17 +7,20 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dmlkit.errors import UserError, counted
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import write_output, writing
 from dmlkit.files.pictures import picture
+from dmlkit.files.source import STUDY_MARK
 from dmlkit.study.definition.config import Axis
 from dmlkit.study.record import StudyFailures, StudyRecord
 from dmlkit.study.status import format_duration
@@ -82,22 +85,19 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
 
 def read_results(folder: Path) -> StudyResults:
     """Read the results of a finished study."""
-    stored, path = StudyRecord.of(folder), folder / "results.json"
+    stored, path = StudyRecord.read(folder / STUDY_MARK), folder / "results.json"
     results = StudyResults.read(path) if path.exists() else None
     is_of_all = results is not None and (results.seeds, {*results.variants}) == (stored.seeds, {*stored.variants})
     if results is None or results.missing or not is_of_all:  # seeds and variants may be added later
         raise UserError(f"{folder}: this study is not finished; continue it with: {stored.command}")
     variants, metrics = results.variants, {*results.metrics, *(judged.metric for judged in results.verdicts)}
     named = {results.reference, *(name for judged in results.verdicts for name in (judged.better, judged.than))}
-    figures = [
-        by_metric
+    is_complete = all(
+        metrics <= set(figures)
         for variant in variants.values()
-        for by_metric in (variant.summary, variant.difference, *variant.runs.values())
-    ]
-    is_complete = named <= set(variants) and all(
-        metrics <= set(by_metric) for by_metric in figures if by_metric is not None
+        for figures in (variant.summary, *variant.runs.values())
     )
-    if not is_complete or (results.axis and len(results.axis.values) != len(variants)):
+    if not is_complete or not named <= set(variants) or (results.axis and len(results.axis.values) != len(variants)):
         raise UserError(f"{path}: variants or metrics are missing; write the file again with: {results.command}")
     return results
 
@@ -168,13 +168,10 @@ def study_page(results: StudyResults) -> str:
     if results.verdicts:
         paragraphs.append(as_markdown(verdict_rows(results)))
     paragraphs += [as_markdown(variant_rows(results)), f"![{claim}]({PLOT})"]
-    if any(variant.tuned for variant in results.variants.values()):
+    if trials := _trials(results):
         seeds = f"seeds {', '.join(map(str, results.tune_seeds))}" if results.tune_seeds else "the first seed"
-        trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
-        budget = f"with {min(trials)} trials per variant"
-        if len(trials) > 1:  # values that fail, or results of a dmlkit that extended grids only at an edge
-            budget = f"with {min(trials)} to {max(trials)} trials per variant, not the same number"
-        text = f"Tuned with {seeds} on validation classes, {budget}:"
+        differ = ", not the same number" * (" to " in trials)  # where values failed
+        text = f"Tuned with {seeds} on validation classes, with {trials}{differ}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
     return "\n\n".join([*paragraphs, *_repeat_paragraphs(results), EXPLANATION])
 
@@ -256,9 +253,8 @@ def _setting(results: StudyResults) -> str:
     counts = {judged.classes for judged in results.verdicts}
     if classes := " and ".join(map(str, sorted(filter(None, counts)))):
         parts.append(f"{classes} test classes{' in the intervals of some metrics' * (not all(counts))}")
-    trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
-    if trials:
-        parts.append(f"{' to '.join(map(str, sorted({min(trials), max(trials)})))} trials per variant")
+    if trials := _trials(results):
+        parts.append(trials)
     if results.negligible:
         parts.append(f"differences up to {results.negligible:g} are negligible")
     before = {*map(pretrained_text, results.variants.values())}
@@ -267,14 +263,17 @@ def _setting(results: StudyResults) -> str:
     return "; ".join(parts)
 
 
+def _trials(results: StudyResults) -> str:
+    """Return how many values each variant tried, as text; empty if nothing was tuned."""
+    trials = [len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned]
+    ends = sorted({min(trials), max(trials)}) if trials else []
+    return f"{' to '.join(map(str, ends))} trials per variant" if ends else ""
+
+
 def _ranges(numbers: Sequence[int]) -> str:
     """Join numbers; three or more consecutive ones become a range."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
@@ -353,12 +352,12 @@ def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
 
 def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> None:
     variants = list(named.values())
-    means, below, above = _means(variants, metric)
+    means, low, high = _means(variants, metric)
     rows = range(len(variants))
     for row, variant in zip(rows, variants, strict=True):
         runs = [run[metric] for run in variant.runs.values()]
         axes.plot(runs, [row] * len(runs), "o", color=FAINT, markersize=2.5)
-    axes.errorbar(means, rows, xerr=[below, above], fmt="o", color=COLOR, capsize=2, markersize=3.5)
+    axes.errorbar(means, rows, xerr=[means - low, high - means], fmt="o", color=COLOR, capsize=2, markersize=3.5)
     axes.locator_params(axis="x", nbins=5)  # more labels would overlap
     axes.set_yticks(rows, list(named))
     left, right = axes.get_xlim()  # random weights are far below, and would squeeze the runs together
@@ -378,12 +377,11 @@ def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> No
 def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Axis) -> None:
     order = sorted(range(len(axis.values)), key=axis.values.__getitem__)
     variants, values = [variants[index] for index in order], [axis.values[index] for index in order]
-    means, below, above = _means(variants, metric)
+    means, low, high = _means(variants, metric)
     for value, variant in zip(values, variants, strict=True):
         runs = [run[metric] for run in variant.runs.values()]
         axes.plot([value] * len(runs), runs, "o", color=FAINT, markersize=2.5)
     axes.plot(values, means, "o-", color=COLOR, markersize=3.5)
-    low, high = np.subtract(means, below), np.add(means, above)
     axes.fill_between(values, low, high, color=COLOR, alpha=0.2, linewidth=0)
     if values[0] > 0 and values[-1] / values[0] >= LOG_RATIO:
         axes.set_xscale("log")
@@ -392,9 +390,8 @@ def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Ax
     axes.set(title=f"{metric} of test classes\nmean, 95 % interval, each run", xlabel=axis.key, ylabel=metric)
 
 
-def _means(variants: list[VariantResults], metric: str) -> tuple[list[float], list[float], list[float]]:
-    """Return means, and the extents of their intervals below and above; 0 for a single run."""
+def _means(variants: list[VariantResults], metric: str) -> NDArray[np.float64]:
+    """Return means and the ends of their intervals (3, V); a single run is its own interval."""
     summaries = [variant.summary[metric] for variant in variants]
-    below = [0.0 if summary.low is None else summary.mean - summary.low for summary in summaries]
-    above = [0.0 if summary.high is None else summary.high - summary.mean for summary in summaries]
-    return [summary.mean for summary in summaries], below, above
+    ends = [(summary.mean, summary.low, summary.high) for summary in summaries]
+    return np.array([[mean if end is None else end for end in (mean, low, high)] for mean, low, high in ends]).T

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
 from dmlkit.errors import UserError
 from dmlkit.files.lock import is_held
+from dmlkit.files.source import STUDY_MARK
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.record import FAILURES, StudyFailures, StudyRecord
@@ -64,17 +65,16 @@ class StudyStatus(BaseModel, frozen=True, extra="forbid"):
 
 def status_of(folder: Path) -> StudyStatus:
     """Return the status of the study in a folder, without changing it."""
-    record = StudyRecord.of(folder)
+    record = StudyRecord.read(folder / STUDY_MARK)
     failures = folder / FAILURES
     reader = _Reader(folder, record, StudyFailures.read(failures).failed if failures.exists() else {})
-    best: dict[str, str] = {}
-    runs = [run for variant in record.variants for run in reader.runs_of(variant, best)]
+    runs = [run for variant in record.variants for run in reader.runs_of(variant)]
     return StudyStatus(
         claim=record.claim,
         command=record.command,
         is_running=is_held(folder),
         runs=tuple(runs),
-        best=best,
+        best=reader.best,
         seconds=round(sum(run.seconds for run in runs), 1),
         seconds_left=_seconds_left(runs),
     )
@@ -88,9 +88,10 @@ class _Reader:
         self.is_tuned = any(len(recipes) > 1 for recipes in study.variants.values())
         self.first = study.first_seeds(is_tuned=self.is_tuned)
         self.models = study.models_per_run
+        self.best: dict[str, str] = {}  # label of the best value, by variant; see `StudyStatus`
 
-    def runs_of(self, variant: str, best: dict[str, str]) -> Iterator[RunStatus]:
-        """Yield the runs of all tried values, then those of the best value, whose label is added to ``best``."""
+    def runs_of(self, variant: str) -> Iterator[RunStatus]:
+        """Yield the runs of all tried values, the best one with its later seeds."""
         recipes = self.study.variants[variant]
         if not self.is_tuned:
             yield from (self._run(variant, "", seed) for seed in self._seeds(variant, "", self.first))
@@ -105,25 +106,30 @@ class _Reader:
         }
         later = [seed for seed in self.study.seeds if seed not in self.first]
         if scores and all(run.state in ("done", "failed") for runs in tried.values() for run in runs):
-            best[variant] = max(scores, key=scores.__getitem__)
+            self.best[variant] = max(scores, key=scores.__getitem__)
         for label, runs in tried.items():
-            more = later if label == best.get(variant) else []
+            more = later if label == self.best.get(variant) else []
             seeds = self._seeds(variant, label, [*self.first, *more])[len(self.first) :]
             yield from (*runs, *(self._run(variant, label, seed) for seed in seeds))
-        if variant not in best:
-            yield from (self._waiting(variant, None, seed) for seed in later)
+        if variant not in self.best:
+            yield from (self._run(variant, None, seed) for seed in later)
 
     def _seeds(self, variant: str, label: str, known: Sequence[int]) -> list[int]:
         """Return the seeds of a value: the known ones, and those that have a folder."""
         names = (path.name.removeprefix("seed-") for path in (self.folder / variant / label).glob("seed-*/"))
         return [*known, *sorted({int(name) for name in names if name.isdecimal()} - set(known))]
 
-    def _run(self, variant: str, label: str, seed: int) -> RunStatus:
+    def _run(self, variant: str, label: str | None, seed: int) -> RunStatus:
+        recipes = self.study.variants[variant]
+        training = recipes.get(label or "", next(iter(recipes.values())))["training"]
+        of_epochs = (training.get("stop_after") or training["epochs"]) * self.models
+        if label is None:
+            return RunStatus(variant=variant, choice=None, seed=seed, of_epochs=of_epochs)
         folder = self.folder / variant / label / f"seed-{seed}"
         name = str(folder.relative_to(self.folder))
         folds = [folder / f"fold-{fold}" for fold in range(self.models)]
         models = [RunFolder(path) for path in (folds if self.models > 1 else [folder])]
-        progress = [_progress(run, self._training(variant, label)["select_by"]) for run in models]
+        progress = [_progress(run, training["select_by"] if self.models == 1 else "map@r") for run in models]
         scores = [score for _, score, _ in progress if score is not None]
         state: State = "waiting"
         if all(run.summary_path.exists() for run in models) and (self.models == 1 or (folder / "result.json").exists()):
@@ -134,27 +140,18 @@ class _Reader:
             state = "failed"
         elif any(run.holds_run() for run in models):
             state = "stopped"
-        return self._waiting(
-            variant,
-            label,
-            seed,
+        return RunStatus(
+            variant=variant,
+            choice=label,
+            seed=seed,
             folder=name,
             state=state,
             epochs=sum(epochs for epochs, _, _ in progress),
+            of_epochs=of_epochs,
             score=fmean(scores) if scores else None,
             seconds=round(sum(seconds for _, _, seconds in progress), 1),
             reason=self.failed[name] if state == "failed" else None,
         )
-
-    def _waiting(self, variant: str, label: str | None, seed: int, **known: Any) -> RunStatus:
-        training = self._training(variant, label)
-        epochs = training.get("stop_after") or training["epochs"]
-        return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs * self.models, **known)
-
-    def _training(self, variant: str, label: str | None) -> dict[str, Any]:
-        recipes = self.study.variants[variant]
-        training = recipes.get(label or "", next(iter(recipes.values())))["training"]
-        return {**training, "select_by": "map@r"} if self.models > 1 else training
 
 
 def _progress(run: RunFolder, select_by: str) -> tuple[int, float | None, float]:

@@ -9,7 +9,7 @@ from dmlkit.evaluation.compare import p_text
 from dmlkit.files.escape import Rows, as_latex, latex, printable
 from dmlkit.files.outputs import write_output
 from dmlkit.run_folder.documents import PairedDifference
-from dmlkit.study.definition.file import is_descriptive, is_error_rate
+from dmlkit.study.definition.file import best_values
 from dmlkit.study.verdicts import JudgedStatement, MeanInterval, StudyResults, VariantResults, end_text
 
 
@@ -227,9 +227,9 @@ def best_cells(results: StudyResults) -> set[tuple[int, int]]:
     """
     best: set[tuple[int, int]] = set()
     for column, metric in enumerate(results.metrics, 1):
-        if not is_descriptive(metric):
+        if (best_of := best_values(metric)) != "none":
             means = [round(variant.summary[metric].mean, 4) for variant in results.variants.values()]
-            top = min(means) if is_error_rate(metric) else max(means)
+            top = min(means) if best_of == "smallest" else max(means)
             best |= {(row, column) for row, mean in enumerate(means, 1) if mean == top}
     return best
 

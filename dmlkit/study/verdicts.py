@@ -1,6 +1,6 @@
 """Verdicts on the statements of a claim, from the runs of two variants, and all results of a study as a document."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -88,10 +88,6 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
         floor = None if self.pretrained is None else self.pretrained.get(metric)
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
 
-    def is_trained(self, metrics: Iterable[str]) -> bool:
-        """Return whether training improved the backbone by at least one of some metrics; True if that is unknown."""
-        return not all(self.is_below_pretrained(metric) for metric in metrics)
-
 
 class PairedFigures(NamedTuple):
     """A figure of two variants for the seeds that both have, in the order of the first variant."""
@@ -117,12 +113,10 @@ def differences(
     variant: VariantResults, reference: VariantResults, metrics: Sequence[str]
 ) -> dict[str, PairedDifference] | None:
     """Return by metric the difference of a variant from the reference; None if they share no seed."""
-    changes: dict[str, PairedDifference] = {}
-    for name in metrics:
-        pairs = PairedFigures.of(reference, variant, name)
-        if pairs.base:
-            changes[name] = PairedDifference.model_validate(pairs.compare().as_dict())
-    return changes or None
+    if not reference.runs.keys() & variant.runs.keys():
+        return None
+    changes = {name: PairedFigures.of(reference, variant, name).compare().as_dict() for name in metrics}
+    return {name: PairedDifference.model_validate(change) for name, change in changes.items()}
 
 
 def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
@@ -264,13 +258,16 @@ def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
     """Return the verdict on "better than", by the 95 % interval of the paired difference.
 
     The statement holds if the interval is above 0, and does not hold if it is below 0. An interval that includes 0
-    makes no difference if it lies within the negligible difference; otherwise the two are not separable.
+    makes no difference if it lies within plus and minus the negligible difference; otherwise the two are not separable.
+    This equivalence test by two one-sided tests (Schuirmann, J. Pharmacokinet. Biopharm. 1987) has a wider interval
+    than usual: it is wrong in at most 2.5 % of cases.
     """
     if comparison.low > 0:
         return "holds"
     if comparison.high < 0:
         return "does not hold"
-    return "makes no difference" if is_within(comparison, negligible) else "not separable at this size"
+    is_negligible = negligible is not None and max(-comparison.low, comparison.high) <= negligible
+    return "makes no difference" if is_negligible else "not separable at this size"
 
 
 def are_equal(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> bool:
@@ -286,7 +283,8 @@ def _aside(statement: Expectation, variants: Mapping[str, VariantResults]) -> Ve
     if are_equal(better.runs, than.runs) and are_equal(better.last, than.last):
         return "equal by construction"
     figures = _figures_of(statement.metric, tuple(better.summary))
-    return None if better.is_trained(figures) and than.is_trained(figures) else "not trained"
+    is_untrained = (all(variant.is_below_pretrained(metric) for metric in figures) for variant in (better, than))
+    return "not trained" if any(is_untrained) else None
 
 
 REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %
@@ -321,15 +319,6 @@ def is_decided(pairs: PairedFigures, first: int, last: int, negligible: float | 
         return False
     are_same = max(abs(after - before) for before, after in zip(pairs.base, pairs.method, strict=True)) <= SAME
     return are_same or verdict(compare_at_looks(pairs, first, last), negligible) != "not separable at this size"
-
-
-def is_within(comparison: Comparison, negligible: float | None) -> bool:
-    """Return whether the 95 % interval lies within plus and minus a negligible difference.
-
-    This is the equivalence test by two one-sided tests (Schuirmann, J. Pharmacokinet. Biopharm. 1987) with the wider
-    interval of the verdicts: it is wrong in at most 2.5 % of cases.
-    """
-    return negligible is not None and max(-comparison.low, comparison.high) <= negligible
 
 
 @cache

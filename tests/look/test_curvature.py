@@ -30,13 +30,8 @@ def test_the_distances_of_a_tree_have_delta_zero():
     ancestors = [{0}] + [set() for _ in range(30)]
     for node in range(1, 31):
         ancestors[node] = ancestors[(node - 1) // 2] | {node}
-    distances = torch.tensor(
-        [
-            [float(depth[a] + depth[b] - 2 * (len(ancestors[a] & ancestors[b]) - 1)) for b in range(31)]
-            for a in range(31)
-        ]
-    )
-    assert relative_delta(distances) == 0
+    meets = torch.tensor([[float(len(first & second)) - 1 for second in ancestors] for first in ancestors])
+    assert relative_delta(depth[:, None] + depth - 2 * meets) == 0
 
 
 def test_points_of_the_hyperbolic_plane_are_more_tree_like_than_flat_ones():
@@ -80,7 +75,7 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
     embeddings = run / "embeddings" / "test"
     result = dmlkit("curvature", embeddings)
     assert result.code == 0 and "36 embeddings" in result.out and "the distance of poincare" in result.out
-    check_manifest(embeddings, dmlkit)
+    check_manifest(embeddings)
 
     for kind, name in (("disk", "a.png"), ("tsne", "b.svg"), ("pca", "c.png")):
         result = dmlkit("plot", kind, run, "-n", 4, "-o", tmp_path / name, "--device", "cpu")
@@ -89,7 +84,7 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
         assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def check_manifest(embeddings, dmlkit):
+def check_manifest(embeddings):
     """The manifest alone is enough to search: its form over the arrays, with the learned curvature."""
     manifest = json.loads((embeddings / "manifest.json").read_text())
     assert manifest["manifold"]["curvature"] not in (-0.5, -1.0)  # learned
@@ -100,13 +95,6 @@ def check_manifest(embeddings, dmlkit):
     np.testing.assert_allclose(
         np.take_along_axis(distance, (query @ gallery.T).argsort(1)[:, ::-1], 1), np.sort(distance, 1), atol=1e-6
     )
-    import faiss
-
-    assert dmlkit("export", embeddings, "--format", "faiss").code == 0
-    index = faiss.read_index(str(embeddings / "index.faiss"))
-    np.testing.assert_allclose(index.reconstruct_n(0, len(points)), gallery, rtol=1e-4, atol=1e-6)
-    described = json.loads((embeddings / "index.faiss.json").read_text())
-    assert described["index"]["form"] == manifest["index"]["form"] == "poincare_lift" and described["index"]["dim"] == 3
 
 
 def test_images_of_a_run_that_cannot_be_read_are_counted(dmlkit, tmp_path, monkeypatch):

@@ -105,11 +105,11 @@ class Trained:
         self.tell, self.before = tell, before
         self.folders: list[Path] = []
 
-    def __call__(self, protocol: str, recipe: Recipe, folder: Path, ranks: Any, progress: Any) -> Any:
+    def __call__(self, protocol: str, recipe: Recipe, folder: Path, ranks: Any, start_model: Any) -> Any:
         run = RunFolder(folder)
         if not run.summary_path.exists():
             self.before(len(self.folders))
-            progress(str(folder), recipe)
+            start_model()
             self.folders.append(folder)
             ending = self.tell(recipe)
             if isinstance(ending, str):

@@ -27,15 +27,12 @@ def test_few_validation_classes_and_few_tuning_seeds_are_noted(tmp_path: Path):
 
 
 def test_samplers_that_differ_are_noted_of_the_variants_that_a_statement_compares(tmp_path: Path):
-    text = STUDY.replace(
-        "{loss.margin: 0.3}", "{loss.margin: 0.3, sampler: {name: class_balanced, images_per_class: 2}}"
-    )
+    text = STUDY.replace("0.3}", "0.3, sampler: {name: class_balanced, images_per_class: 2}}")
     message = "large has another sampler than small, which may cause their difference"
     assert notes(tmp_path, text) == [message]
     assert notes(tmp_path, text[: text.index("expect:")]) == []
-    more = text.replace(
-        "expect:", "  other: {loss.margin: 0.2}\nexpect:\n- {better: large, than: other, metric: map@r}"
-    )
+    other = "  other: {loss.margin: 0.2}\nexpect:\n- {better: large, than: other, metric: map@r}"
+    more = text.replace("expect:", other)
     assert notes(tmp_path, more) == [message.replace("small", "other, small")]
 
 

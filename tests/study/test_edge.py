@@ -80,11 +80,8 @@ def sides(tried: list[Candidate], chosen: Candidate, key: str, *, alone: bool) -
     return lower, higher
 
 
-EDGES = {  # by whether a lower and a higher value was tried with the other chosen values
-    (True, True): None,
-    (True, False): "highest",
-    (False, True): "lowest",
-}
+# by whether a lower and a higher value was tried with the other chosen values
+EDGES = {(True, True): None, (True, False): "highest", (False, True): "lowest"}
 ALONE = {  # for the only value of its line, by whether a lower and a higher value was tried at all
     (True, True): "only",
     (True, False): "only, highest",
@@ -96,9 +93,8 @@ ALONE = {  # for the only value of its line, by whether a lower and a higher val
 @pytest.mark.parametrize("seed", range(40))
 def test_edges_and_what_lies_beyond_are_those_of_a_naive_look(seed: int):
     random = Random(seed)
-    own = candidates(
-        lr=[1e-3, 2e-3, 4e-3][: random.randint(1, 3)], scale=[16.0, 32.0, 64.0], curvature=[-0.1, -0.3][seed % 2 :]
-    )
+    rates, curvatures = [1e-3, 2e-3, 4e-3][: random.randint(1, 3)], [-0.1, -0.3][seed % 2 :]
+    own = candidates(lr=rates, scale=[16.0, 32.0, 64.0], curvature=curvatures)
     tried = [*random.sample(own, random.randint(2, len(own))), *candidates(lr=[8e-3], scale=[64.0], curvature=[-0.3])]
     for chosen in tried:
         expected: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,7 @@ def test_a_page_has_the_statements_of_its_paper_alone_corrected_for_the_whole_st
         ["huge better than small", "photos"],
         ["", "glyphs"],
     ]
-    for row, (better, folder) in zip(
-        statements, ((name, one) for name in ("large", "huge") for one in grounds), strict=True
-    ):
+    for row, (better, folder) in zip(statements, product(("large", "huge"), grounds), strict=True):
         results = json.loads((folder / "results.json").read_text())
         (judged,) = (one for one in results["verdicts"] if (one["better"], one["than"]) == (better, "small"))
         values = {name: [run["map@r"] for run in results["variants"][name]["runs"].values()] for name in MARGINS}
@@ -91,17 +90,23 @@ def test_a_page_has_the_statements_of_its_paper_alone_corrected_for_the_whole_st
 
 def test_a_report_of_several_studies_has_a_section_of_each(dmlkit, grounds, tmp_path: Path):
     page = tmp_path / "all.md"
-    assert dmlkit("report", *grounds, "-o", page).code == 0
-    for folder, section in zip(grounds, page.read_text().split("\n## ")[1:], strict=True):
-        verdicts = StudyResults.read(folder / "results.json").verdicts
+    dmlkit("report", grounds[0], grounds[0], "-o", page).refused("two studies have the same name: photos, photos")
+    dmlkit("report", *grounds, "-o", page).ok()
+    every = {folder: StudyResults.read(folder / "results.json") for folder in grounds}
+    first, *sections = page.read_text().split("\n## ")
+    hold = sum(one.verdict == "holds" for results in every.values() for one in results.verdicts)
+    assert "2 studies, 24 models, " in first and f"Of 8 statements, {hold} hold" in first
+    for (folder, results), section in zip(every.items(), sections, strict=True):
+        verdicts = results.verdicts
         assert section.startswith(f"On {folder.name} a larger margin is better\n")
+        assert f"    {results.command}\n" in section and f"(all/{folder.name}.png)" in section
         for (statement, cell), one in zip(rows_of(section, "statement"), verdicts, strict=True):
             assert statement == f"{one.better} better than {one.than}"
             assert cell.startswith(f"{one.difference:+.4f} ± ")
             assert SHOWN.get(one.verdict, one.verdict) in cell
             assert ("Holm" in cell) == (one.verdict != one.corrected_verdict)
         for name, mean in rows_of(section, "variant"):
-            variant = StudyResults.read(folder / "results.json").variants[name]
+            variant = results.variants[name]
             assert mean.startswith(f"{variant.summary['map@r'].mean:.4f} ± ")
             assert variant.pretrained and f"; before training map@r {variant.pretrained['map@r']:.4f}; " in section
     again = shutil.copytree(grounds[0], tmp_path / "again")  # the same claim, as of other data
@@ -120,11 +125,8 @@ def test_a_page_says_first_on_which_statements_the_figures_disagree(dmlkit, tmp_
     text = STUDY.replace("[0, 1]", "[0, 1, 2]").replace("[map@r]", "[recall@1, map@r]").partition("variants:")[0]
     variants = "".join(f"  {name}: {{loss.margin: {margin}}}\n" for margin, name in names.items())
     stated = "".join(f"- {{better: {name}, than: small, metric: map@r}}\n" for name in ("large", "huge"))
-    path, folder, page = (
-        write_study(tmp_path, f"{text}variants:\n{variants}expect:\n{stated}"),
-        tmp_path / "both",
-        tmp_path / "p.md",
-    )
+    path = write_study(tmp_path, f"{text}variants:\n{variants}expect:\n{stated}")
+    folder, page = tmp_path / "both", tmp_path / "p.md"
     assert dmlkit("study", path, "-o", folder, "--device", "cpu").code == 0
     results = StudyResults.read(folder / "results.json")
     assert [(one.better, one.metric) for one in results.verdicts] == [
@@ -180,11 +182,8 @@ def test_the_page_says_what_reused_runs_of_tuning_change():
                 gaps.setdefault(folder.name, []).append(float(means[0] - means[1]))
         for verdict in results.verdicts:
             better, than = (results.variants[name].runs for name in (verdict.better, verdict.than))
-            changes = [
-                better[seed][verdict.metric] - than[seed][verdict.metric]
-                for seed in fresh[verdict.better] & fresh[verdict.than]
-            ]
-            change = float(np.mean(changes))
+            seeds, metric = fresh[verdict.better] & fresh[verdict.than], verdict.metric
+            change = float(np.mean([better[seed][metric] - than[seed][metric] for seed in seeds]))
             if verdict.corrected_verdict in ("holds", "does not hold"):
                 assert change * verdict.difference > 0
                 moved.append(abs(change - verdict.difference))

@@ -51,12 +51,8 @@ def test_tuning_seeds_choose_by_their_mean_and_their_runs_are_not_trained_twice(
     text = TUNED.replace("seeds: [0, 1]", "seeds: [0, 1, 2]\ntune_seeds: [0, 1, 7]")
     plan = plan_of(tmp_path, text)
     first, later = end(plan, tell)
-    assert first[:4] == [
-        "small/lr=0.001/seed-0",
-        "small/lr=0.002/seed-0",
-        "small/lr=0.004/seed-0",
-        "large/lr=0.001/seed-0",
-    ]
+    values = ("small/lr=0.001", "small/lr=0.002", "small/lr=0.004", "large/lr=0.001")
+    assert first[:4] == [f"{value}/seed-0" for value in values]
     assert len(first) == 18 and [name[-1] for name in first] == ["0"] * 6 + ["1"] * 6 + ["7"] * 6
     assert later == ["small/lr=0.002/seed-2", "large/lr=0.002/seed-2"]
     assert plan.num_runs == 20 == plan.study.num_runs
@@ -81,7 +77,7 @@ def test_a_choice_at_the_edge_extends_the_grid(tmp_path, best: float, extend: in
     plan = plan_of(tmp_path, TUNED.replace("tune:", f"extend: {extend}\ntune:"))
     rounds = end(plan, peak(best))
     assert rounds[-1] == [f"small/{chosen}/seed-1", f"large/{chosen}/seed-1"]
-    for variant in plan.as_tried().variants:
+    for variant in plan.variants_tried():
         assert [candidate.values["optimizer.lr"] for candidate in variant.candidates] == tried
         assert [rate_of(candidate.recipe) for candidate in variant.candidates] == tried
         assert len(plan.results()[variant.name].tuned.validation) == len(tried)
@@ -127,7 +123,7 @@ def test_a_candidate_that_fails_is_not_chosen_and_ends_the_grid(tmp_path: Path):
         ["small/lr=0.00025/seed-0", "large/lr=0.00025/seed-0"],
         ["small/lr=0.004/seed-1", "large/lr=0.004/seed-1"],
     ]
-    assert [len(variant.candidates) for variant in plan.as_tried().variants] == [5, 5]
+    assert [len(variant.candidates) for variant in plan.variants_tried()] == [5, 5]
 
 
 def test_a_value_that_no_recipe_takes_ends_the_grid(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -149,12 +145,9 @@ def test_added_values_lead_to_a_best_one_that_is_not_at_an_edge(tmp_path: Path, 
     def tell(recipe: Recipe) -> Told:
         return float(-slopes @ np.abs(np.log([rate_of(recipe) / rate, scale_of(recipe) / scale]))), 0.5
 
-    grid = "{optimizer.lr: [1e-3, 2e-3, 4e-3], loss.scale: [8, 16, 32]}"
-    plan = plan_of(
-        tmp_path, TUNED.replace("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", grid).replace("tune:", "extend: 9\ntune:")
-    )
-    end(plan, tell)
-    for variant in plan.as_tried().variants:
+    text = TUNED.replace("4e-3]}", "4e-3], loss.scale: [8, 16, 32]}").replace("tune:", "extend: 9\ntune:")
+    end(plan := plan_of(tmp_path, text), tell)
+    for variant in plan.variants_tried():
         assert len(variant.candidates) == 18 == len({candidate.label for candidate in variant.candidates})
         assert not edges_of(variant.candidates, plan.chosen[variant.name])
 
@@ -191,9 +184,8 @@ def test_every_seed_validates_on_the_next_fold(tmp_path: Path):
 
 
 def test_only_the_variants_of_such_a_statement_get_more_seeds(tmp_path: Path):
-    text = STUDY.replace("  large:", "  far: {loss.margin: 0.9}\n  large:").replace(
-        "[0, 1]", "[0, 1, 2]\nmore_seeds: 2"
-    )
+    text = STUDY.replace("  large:", "  far: {loss.margin: 0.9}\n  large:")
+    text = text.replace("[0, 1]", "[0, 1, 2]\nmore_seeds: 2")
 
     def tell(recipe: Recipe) -> Told:
         return (0.5, 9.0 + 0.01 * recipe.seed) if margin_of(recipe) == 0.9 else noisy(0.0)(recipe)
@@ -205,10 +197,8 @@ def test_only_the_variants_of_such_a_statement_get_more_seeds(tmp_path: Path):
 def test_a_variant_of_which_one_value_is_left_has_still_been_tuned(tmp_path: Path):
     plan = plan_of(tmp_path, TUNED)
     end(plan, lambda recipe: "diverged" if rate_of(recipe) > 1e-3 else (0.4, 0.5))
-    assert {name: found.tuned and found.tuned.chosen for name, found in plan.results().items()} == {
-        "small": "lr=0.001",
-        "large": "lr=0.001",
-    }
+    chosen = {name: found.tuned and found.tuned.chosen for name, found in plan.results().items()}
+    assert chosen == {"small": "lr=0.001", "large": "lr=0.001"}
 
 
 def test_the_fold_of_the_reality_check_validates_without_a_fraction(tmp_path: Path):

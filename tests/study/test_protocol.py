@@ -13,7 +13,7 @@ from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study import protocol
-from dmlkit.study.protocol import concatenate, fold_recipe, run_once
+from dmlkit.study.protocol import fold_recipe, run_once
 from dmlkit.training.progress import Silent
 from dmlkit.vectors.in_memory import Embeddings, embed_dataset
 from dmlkit.vectors.trained import load_model
@@ -32,16 +32,15 @@ def recipe(tmp_path):
 def test_reality_check_trains_and_reports_what_it_says(recipe, tmp_path):
     # a recipe that otherwise trains on all classes: the protocol cuts its own fold for validation
     base, ranks = read_recipe(recipe, ["dataset.validation_fraction=0"]), start_ranks("cpu")
-    figures = run_once("reality_check", base, tmp_path / "once", ranks, lambda *_: Silent())
+    figures = run_once("reality_check", base, tmp_path / "once", ranks, Silent)
     parts, separated = [], []
     for fold in range(4):
         run = RunFolder(tmp_path / "once" / f"fold-{fold}")
         trained = load_model(run, ranks, "best")
         assert (trained.recipe.seed, trained.recipe.dataset.fold) == (3, fold)
         assert trained.recipe == fold_recipe(trained.recipe, fold)
-        embeddings = embed_dataset(
-            ranks, trained.model, trained.recipe.dataset.build("test"), trained.recipe.transform, workers=0
-        )
+        images, transform = trained.recipe.dataset.build("test"), trained.recipe.transform
+        embeddings = embed_dataset(ranks, trained.model, images, transform, workers=0)
         assert embeddings.points.shape == (16 * 6, 128)
         parts.append(embeddings.points.double().numpy())
         manifold = trained.model.manifold  # the default would normalize again, and swap near ties
@@ -66,7 +65,7 @@ class Photos(Dataset):
 def test_images_of_one_group_do_not_find_each_other_in_the_concatenation_either(recipe, tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     labels, groups = torch.arange(5).repeat_interleave(6), torch.arange(15).repeat_interleave(2)
-    parts = [torch.randn(30, 4, generator=generator) for _ in range(4)]
+    parts = [10**fold * torch.randn(30, 4, generator=generator) for fold in range(4)]  # each has the same weight
     photos = Photos(labels, [*"abcde"], [f"{row}.jpg" for row in range(30)], groups=groups)
     dataset = SimpleNamespace(build=lambda _: photos, on_bad_image="error")
     of_run = SimpleNamespace(dataset=dataset, transform=None, training=SimpleNamespace(workers=0))
@@ -75,13 +74,7 @@ def test_images_of_one_group_do_not_find_each_other_in_the_concatenation_either(
     monkeypatch.setattr(protocol, "load_model", lambda *_: SimpleNamespace(recipe=of_run, model=None))
     monkeypatch.setattr(protocol, "embed_dataset", lambda *_, **__: next(embedded))
     ranks = start_ranks("cpu")
-    figures = run_once("reality_check", read_recipe(recipe), tmp_path, ranks, lambda *_: Silent())
+    figures = run_once("reality_check", read_recipe(recipe), tmp_path, ranks, Silent)
     joined = np.concatenate([part / part.norm(dim=1, keepdim=True) for part in parts], 1)
     cosines = np.where(groups[:, None] == groups, -2, joined @ joined.T)
     assert figures["concatenated precision@1"] == pytest.approx(np.mean((labels[cosines.argmax(1)] == labels).numpy()))
-
-
-def test_concatenation_gives_each_model_the_same_weight():
-    joined = concatenate([torch.randn(5, 4), 100 * torch.randn(5, 3)])
-    assert joined.norm(dim=1).tolist() == pytest.approx([1] * 5)
-    assert joined[:, :4].norm(dim=1).tolist() == pytest.approx([0.5**0.5] * 5)

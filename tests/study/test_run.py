@@ -9,6 +9,7 @@ import pytest
 
 from dmlkit.distributed import stopping
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import Summary
 from dmlkit.study.runs import plan
 from dmlkit.study.runs import run_study as study_run
 from tests.conftest import Killed
@@ -49,16 +50,12 @@ def test_a_budget_leaves_the_results_of_what_is_complete_and_the_same_command_go
     path, out = write_study(tmp_path, THREE), tmp_path / "out"
     result = study(dmlkit, path, "--budget", "25s")
     assert result.code == TIRED, result.err
-    assert (
-        result.out.splitlines()[-1]
-        == "the time of --budget is used up: 3 of 6 runs are finished; rerun the same command to resume"
-    )
+    used_up = "the time of --budget is used up: 3 of 6 runs are finished; rerun the same command to resume"
+    assert result.out.splitlines()[-1] == used_up
     assert trained.names(out) == ["small/seed-0", "large/seed-0", "small/seed-1"]
     results = results_of(out)
     assert results["missing"] == {"small": [2], "large": [1, 2]}
-    assert list(results["variants"]["small"]["runs"]) == ["0", "1"] and list(results["variants"]["large"]["runs"]) == [
-        "0"
-    ]
+    assert [list(variant["runs"]) for variant in results["variants"].values()] == [["0", "1"], ["0"]]
     (judged,) = results["verdicts"]
     assert (judged["verdict"], judged["low"]) == ("not separable at this size", None)  # of one pair
     assert judged["difference"] == pytest.approx(0.1)
@@ -199,15 +196,23 @@ def test_a_value_beyond_the_grid_whose_data_are_gone_ends_the_grid(dmlkit, tmp_p
     assert result.code == 0 and "the grid ends here: photos/a.jpg: Input/output error" in result.err
 
 
+TRAINED = ("lr=0.001", "lr=0.002")
+
+
 def test_a_value_that_cannot_be_trained_is_not_chosen(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def tell(recipe: Recipe) -> Told:
         return "not finite" if rate_of(recipe) == 4e-3 else peak(1.0)(recipe)
 
     train_by(monkeypatch, tell)
-    result = study(dmlkit, write_study(tmp_path, TUNED))
+    result, out = study(dmlkit, write_study(tmp_path, TUNED)), tmp_path / "out"
     assert result.code == 0 and "Failed: small/lr=0.004/seed-0, large/lr=0.004/seed-0: not finite" in result.out
-    tuned = results_of(tmp_path / "out")["variants"]["small"]["tuned"]
-    assert tuned["chosen"] == "lr=0.002" and list(tuned["validation"]) == ["lr=0.001", "lr=0.002"]
+    scores = {name: Summary.read(out / f"runs/small/{name}/seed-0/summary.json").best_score for name in TRAINED}
+    small = results_of(out)["variants"]["small"]
+    assert small["tuned"] == {"chosen": "lr=0.002", "validation": scores, "edge": {"optimizer.lr": "highest"}}
+    assert list(small["runs"]) == ["0", "1"] and results_of(out)["verdicts"][0]["at_edge"] == ["large", "small"]
+    text, tried = (out / "results.md").read_text(), ", ".join(f"{name}: {score:.4f}" for name, score in scores.items())
+    assert "Tuned with the first seed on validation classes, with 2 trials per variant:" in text
+    assert f"| small | {tried} | lr=0.002; optimizer.lr the highest tried |" in text
 
 
 def test_a_study_whose_runs_all_failed_is_one_screen_and_no_results(dmlkit, tmp_path: Path, monkeypatch):
@@ -282,9 +287,8 @@ def test_values_may_be_added_to_a_grid_later_but_none_is_dropped(dmlkit, tmp_pat
     wider = TUNED.replace("4e-3]", "4e-3, 8e-3]")
     path.write_text(wider)
     assert study(dmlkit, path).code == 0
-    assert set(trained.names(out)[first:]) == {
-        f"{name}/lr=0.008/seed-{seed}" for seed in (0, 1) for name in ("small", "large")
-    }
+    added = {f"{name}/lr=0.008/seed-{seed}" for seed in (0, 1) for name in ("small", "large")}
+    assert set(trained.names(out)[first:]) == added
     assert len(set(trained.folders)) == len(trained.folders)
     assert results_of(out)["variants"]["small"]["tuned"]["chosen"] == "lr=0.008"
     path.write_text(wider.replace("[1e-3, ", "["))

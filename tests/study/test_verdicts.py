@@ -25,7 +25,7 @@ from dmlkit.study.verdicts import (
     edges_of,
     judge,
 )
-from tests.conftest import TINY_RECIPE
+from tests.study.fakes import write_study
 
 
 def variant(values: Mapping[int, float] | list[float], **others: Any) -> VariantResults:
@@ -68,19 +68,14 @@ def test_a_difference_that_does_not_matter_is_told_from_one_that_is_not_known():
         assert verdict_text(judged, variants).startswith(judged.verdict)
 
 
-def test_looking_again_as_seeds_are_added_takes_more():
+def test_looking_again_as_seeds_are_added_takes_more_and_no_number_of_seeds_is_named_that_has_not_decided():
     variants = {"base": variant(BASE), "method": variant(BETTER)}
     once, often = (judge([statement()], variants, len(BASE), more)[0] for more in (0, 8))
     expected = compare_at_looks(PairedFigures(BASE, BETTER), 5, 13)
     assert (often.low, often.p_value) == pytest.approx((expected.low, expected.p_value))
     assert (once.verdict, often.verdict) == ("holds", "not separable at this size")
-
-
-def test_no_number_of_seeds_is_estimated_that_has_already_not_decided():
-    variants = {"base": variant(BASE), "method": variant(BETTER)}
-    (judged,) = judge([statement()], variants, len(BASE), 8)
-    assert judged.verdict == "not separable at this size" and judged.runs_to_separate is not None
-    assert judged.runs_to_separate <= len(BASE) and verdict_text(judged, variants) == judged.verdict
+    assert often.runs_to_separate is not None and often.runs_to_separate <= len(BASE)
+    assert verdict_text(often, variants) == often.verdict
     close = {**variants, "method": variant([*BASE[:4], BASE[4] + 0.01])}
     (judged,) = judge([statement()], close, len(BASE), 0)
     assert judged.runs_to_separate is not None and judged.runs_to_separate > len(BASE)
@@ -124,6 +119,9 @@ def test_a_statement_is_judged_by_both_figures_and_corrected_for_all_of_them():
     assert (judged[0].verdict, judged[1].corrected_verdict) == ("not separable at this size", "holds")
 
 
+CHECKED = ("separated precision@1", "separated map@r", "concatenated map@r")  # by the Reality Check
+
+
 @pytest.mark.parametrize(
     ("metric", "reported", "judged"),
     [
@@ -131,18 +129,14 @@ def test_a_statement_is_judged_by_both_figures_and_corrected_for_all_of_them():
         ("recall@1", ("map@r", "nmi", "recall@1"), ["recall@1", "map@r"]),
         ("nmi", ("recall@1", "nmi", "map@r"), ["nmi"]),
         ("map@r", ("recall@2", "map@r"), ["map@r"]),
-        ("separated map@r", ("separated precision@1", "separated map@r", "concatenated map@r"), None),
-        (
-            "concatenated map@r",
-            ("separated precision@1", "separated map@r", "concatenated map@r"),
-            ["concatenated map@r"],
-        ),
+        ("separated map@r", CHECKED, ["separated precision@1", "separated map@r"]),
+        ("concatenated map@r", CHECKED, ["concatenated map@r"]),
     ],
 )
 def test_the_figures_of_a_statement_are_those_that_the_study_reports(metric: str, reported: tuple[str, ...], judged):
     stated = Expectation(better="method", than="base", metric=metric, paper="p")
     found = by_both_figures([stated, stated], reported)
-    assert [one.metric for one in found] == (judged or ["separated precision@1", "separated map@r"])
+    assert [one.metric for one in found] == judged
     assert {(one.better, one.than, one.paper) for one in found} == {("method", "base", "p")}
     assert by_both_figures(found, reported) == found
 
@@ -176,31 +170,34 @@ def test_equal_figures_on_all_seeds_are_equal_by_construction():
     close = [value + (-1) ** index * 4e-7 for index, value in enumerate(BASE)]
     judged = one(base=variant(BASE), method=variant(close))
     assert (judged.verdict, judged.runs_to_separate, judged.corrected_p_value) == ("equal by construction", None, 1)
-    assert one(base=variant(BASE), method=variant([*BASE[:4], BASE[4] + 3e-6])).verdict != "equal by construction"
+    assert one(base=variant(BASE), method=variant([*BASE[:4], BASE[4] + 3e-6])).verdict != judged.verdict
     last = {seed: {"map@r": 0.1 * seed} for seed in range(5)}
-    assert (
-        one(base=variant(BASE, last=last), method=variant(BASE, last={**last, 0: {"map@r": 0.7}})).verdict
-        != judged.verdict
-    )
+    other = variant(BASE, last={**last, 0: {"map@r": 0.7}})
+    assert one(base=variant(BASE, last=last), method=other).verdict != judged.verdict
     assert not are_equal({0: {"map@r": 0.5}}, {1: {"map@r": 0.5}})
 
 
 def test_both_sides_of_a_statement_tell_that_they_were_tuned_at_the_edge():
-    low, high = (Tuned(chosen="lr=1", validation={}, edge={"optimizer.lr": end}) for end in ("lowest", "highest"))
-    variants = {"base": variant(BASE, tuned=low), "method": variant([value + 0.1 for value in BASE], tuned=high)}
+    low, only = (Tuned(chosen="lr=1", validation={}, edge={"optimizer.lr": end}) for end in ("lowest", "only, highest"))
+    variants = {"base": variant(BASE, tuned=low), "method": variant([value + 0.1 for value in BASE], tuned=only)}
     judged = one(**variants)
     assert (judged.verdict, judged.at_edge) == ("holds", ("method", "base"))
     assert verdict_text(judged, variants) == (
-        "holds; tuned at the edge: method (optimizer.lr the highest tried), base (optimizer.lr the lowest tried)"
+        "holds; tuned at the edge: method (optimizer.lr the highest tried, and the only one with the other chosen "
+        "values), base (optimizer.lr the lowest tried)"
     )
-
-
-def test_a_value_that_is_the_only_one_tried_is_at_an_edge():
-    tuned = Tuned(chosen="scale=8", validation={}, edge={"loss.scale": "only, highest"})
-    variants = {"base": variant(BASE), "method": variant([value + 0.1 for value in BASE], tuned=tuned)}
-    text = "loss.scale the highest tried, and the only one with the other chosen values"
-    assert verdict_text(one(**variants), variants) == f"holds; tuned at the edge: method ({text})"
     assert END_TEXTS.keys() == {*get_args(End)}
+
+
+STUDY = """\
+claim: x
+recipe: tiny.yaml
+seeds: [0]
+overrides:
+  sampler: {name: paired, classes_per_batch: 2, images_per_class: 2}
+  regularizers: [{name: graph_consistency}]
+variants: {a: {}, b: {embedding_dim: 5}}
+"""
 
 
 @pytest.mark.parametrize(
@@ -210,29 +207,11 @@ def test_a_value_that_is_the_only_one_tried_is_at_an_edge():
         ("{training.compile: [false, true]}", [None, None]),
         ("{training.epochs: [1, 3]}", [None, "highest"]),
         ("{optimizer.lr_multipliers.loss: [1, 3]}", ["lowest", "highest"]),
+        ("{regularizers.0.weight: [0.1, 0.2]}", ["lowest", "highest"]),  # a key in a list
     ],
 )
 def test_a_value_lies_at_the_edge_of_the_numbers_that_were_tried(tmp_path: Path, tune: str, edges: list[str | None]):
-    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
-    text = f"claim: x\nrecipe: tiny.yaml\nseeds: [0]\ntune: {tune}\nvariants: {{a: {{}}, b: {{embedding_dim: 5}}}}\n"
-    (tmp_path / "study.yaml").write_text(text)
-    candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
-    (key,) = [part.strip() for part in tune.strip("{}").split(":")[:1]]
+    candidates = read_study(write_study(tmp_path, f"{STUDY}tune: {tune}\n")).variants[0].candidates
+    key = tune[1:].partition(":")[0]
     for candidate, edge in zip(candidates, edges, strict=True):
         assert edges_of(candidates, candidate) == ({} if edge is None else {key: edge})
-
-
-def test_a_key_in_a_list_has_edges_too(tmp_path: Path):
-    (tmp_path / "tiny.yaml").write_text(TINY_RECIPE)
-    (tmp_path / "study.yaml").write_text("""\
-claim: x
-recipe: tiny.yaml
-seeds: [0]
-overrides:
-  sampler: {name: paired, classes_per_batch: 2, images_per_class: 2}
-  regularizers: [{name: graph_consistency}]
-tune: {regularizers.0.weight: [0.1, 0.2]}
-variants: {a: {}, b: {embedding_dim: 5}}
-""")
-    candidates = read_study(tmp_path / "study.yaml").variants[0].candidates
-    assert [edges_of(candidates, one)["regularizers.0.weight"] for one in candidates] == ["lowest", "highest"]

@@ -1,7 +1,7 @@
 """Findings for the page of ``dmlkit inspect``, from a run or a folder of embeddings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,7 @@ from dmlkit.vectors.trained import TrainedModel, load_model
 MOST_TSNE = 5000  # points: 12 s on one core
 
 
-@dataclass(frozen=True)
-class RunHistory:
-    """Findings that only a run has."""
-
-    recipe: str
-    rows: Sequence[EpochRow]  # of ``metrics.jsonl``
-    pretrained: Metrics | None  # of the backbone before training on the same split, where they are known
-    leaks: tuple[PointsInMemory, Neighbors] | None
-    """Training images, and the most similar one of each image, (N, 1); None for a split that has them itself."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class ModelInspection:
     """Findings about a collection of images."""
 
@@ -54,13 +43,17 @@ class ModelInspection:
     names: Sequence[str]
     labels: Tensor  # (N,) int64 indices into ``names``, -1 for an image without a label
     neighbors: Neighbors | None  # of each image; None for a single image
+    histograms: ScoreHistograms | None  # of similarities, if there are pairs of both kinds
     planes: dict[str, Tensor]  # (N, 2) coordinates of the maps, by name
+    notes: list[str]
     evaluation: Evaluation | None = None  # if the labels are of at least two classes
     report: Report | None = None
     rows: Tensor | None = None  # (Q,) int64, the image of each query of the evaluation
-    histograms: ScoreHistograms | None = None  # of similarities, if there are pairs of both kinds
-    history: RunHistory | None = None
-    notes: tuple[str, ...] = ()
+    recipe: str | None = None  # this and the following only of a run
+    epochs: Sequence[EpochRow] = ()
+    pretrained: Metrics | None = None  # of the backbone before training on the same split, where they are known
+    leaks: tuple[PointsInMemory, Neighbors] | None = None
+    """Training images, and the most similar one of each image, (N, 1); None for a split that has them itself."""
 
 
 def inspect(
@@ -86,16 +79,15 @@ def inspect(
     model = ModelChoice(device=device)
     points = in_memory(open_points(source, split=split, overrides=overrides, **of_array, model=model, bar=bar))
     inspection = _look(points, bar)
-    unlabeled = int((inspection.labels < 0).sum())
-    if unlabeled:
-        return replace(
-            inspection, notes=(*inspection.notes, f"{unlabeled} of {len(inspection.labels)} images have no label")
-        )
+    if unlabeled := int((inspection.labels < 0).sum()):
+        inspection.notes.append(f"{unlabeled} of {len(inspection.labels)} images have no label")
+        return inspection
     try:
-        report, evaluation = evaluate_points(points, bar=bar)
+        inspection.report, inspection.evaluation = evaluate_points(points, bar=bar)
+        inspection.rows = inspection.evaluation.scores.queries
     except UserError as error:  # a single class, or no class with two images
-        return replace(inspection, notes=(*inspection.notes, str(error)))
-    return replace(inspection, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
+        inspection.notes.append(str(error))
+    return inspection
 
 
 def _inspect_run(
@@ -107,21 +99,20 @@ def _inspect_run(
     split = split or ("test" if run.model is None else "all")
     trained.recipe.dataset.require_one_label(str(path))
     inspection = _look(split_points(run, trained, ranks, split, bar), bar)
-    leaks = None
     if split not in ("train", "all"):  # whose images would find themselves
         others = split_points(run, whole, ranks, "train", bar)
-        leaks = others, Gallery(others.manifold, others.points).search(inspection.collection.points, 1)
+        inspection.leaks = others, Gallery(others.manifold, others.points).search(inspection.collection.points, 1)
     pretrained = Summary.read(run.summary_path).pretrained if run.summary_path.exists() else None
-    figures = None
     if pretrained is not None and where is None and split in ("test", "validation"):
-        figures = pretrained.test if split == "test" else pretrained.validation
-    history = RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, leaks)
-    return _scored(replace(inspection, history=history), trained, ranks, split, path, bar)
+        inspection.pretrained = pretrained.test if split == "test" else pretrained.validation
+    inspection.recipe, inspection.epochs = dump_recipe(trained.recipe), run.read_metrics()
+    _score(inspection, trained, ranks, split, path, bar)
+    return inspection
 
 
-def _scored(
+def _score(
     inspection: ModelInspection, trained: TrainedModel, ranks: Ranks, split: Split, path: Path, bar: Bar
-) -> ModelInspection:
+) -> None:
     """Add the metrics of the recipe, as ``dmlkit eval`` computes them."""
     images = inspection.collection
     assert images.images is not None
@@ -136,16 +127,16 @@ def _scored(
                 embeddings, dataset, trained.manifold, trained.recipe.metrics, ranks=ranks, advance=advance
             )
     except ValueError as error:
-        return replace(inspection, notes=(*inspection.notes, f"cannot evaluate the {split} split: {error}"))
+        inspection.notes.append(f"cannot evaluate the {split} split: {error}")
+        return
     is_query = images.images.dataset.query
     queries = torch.arange(len(ids)) if is_query is None else is_query[ids].nonzero()[:, 0]
-    report = Report.of(evaluation, str(path), split, epoch=trained.epoch)
-    notes = inspection.notes
+    inspection.evaluation, inspection.rows = evaluation, queries[evaluation.scores.queries]
+    inspection.report = Report.of(evaluation, str(path), split, epoch=trained.epoch)
     if dataset.query is not None:
-        notes = (*notes, "neighbors are searched among all images here; the metrics are those of queries and gallery")
-    return replace(
-        inspection, evaluation=evaluation, report=report, rows=queries[evaluation.scores.queries], notes=notes
-    )
+        inspection.notes.append(
+            "neighbors are searched among all images here; the metrics are those of queries and gallery"
+        )
 
 
 @torch.no_grad()
@@ -172,4 +163,4 @@ def _look(images: PointsInMemory, bar: Bar) -> ModelInspection:
             notes.append(f"no map by t-SNE: {error}")
     if lies_in_disk(manifold):
         planes = {"disk": to_unit_disk(manifold, points), **planes}
-    return ModelInspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))
+    return ModelInspection(images, names, labels, neighbors, histograms, planes, notes)

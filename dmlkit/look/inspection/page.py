@@ -1,9 +1,9 @@
 """The page of ``dmlkit inspect``, one self-contained HTML file, and its charts."""
 
-from collections.abc import Callable, Sequence
-from math import ceil, floor, isfinite, log10
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor, isfinite, log10, nan
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from dmlkit.identify.page import Block, write_blocks
 from dmlkit.look.inspection.findings import ModelInspection
@@ -20,7 +20,7 @@ def write_inspection(inspection: ModelInspection, path: Path, title: str, *, bar
         The number of pictures that are placeholders, or missing in the map, because their images are missing.
     """
     data, missing = page_data(inspection, bar=bar)
-    scored, history = inspection.evaluation is not None, inspection.history
+    scored = inspection.evaluation is not None
     labeled = inspection.neighbors is not None and len(inspection.names) > 1
     sections: list[tuple[str, str, bool, Callable[[ModelInspection], list[Block]]]] = [
         ("figures", "Figures", True, _figures),
@@ -30,13 +30,16 @@ def write_inspection(inspection: ModelInspection, path: Path, title: str, *, bar
         ("classes", "Classes", scored, lambda _: [("classes", None)]),
         ("suspects", "Suspected wrong labels", labeled, suspected),
         ("alike", "Similar across labels", labeled, similar),
-        ("leaks", "Similar across splits", history is not None and history.leaks is not None, leaks),
-        ("map", "Map", True, lambda inspection: [("map", inspection.planes)]),
-        ("training", "Training", history is not None and bool(history.rows), _curves),
+        ("leaks", "Similar across splits", inspection.leaks is not None, leaks),
+        ("map", "Map", True, lambda _: [("map", inspection.planes)]),
+        ("training", "Training", bool(inspection.epochs), _curves),
+        (
+            "recipe",
+            "Recipe",
+            inspection.recipe is not None,
+            lambda _: [("recipe", str(inspection.recipe).splitlines())],
+        ),
     ]
-    if history is not None:
-        lines = history.recipe.splitlines()
-        sections.append(("recipe", "Recipe", True, lambda _: [("recipe", lines)]))
     shown = {(anchor, heading): blocks(inspection) for anchor, heading, is_there, blocks in sections if is_there}
     style, script = ((HERE / f"inspect.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     return write_blocks(path, title, sections=shown, style=style, script=script, data=data) + missing
@@ -47,7 +50,7 @@ def _figures(inspection: ModelInspection) -> list[Block]:
     contents = f"{len(images):,} images of {len(inspection.names):,} classes, {images.source}; similarity: "
     blocks: list[Block] = [("text", contents + images.manifold.similarity_name.replace("_", " "))]
     if inspection.report is not None and inspection.evaluation is not None:
-        pretrained = inspection.history.pretrained if inspection.history else None
+        pretrained = inspection.pretrained
         rows = [["metric", "value", "95 % interval", *(["pretrained"] if pretrained else []), "definition"]]
         for name, value in inspection.report.metrics.items():
             interval = inspection.report.intervals.get(name)
@@ -64,13 +67,12 @@ def _figures(inspection: ModelInspection) -> list[Block]:
 def _histograms(inspection: ModelInspection) -> list[Block]:
     counts = inspection.histograms
     assert counts is not None
-    edges = counts.edges.tolist()
-    lines: list[ChartLine] = []
+    places = counts.edges.repeat_interleave(2).tolist()  # two heights at each edge make a step
+    lines: dict[str, Sequence[tuple[float, float]]] = {}
     for name, bins in (("same class", counts.same), ("different classes", counts.different)):
-        share = bins.double() / max(1, int(bins.sum()))
-        heights = [0.0, *(value for value in share.tolist() for _ in range(2)), 0.0]  # steps at the edges of bins
-        places = [edge for edge in edges for _ in range(2)]
-        lines.append(ChartLine(f"{name}: {int(bins.sum()):,} pairs", places, heights))
+        pairs = int(bins.sum())
+        heights = [0.0, *(bins.double() / max(1, pairs)).repeat_interleave(2).tolist(), 0.0]
+        lines[f"{name}: {pairs:,} pairs"] = list(zip(places, heights, strict=True))
     name = inspection.collection.manifold.similarity_name.replace("_", " ")
     blocks: list[Block] = [("chart", line_chart("Share of the pairs by their similarity", lines, x_name=name))]
     if counts.sampled < len(inspection.labels):
@@ -79,24 +81,15 @@ def _histograms(inspection: ModelInspection) -> list[Block]:
 
 
 def _curves(inspection: ModelInspection) -> list[Block]:
-    assert inspection.history is not None
-    rows = inspection.history.rows
-    epochs = [float(row.epoch) for row in rows]
-    losses = [ChartLine("loss", epochs, [row.loss for row in rows])]
-    losses += [
-        ChartLine(term, epochs, [(row.terms or {}).get(term, float("nan")) for row in rows])
-        for term in (rows[0].terms or () if rows else ())
-    ]
-    loss = line_chart("Training loss", losses, x_name="epoch")
-    validated = [(float(row.epoch), row.validation) for row in rows if row.validation]
-    names = list(validated[0][1]) if validated else []
-    lines = [
-        ChartLine(
-            name, [epoch for epoch, _ in validated], [figures.get(name, float("nan")) for _, figures in validated]
-        )
-        for name in names
-    ]
-    charts = [loss, *([line_chart("Metrics on validation", lines, x_name="epoch")] if lines else [])]
+    rows = inspection.epochs
+    losses = {"loss": [(row.epoch, row.loss) for row in rows]}
+    for term in rows[0].terms or ():
+        losses[term] = [(row.epoch, (row.terms or {}).get(term, nan)) for row in rows]
+    charts = [line_chart("Training loss", losses, x_name="epoch")]
+    if validated := [(row.epoch, row.validation) for row in rows if row.validation]:
+        names = validated[0][1]
+        metrics = {name: [(epoch, figures.get(name, nan)) for epoch, figures in validated] for name in names}
+        charts.append(line_chart("Metrics on validation", metrics, x_name="epoch"))
     return [("chart", chart) for chart in charts]
 
 
@@ -104,36 +97,18 @@ WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 10, 38
 
 
-class ChartLine(NamedTuple):
-    """A line of a chart: its name and its points."""
+def line_chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], *, x_name: str) -> dict[str, Any]:
+    """Return the chart that the page's template draws: lines of points (x, y) in one frame that shows all of them.
 
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
-class Chart(NamedTuple):
-    """A chart as SVG draws it."""
-
-    title: str
-    lines: dict[str, str]  # points by name
-    labels: list[tuple[str, str, str, str]]  # of the axes: place, alignment and text
-    axes: str = f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"
-    width: int = WIDTH
-    height: int = HEIGHT
-
-
-def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> Chart:
-    """Return lines in one frame, with axes that cover all of them; points that are not finite are omitted.
+    Points that are not finite are omitted. The labels of the axes have their place, alignment and text.
 
     Example:
-        >>> line_chart("Loss", [ChartLine("train", [1, 2], [3.0, 1.0])], x_name="epoch").lines
+        >>> line_chart("Loss", {"train": [(1, 3.0), (2, 1.0)]}, x_name="epoch")["lines"]
         {'train': '56.0,10.0 624.0,202.0'}
     """
-    points = [[(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)] for line in lines]
-    every = [point for line_points in points for point in line_points] or [(0.0, 0.0)]
-    low_x, high_x = _range([x for x, _ in every])
-    low_y, high_y = _range([y for _, y in every])
+    finite = {name: [(x, y) for x, y in line if isfinite(x) and isfinite(y)] for name, line in lines.items()}
+    every = [point for line in finite.values() for point in line] or [(0.0, 0.0)]
+    (low_x, high_x), (low_y, high_y) = map(_range, zip(*every, strict=True))
 
     def across(x: float) -> str:
         return f"{LEFT + (x - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT):.1f}"
@@ -145,8 +120,9 @@ def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> Chart:
     labels = [(str(LEFT - 6), down(value), "end", f"{value:.4g}") for value in round_values(low_y, high_y)]
     labels += [(across(value), below, "middle", f"{value:.4g}") for value in round_values(low_x, high_x)]
     labels.append((str((LEFT + WIDTH - RIGHT) / 2), str(HEIGHT - 3), "middle", x_name))
-    drawn = [" ".join(f"{across(x)},{down(y)}" for x, y in line_points) for line_points in points]
-    return Chart(title, dict(zip((line.name for line in lines), drawn, strict=True)), labels)
+    drawn = {name: " ".join(f"{across(x)},{down(y)}" for x, y in line) for name, line in finite.items()}
+    axes = f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"
+    return {"title": title, "lines": drawn, "labels": labels, "axes": axes, "width": WIDTH, "height": HEIGHT}
 
 
 def round_values(low: float, high: float) -> list[float]:

@@ -29,8 +29,7 @@ SIDE_BY_SIDE = 4  # images of each of two confused classes
 
 def picture(images: PointsInMemory, row: int, *lines: str, is_right: bool | None = None) -> Picture:
     """Return the picture of an image with its label and more lines."""
-    label = images.labels[row]
-    caption = [*([] if label is None else [label]), *lines]
+    caption = [line for line in (images.labels[row], *lines) if line is not None]
     return Picture(images.short_paths[row], caption, images.picture(row) or b"", is_right)
 
 
@@ -110,9 +109,8 @@ def similar(inspection: ModelInspection) -> list[Block]:
 
 def leaks(inspection: ModelInspection) -> list[Block]:
     """Return the images that are most similar to a training image."""
-    history = inspection.history
-    assert history is not None and history.leaks is not None
-    training, nearest = history.leaks
+    assert inspection.leaks is not None
+    training, nearest = inspection.leaks
     rows = nearest.similarities[:, 0].argsort(descending=True, stable=True)[:PAIRS]
     text = "The most similar pairs of an image here and a training image. `dmlkit duplicates` lists all of them."
     if training.skipped:

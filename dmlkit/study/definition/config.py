@@ -1,14 +1,14 @@
 """Types of a study: its file, and the recipes that follow from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.protocol import METRICS
-from dmlkit.study.record import ProtocolName, StudySettings
+from dmlkit.study.record import ProtocolName, StudyRecord, StudySettings
 
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 FIGURES: dict[ProtocolName, tuple[str, ...]] = {
@@ -78,7 +78,7 @@ class Candidate:
 
     label: str  # of the choice; empty if nothing is tuned
     recipe: Recipe  # with the study's metrics and its first seed
-    values: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the tuned keys
+    values: Mapping[str, Any]  # of the tuned keys
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ class Study:
     @property
     def num_runs(self) -> int:
         """Number of runs that are certain; a repeat of the Reality Check counts as one run."""
-        return sum(map(self._runs_of, self.variants))
+        first, later = len(self.first_seeds), len(self.later_seeds)
+        return sum(len(variant.candidates) * first + later for variant in self.variants)
 
     @property
     def most_added_runs(self) -> int:
@@ -147,19 +148,17 @@ class Study:
             for candidate in variant.candidates
         )
 
-    def _runs_of(self, variant: Variant) -> int:
-        return len(variant.candidates) * len(self.first_seeds) + len(self.later_seeds)
-
-    def record(self) -> dict[str, Any]:
-        """Return everything on which the study's figures depend, as plain data."""
-        return {
-            **self.config.model_dump(mode="json", exclude=set(MethodsConfig.model_fields)),
-            "expect": [expectation.model_dump(exclude_none=True) for expectation in self.config.expect],
-            "variants": {
+    def record(self, command: str) -> StudyRecord:
+        """Return everything on which the study's figures depend, and the command that repeats it."""
+        return StudyRecord(
+            **self.config.model_dump(exclude={*MethodsConfig.model_fields, "expect"}),
+            command=command,
+            expect=tuple(expectation.model_dump(exclude_none=True) for expectation in self.config.expect),
+            variants={
                 variant.name: {
                     candidate.label: candidate.recipe.model_dump(mode="json", exclude={"seed"})
                     for candidate in variant.candidates
                 }
                 for variant in self.variants
             },
-        }
+        )

@@ -5,14 +5,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
 from dmlkit.datasets.base import FOLDS, DatasetConfig
 from dmlkit.errors import UserError, counted
 from dmlkit.files.document import differences
-from dmlkit.files.source import require_study_file
 from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
@@ -37,7 +36,6 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         overrides: changes of every recipe after the study's own, each ``key.subkey=value``.
     """
     changes = [parse_override(override) for override in overrides]
-    require_study_file(path)
     tree = read_extended(path, "study")
     faults: list[str] = []
     config = _validated(StudyConfig, tree, faults)
@@ -107,7 +105,7 @@ def _measured(config: StudyConfig, recipe: Recipe) -> tuple[MetricConfig, ...]:
 
 def _axis(config: StudyConfig) -> Axis | None:
     """Return the key and values of a grid with a single numeric key."""
-    if config.variants is not None or config.grid is None or len(config.grid) != 1:
+    if config.grid is None or len(config.grid) > 1:
         return None
     ((key, values),) = config.grid.items()
     return Axis(key=key, values=values) if grid_of(values) and len(values) > 2 else None
@@ -120,25 +118,18 @@ NAME_BYTES = 255  # longest name of a folder on common file systems
 DESCRIPTIVE = {name for config in (SpreadConfig(), SpectrumConfig(), NormConfig()) for name in config.figures()}
 
 
-def is_error_rate(figure: str) -> bool:
-    """Return whether smaller values of a figure are better.
+def best_values(figure: str) -> Literal["largest", "smallest", "none"]:
+    """Return which values of a figure are the best ones, at any level; none of a figure that describes embeddings.
 
     Example:
-        >>> is_error_rate("eer:genus"), is_error_rate("separated recall@1")
-        (True, False)
+        >>> [best_values(figure) for figure in ("separated recall@1", "eer:genus", "norm:genus")]
+        ['largest', 'smallest', 'none']
     """
+    name = figure.rpartition(" ")[2].partition(":")[0]
+    if name in DESCRIPTIVE:
+        return "none"
     errors = (variant.key for variant in MetricConfig.variants.values() if variant.smaller_is_better)
-    return re.split("[@:]", figure.rpartition(" ")[2])[0] in {key.partition("@")[0] for key in errors}
-
-
-def is_descriptive(figure: str) -> bool:
-    """Return whether neither the largest nor the smallest value of a figure is best, at any level.
-
-    Example:
-        >>> is_descriptive("norm:genus"), is_descriptive("separated recall@1")
-        (True, False)
-    """
-    return figure.rpartition(" ")[2].partition(":")[0] in DESCRIPTIVE
+    return "smallest" if name.partition("@")[0] in {key.partition("@")[0] for key in errors} else "largest"
 
 
 def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) -> Iterator[Fault]:
@@ -215,12 +206,9 @@ def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[F
             if name not in choices:
                 kind = "variant" if choices is names else "metric"
                 yield ("expect", index, key), f"unknown {kind} {name!r}; {suggest(name, choices)}"
-        if is_error_rate(expectation.metric):
-            text = f"smaller {expectation.metric} is better; expected a metric of which larger is better"
-            yield ("expect", index, "metric"), text
-        if is_descriptive(expectation.metric):
-            text = f"no value of {expectation.metric} is best; expected a metric of which larger is better"
-            yield ("expect", index, "metric"), text
+        if (best := best_values(metric := expectation.metric)) != "largest":
+            text = f"smaller {metric} is better" if best == "smallest" else f"no value of {metric} is best"
+            yield ("expect", index, "metric"), f"{text}; expected a metric of which larger is better"
         if expectation.better == expectation.than:
             yield ("expect", index), f"{expectation.better} cannot be better than itself"
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from dmlkit.datasets.base import FOLDS
-from dmlkit.errors import UserError, reason_of, warn
+from dmlkit.errors import UserError, reason_of, warn_once
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import ClassMetrics, Metrics
 from dmlkit.run_folder.folder import RunFolder
@@ -37,7 +37,6 @@ class Plan:
         self.chosen: dict[str, Candidate] = {}  # by variant, once it is known
         self.num_runs, self.num_epochs = study.num_runs, study.num_epochs  # as far as known
         self._named: set[str] = set()  # runs of the rounds so far
-        self._refused: set[str] = set()  # warnings about values that no recipe takes
 
     def rounds(self) -> Iterator[list[Run]]:
         """Yield rounds of runs, ordered by seed, so that an interrupted study has complete seeds.
@@ -71,7 +70,7 @@ class Plan:
     def results(self) -> dict[str, VariantResults]:
         """Return the results of each variant that has complete runs, without differences from the reference."""
         results: dict[str, VariantResults] = {}
-        for variant in self.as_tried().variants:
+        for variant in self.variants_tried():
             candidate = self.chosen.get(variant.name)
             if candidate is None:
                 continue
@@ -92,21 +91,22 @@ class Plan:
             results[variant.name] = VariantResults.of(figures, self.study.config.metrics, tuned=tuned, classes=classes)
         return results
 
-    def as_tried(self) -> Study:
-        """Return the study with the candidates that were compared, including added ones and without failed ones."""
+    def variants_tried(self) -> tuple[Variant, ...]:
+        """Return the variants with the candidates that were compared, including added ones and without failed ones."""
         if not self.study.is_tuned:
-            return self.study
-        variants = [
+            return self.study.variants
+        return tuple(
             replace(variant, candidates=tuple(candidate for candidate, _ in self._scored(variant)))
             for variant in self.study.variants
-        ]
-        return replace(self.study, variants=tuple(variants))
+        )
 
     def edges(self) -> dict[str, str]:
         """Return by variant which of its chosen values are at an edge, in words; see `edges_of`."""
-        variants = self.as_tried().variants if self.study.is_tuned else ()
-        chosen = [(variant, self.chosen[variant.name]) for variant in variants if variant.name in self.chosen]
-        texts = {variant.name: end_text(edges_of(variant.candidates, candidate)) for variant, candidate in chosen}
+        texts = {
+            variant.name: end_text(edges_of(variant.candidates, self.chosen[variant.name]))
+            for variant in self.variants_tried()
+            if variant.name in self.chosen
+        }
         return {name: text for name, text in texts.items() if text}
 
     def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
@@ -167,10 +167,7 @@ class Plan:
             if not (self.folder / "runs" / variant.name / candidate.label).exists():
                 check_recipe(self.study.config.protocol, candidate.recipe)
         except (UserError, OSError) as error:
-            refused = f"the grid ends here: {reason_of(error)}"
-            if refused not in self._refused:
-                self._refused.add(refused)
-                warn(refused)
+            warn_once(f"the grid ends here: {reason_of(error)}")
             return None
         return candidate
 

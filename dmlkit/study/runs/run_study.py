@@ -1,6 +1,6 @@
 """Running a study: every variant is trained with every seed, and the results are summarized."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -27,8 +27,9 @@ from dmlkit.training.progress import Progress
 class RunProgress(Progress, Protocol):
     """Receiver of the events of one run, in addition to those of its trainings."""
 
-    def start_model(self) -> None:
-        """Report that a model of the run is about to be trained or resumed."""
+    def start_model(self) -> Progress:
+        """Report that a model of the run is about to be trained or resumed, and return the receiver of its events."""
+        ...
 
     def finish(self, figures: dict[str, float]) -> None:
         """Report that the run is complete, with the figures of the study."""
@@ -82,7 +83,7 @@ def run_study(
     deadline = monotonic() + budget
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
     check_place(folder, {recipe.dataset.data_root for recipe in recipes})
-    with open_study(study.record(), folder, ranks, command), stop_signals(deadline) as stop_requested:
+    with open_study(study.record(command), folder, ranks), stop_signals(deadline) as stop_requested:
         runs = _Runs(Plan(study, folder), ranks, progress, stop_requested, workers)
         for line in study_notes(study, check_components(study, folder)):
             progress.note(line)
@@ -122,12 +123,12 @@ class _Runs:
         noted_edges = False
         for runs in self.plan.rounds():
             self.progress.expect(self.plan.num_runs, self.plan.num_epochs)
-            if not noted_edges and self.plan.chosen and not all(map(self._is_complete, runs)):
+            left = [run for run in runs if not is_complete(self.plan.study.config.protocol, run.folder)]
+            if left and self.plan.chosen and not noted_edges:
                 noted_edges = True  # before hours of runs with values that may not be the best ones
                 for name, text in self.plan.edges().items():
                     chosen = self.plan.chosen[name].label
                     self.progress.note(f"{name} chose {chosen}: {text}; to try more, stop and increase extend")
-            left = [run for run in runs if not self._is_complete(run)]
             for run in runs:  # first, so that a budget that ends does not leave them out of the results
                 if run not in left:
                     self._take(run, self._start(run))  # a damaged run ends the study, and earlier results stay
@@ -153,35 +154,25 @@ class _Runs:
         Training has recorded the latter for pretrained weights; a network with random weights is evaluated here.
         """
         config, chosen = self.plan.study.config, self.plan.chosen[name]
-        paths = {
-            seed: summaries(self.plan.folder / "runs" / name / chosen.label / f"seed-{seed}") for seed in variant.runs
-        }
-        models = {seed: [Summary.read(path) for path in seed_paths] for seed, seed_paths in paths.items()}
-        seed = next(iter(models))
-        before = models[seed][0].pretrained
+        folder = self.plan.folder / "runs" / name / chosen.label
+        models = {seed: summaries(folder / f"seed-{seed}") for seed in variant.runs}
+        first = next(iter(models.values()))[0]
+        before = Summary.read(first).pretrained
         pretrained = before.test if before else None
         if not chosen.recipe.backbone.is_pretrained:
-            run = paths[seed][0].parent
             try:
-                pretrained = evaluate_scope(run, self.ranks, checkpoint="pretrained", keep=True).report.metrics
+                evaluated = evaluate_scope(first.parent, self.ranks, checkpoint="pretrained", keep=True)
+                pretrained = evaluated.report.metrics
             except (UserError, OSError) as error:  # for example, the images are only on the machines of a cluster
                 warn(f"{name}: no figures before training: {reason_of(error)}")
-        last = {seed: _last(config.protocol, seed_models) for seed, seed_models in models.items()}
         if pretrained and config.protocol == "reality_check":  # all models start from the same weights
             pretrained = RealityCheckFigures(separated=pretrained, concatenated=pretrained).flat()
 
         def kept(figures: Metrics) -> Metrics:
             return {metric: figures[metric] for metric in config.metrics if metric in figures}
 
-        return variant.model_copy(
-            update={
-                "last": {seed: kept(figures) for seed, figures in last.items()},
-                "pretrained": None if pretrained is None else kept(pretrained),
-            }
-        )
-
-    def _is_complete(self, run: Run) -> bool:
-        return is_complete(self.plan.study.config.protocol, run.folder)
+        last = {seed: kept(_last(config.protocol, map(Summary.read, paths))) for seed, paths in models.items()}
+        return variant.model_copy(update={"last": last, "pretrained": pretrained and kept(pretrained)})
 
     def _check_stop(self) -> None:
         if self.stop_requested(self.ranks):
@@ -217,12 +208,8 @@ class _Runs:
             self._fail(run, progress, reason_of(error))
 
     def _take(self, run: Run, progress: RunProgress) -> None:
-        def start_model(*_: object) -> Progress:
-            progress.start_model()
-            return progress
-
         config = self.plan.study.config
-        figures = run_once(config.protocol, run.recipe, run.folder, self.ranks, start_model)
+        figures = run_once(config.protocol, run.recipe, run.folder, self.ranks, progress.start_model)
         self.ranks.barrier()  # the first rank has written the summary
         if not set(config.metrics) <= set(figures):
             raise UserError(
@@ -260,7 +247,7 @@ def summaries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("summary.json"))
 
 
-def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:
+def _last(protocol: ProtocolName, models: Iterable[Summary]) -> Metrics:
     """Return the figures after all epochs.
 
     The Reality Check concatenates only the best checkpoints: the last ones would need 4 more embeddings per image.

@@ -62,7 +62,7 @@ class ForwardedProgress(Silent):
         """See `Progress`."""
         self.put((self.name, "epoch", {"row": row}))
 
-    def start_model(self, *_: object) -> Progress:
+    def start_model(self) -> Progress:
         """Forward the start of a model, and return its progress."""
         self.put((self.name, "start_model", {}))
         return self

@@ -100,11 +100,7 @@ def test_the_pretrained_backbone_is_shown_where_it_is_known(run: Path, tmp_path:
 
 
 def test_names_that_hurt_are_drawn_safely_and_lost_images_counted(dmlkit: Cli, tmp_path: Path):
-    hostile = [
-        "</script><script>alert(1)</script>",
-        f"{HURTS}<img src=x onerror=alert(1)>",
-        "\U0001f426 \u05e9\u05dc\u05d5\u05dd",
-    ]
+    hostile = ["</script><script>alert(1)</script>", f"{HURTS}<img src=x onerror=alert(1)>", "\U0001f426 \u05e9\u05dc"]
     points = np.concatenate([turned(0, 1, 2, 3), turned(40, 41, 42, 4), turned(80, 81, 82, 83)])
     source = labelled(embeddings_at(tmp_path / "e", points), [name for name in hostile for _ in range(4)])
     result = dmlkit("inspect", source, "-o", tmp_path / "x.html").ok()
@@ -154,9 +150,8 @@ def test_without_opentsne_the_other_maps_are_drawn(dmlkit: Cli, tmp_path: Path, 
     monkeypatch.setitem(sys.modules, "openTSNE", None)
     source = embeddings_at(tmp_path / "e", turned(*range(12)))
     result = dmlkit("inspect", source, "-o", tmp_path / "x.html").ok()
-    assert "no map by t-SNE: t-SNE needs openTSNE; install it with: pip install 'dmlkit[tsne]'" in " ".join(
-        result.out.split()
-    )
+    message = "no map by t-SNE: t-SNE needs openTSNE; install it with: pip install 'dmlkit[tsne]'"
+    assert message in " ".join(result.out.split())
     assert list(read(tmp_path / "x.html")[2]["planes"]) == ["PCA"]
 
 
@@ -214,9 +209,7 @@ def test_every_step_is_shown_to_its_end(run: Path, tmp_path: Path):
 def test_two_hyperbolic_dimensions_are_shown_in_the_disk(tmp_path: Path, dmlkit: Cli):
     points = np.array([[0.0, 0.0], [0.5, 0.0], [0.0, -0.9], [0.3, 0.3]], dtype=np.float32)
     space = {**POINCARE, "curvature": -4.0}  # of radius 1/2
-    source = labelled(
-        embeddings_at(tmp_path / "e", points / 2, manifold=space, dim=2, features=2), ["a", "a", "b", "b"]
-    )
+    source = labelled(embeddings_at(tmp_path / "e", points / 2, manifold=space, dim=2, features=2), [*"aabb"])
     dmlkit("inspect", source, "-o", tmp_path / "x.html").ok()
     planes = read(tmp_path / "x.html")[2]["planes"]
     assert list(planes) == ["disk", "PCA"]
@@ -258,28 +251,21 @@ def test_the_worst_queries_have_the_order_of_plot_retrieval(tmp_path: Path):
 
 def test_all_training_images_are_compared_with_those_that_fulfill_a_condition(tmp_path: Path):
     """One of them is a copy of a test image; the others have none of the labels."""
-    run, photos = (
-        Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0" / name, tmp_path / name)) for name in ("run", "photos")
-    )
+    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+    run, photos = files / "run", files / "photos"
     shutil.copy(photos / "E/2.png", photos / "A/copy.png")
-    rows = [
-        f"{path.relative_to(photos)},{path.parent.name},{'EFGH'.count(path.parent.name)}"
-        for path in photos.glob("*/*.png")
-    ]
-    text = "\n".join(["path,label,split", *sorted(rows)]).replace(",0", ",train").replace(",1", ",test")
-    (photos / "list.csv").write_text(text)
-    recipe = re.sub(
-        "dataset:.*?transform:",
-        f"dataset: {{name: table, file: '{photos}/list.csv', validation_fraction: 0}}\ntransform:",
-        (run / "recipe.yaml").read_text(),
-        flags=re.DOTALL,
-    )
-    (run / "recipe.yaml").write_text(recipe)
+    paths = sorted(photos.glob("*/*.png"))
+    splits = {path: "test" if path.parent.name in "EFGH" else "train" for path in paths}
+    rows = [f"{path.relative_to(photos)},{path.parent.name},{splits[path]}" for path in paths]
+    (photos / "list.csv").write_text("\n".join(["path,label,split", *rows]))
+    dataset = f"dataset: {{name: table, file: '{photos}/list.csv', validation_fraction: 0}}\ntransform:"
+    recipe, text = run / "recipe.yaml", (run / "recipe.yaml").read_text()
+    recipe.write_text(re.sub("dataset:.*?transform:", dataset, text, flags=re.DOTALL))
     classes = {"training_classes": [*"ABCD"], "validation_classes": [], "test_classes": [*"EFGH"]}
     (run / "classes.json").write_text(json.dumps(json.loads((run / "classes.json").read_text()) | classes))
     found = inspect(run, where=Where.of("label in E, F"), device="cpu")
-    assert found.history is not None and found.history.leaks is not None
-    others, near = found.history.leaks
+    assert found.leaks is not None
+    others, near = found.leaks
     assert len(others) == 21 and len(found.collection) == 10
     position = [path.endswith("E/2.png") for path in found.collection.paths].index(True)
     assert others.paths[int(near.indices[position])].endswith("A/copy.png")
