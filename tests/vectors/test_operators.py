@@ -83,7 +83,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-HEAVY = "timm torchvision torch._dynamo sklearn scipy.stats pandas openTSNE matplotlib onnxruntime"
+HEAVY = "faiss timm torchvision torch._dynamo sklearn scipy.stats pandas openTSNE matplotlib onnxruntime"
 
 
 @pytest.mark.slow
