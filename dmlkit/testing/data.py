@@ -90,32 +90,24 @@ def samples_are_of_one_kind_and_stay_the_same(config: DatasetConfig) -> None:
             expect(label == int(dataset.labels[index]), f"{where}: got label {label}, expected {dataset.labels[index]}")
 
 
-def building_again_gives_the_same(config: DatasetConfig) -> None:
-    """Check that building a split again gives the same images, labels and names in the same order."""
-    for split, dataset in splits_of(config).items():
-        again = config.build(split)
-        expect(torch.equal(again.labels, dataset.labels), f"{split}: labels differ")
-        expect(again.class_names == dataset.class_names, f"{split}: class names differ")
-        keys = [[images.key(index) for index in range(len(images))] for images in (dataset, again)]
-        expect(keys[0] == keys[1], f"{split}: images or their order differ")
-        expect(torch.equal(again.sample(0), dataset.sample(0)), f"{split}: sample 0 differs")
-
-
-def other_processes_can_have_it(config: DatasetConfig) -> None:
-    """Check that sending the dataset to worker processes changes neither the copy nor the original.
+def copies_are_the_same(config: DatasetConfig) -> None:
+    """Check that neither building a split again nor sending it to worker processes changes the copy or the original.
 
     macOS and Windows start new processes for workers, and tensors then move to shared memory.
     """
     for split, dataset in splits_of(config).items():
         rows = range(len(dataset))
-        before = [dataset.paths[row] for row in rows], [dataset.key(row) for row in rows]
-        for where, copy in (
-            ("in the worker", pickle.loads(ForkingPickler.dumps(dataset))),
-            ("in the main process", dataset),
-        ):
-            after = [copy.paths[row] for row in rows], [copy.key(row) for row in rows]
-            expect(after == before, f"{split}: paths or keys differ {where} after sending")
+        paths, keys = [dataset.paths[row] for row in rows], [dataset.key(row) for row in rows]
+        copies: dict[str, Dataset] = {
+            "built again": config.build(split),
+            "sent to a worker": pickle.loads(ForkingPickler.dumps(dataset)),
+            "in the main process after sending": dataset,
+        }
+        for where, copy in copies.items():
             expect(torch.equal(copy.labels, dataset.labels), f"{split}: labels differ {where}")
+            expect(copy.class_names == dataset.class_names, f"{split}: class names differ {where}")
+            expect([copy.paths[row] for row in rows] == paths, f"{split}: paths differ {where}")
+            expect([copy.key(row) for row in rows] == keys, f"{split}: images or their order differ {where}")
             expect(torch.equal(copy.sample(0), dataset.sample(0)), f"{split}: sample 0 differs {where}")
 
 
@@ -123,8 +115,7 @@ DATASET: tuple[Promise, ...] = (
     labels_names_and_paths_fit_together,
     splits_share_no_class,
     samples_are_of_one_kind_and_stay_the_same,
-    building_again_gives_the_same,
-    other_processes_can_have_it,
+    copies_are_the_same,
 )
 
 

@@ -1,7 +1,5 @@
 """The contract of transport solvers."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -132,8 +130,28 @@ def inputs_are_left_alone(config: TransportConfig) -> None:
 
 def bad_problems_name_the_entry(config: TransportConfig) -> None:
     """Check that non-finite values, negative masses, unequal totals and wrong shapes raise a ValueError."""
-    solver = config.build()
-    for message, problem in bad_problems():
+    solver, (cost, rows, cols) = config.build(), random_problem(8)
+
+    def spoiled(tensor: Tensor, entry: tuple[int, ...], value: float) -> Tensor:
+        return tensor.index_put(tuple(torch.tensor(entry)), tensor.new_tensor(value))
+
+    problems: dict[str, Problem] = {
+        r"a finite cost, got cost\[2, 0, 5\] = nan": (spoiled(cost, (2, 0, 5), torch.nan), rows, cols),
+        r"a finite cost, got cost\[0, 1, 0\] = -inf": (spoiled(cost, (0, 1, 0), -torch.inf), rows, cols),
+        r"0 or more, got rows\[1, 3\] = -0.5": (cost, spoiled(rows, (1, 3), -0.5), cols),
+        r"0 or more, got cols\[0, 2\] = nan": (cost, rows, spoiled(cols, (0, 2), torch.nan)),
+        r"0 or more, got cols\[1, 1\] = -0.25": (cost, rows, spoiled(cols, (1, 1), -0.25)),
+        r"0 or more, got rows\[0, 0\] = inf": (cost, spoiled(rows, (0, 0), torch.inf), cols),
+        r"equal totals, got .* and .* in problem 2": (cost, rows, spoiled(cols, (2, 0), 9.0)),
+        r"at least one entry, got \(0, 4, 6\)": (cost[:0], rows[:0], cols[:0]),
+        r"at least one entry, got \(3, 4, 0\)": (cost[:, :, :0], rows, cols[:, :0]),
+        r"shape \(G, n, m\)": (cost[0], rows, cols),
+        r"rows of shape \(3, 4\), got \(3, 6\)": (cost, cols, cols),
+        r"cols of shape \(3, 6\), got \(2, 6\)": (cost, rows, cols[:2]),
+        r"floating-point cost, got torch.int64": (cost.long(), rows, cols),
+        r"rows like the cost, torch.float64 on cpu, got torch.float32 on cpu": (cost, rows.float(), cols),
+    }
+    for message, problem in problems.items():
         pattern = f"^{type(solver).__name__}: .*{message}"
         expect_refused(lambda problem=problem: solver.plan(*problem), ValueError, pattern, message)
 
@@ -179,28 +197,3 @@ def with_gaps() -> Problem:
     rows[3], cols[3] = 0, 0
     totals = rows.sum(1) / cols.sum(1).clamp(min=1e-9)
     return cost, rows, cols * totals[:, None]
-
-
-def bad_problems() -> Iterator[tuple[str, Problem]]:
-    """Yield invalid problems, each after a pattern of the error message."""
-    cost, rows, cols = random_problem(8)
-
-    def spoiled(tensor: Tensor, entry: tuple[int, ...], value: float) -> Tensor:
-        tensor = tensor.clone()
-        tensor[entry] = value
-        return tensor
-
-    yield r"a finite cost, got cost\[2, 0, 5\] = nan", (spoiled(cost, (2, 0, 5), torch.nan), rows, cols)
-    yield r"a finite cost, got cost\[0, 1, 0\] = -inf", (spoiled(cost, (0, 1, 0), -torch.inf), rows, cols)
-    yield r"0 or more, got rows\[1, 3\] = -0.5", (cost, spoiled(rows, (1, 3), -0.5), cols)
-    yield r"0 or more, got cols\[0, 2\] = nan", (cost, rows, spoiled(cols, (0, 2), torch.nan))
-    yield r"0 or more, got cols\[1, 1\] = -0.25", (cost, rows, spoiled(cols, (1, 1), -0.25))
-    yield r"0 or more, got rows\[0, 0\] = inf", (cost, spoiled(rows, (0, 0), torch.inf), cols)
-    yield r"equal totals, got .* and .* in problem 2", (cost, rows, spoiled(cols, (2, 0), 9.0))
-    yield r"at least one entry, got \(0, 4, 6\)", (cost[:0], rows[:0], cols[:0])
-    yield r"at least one entry, got \(3, 4, 0\)", (cost[:, :, :0], rows, cols[:, :0])
-    yield r"shape \(G, n, m\)", (cost[0], rows, cols)
-    yield r"rows of shape \(3, 4\), got \(3, 6\)", (cost, cols, cols)
-    yield r"cols of shape \(3, 6\), got \(2, 6\)", (cost, rows, cols[:2])
-    yield r"floating-point cost, got torch.int64", (cost.long(), rows, cols)
-    yield r"rows like the cost, torch.float64 on cpu, got torch.float32 on cpu", (cost, rows.float(), cols)
