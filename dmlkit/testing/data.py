@@ -29,7 +29,13 @@ def check_dataset(config: DatasetConfig) -> None:
         >>> from dmlkit.datasets import GlyphsConfig
         >>> check_dataset(GlyphsConfig(classes=20, images_per_class=3, size=16))
     """
-    hold(DATASET, config.name, config)
+    promises = [
+        labels_names_and_paths_fit_together,
+        splits_share_no_class,
+        samples_are_of_one_kind_and_stay_the_same,
+        copies_are_the_same,
+    ]
+    hold(promises, config.name, config)
 
 
 def splits_of(config: DatasetConfig) -> dict[Split, Dataset]:
@@ -111,14 +117,6 @@ def copies_are_the_same(config: DatasetConfig) -> None:
             expect(torch.equal(copy.sample(0), dataset.sample(0)), f"{split}: sample 0 differs {where}")
 
 
-DATASET: tuple[Promise, ...] = (
-    labels_names_and_paths_fit_together,
-    splits_share_no_class,
-    samples_are_of_one_kind_and_stay_the_same,
-    copies_are_the_same,
-)
-
-
 def check_transform(config: TransformConfig) -> None:
     """Check a transform against its contract: uint8 squares of the configured size, random only in training.
 
@@ -126,7 +124,13 @@ def check_transform(config: TransformConfig) -> None:
         >>> from dmlkit.transforms import PlainConfig
         >>> check_transform(PlainConfig(size=32))
     """
-    hold(TRANSFORM, config.name, config)
+    promises = [
+        images_become_squares,
+        a_flat_image_keeps_its_color,
+        augmentation_follows_the_draw_alone,
+        other_processes_can_have_the_transform,
+    ]
+    hold(promises, config.name, config)
 
 
 def check_augmentation(config: AugmentationConfig) -> None:
@@ -223,13 +227,6 @@ def _pixels(images: TransformedImages, draw: tuple[int, int]) -> Tensor:
         raise AssertionError(f"got {type(image).__name__}, not a tensor")
     return image
 
-
-TRANSFORM: tuple[Promise, ...] = (
-    images_become_squares,
-    a_flat_image_keeps_its_color,
-    augmentation_follows_the_draw_alone,
-    other_processes_can_have_the_transform,
-)
 
 AUGMENTATION: tuple[Promise, ...] = (
     images_keep_shape_and_type,

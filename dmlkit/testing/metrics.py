@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dmlkit.metrics import Labeled, metrics_from_hits, retrieval_metrics, score_retrieval
 from dmlkit.metrics.base import MetricConfig
-from dmlkit.testing.promise import Promise, expect, hold
+from dmlkit.testing.promise import expect, hold
 
 
 def check_metric(config: MetricConfig) -> None:
@@ -21,7 +21,16 @@ def check_metric(config: MetricConfig) -> None:
         >>> from dmlkit.metrics import RecallConfig
         >>> check_metric(RecallConfig(k=(1, 4)))
     """
-    hold(METRIC if config.searches else OF_POINTS, config.name, config)
+    promises = [it_says_what_it_is, it_returns_its_names]
+    if config.searches:
+        promises += [
+            perfect_embeddings_score_one,
+            values_of_queries_are_fractions,
+            the_order_of_images_does_not_matter,
+            pessimistic_is_never_above_expected,
+            a_closer_positive_never_lowers_it,
+        ]
+    hold(promises, config.name, config)
 
 
 def embeddings(noise: float, count: int = 120) -> tuple[Tensor, Tensor]:
@@ -126,15 +135,3 @@ def a_closer_positive_never_lowers_it(config: MetricConfig) -> None:
     before, after = (metrics_from_hits(lists, positives, [config]) for lists in (hits, better))
     for name in before:
         expect(after[name] >= before[name] - 1e-12, f"{name} decreases from {before[name]} to {after[name]}")
-
-
-OF_POINTS: tuple[Promise, ...] = (it_says_what_it_is, it_returns_its_names)
-METRIC: tuple[Promise, ...] = (
-    *OF_POINTS,
-    perfect_embeddings_score_one,
-    values_of_queries_are_fractions,
-    the_order_of_images_does_not_matter,
-    pessimistic_is_never_above_expected,
-    a_closer_positive_never_lowers_it,
-)
-"""The checks of metrics that search."""

@@ -9,7 +9,7 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.heads import Head, HeadConfig
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.pooling import PoolingConfig
-from dmlkit.testing.promise import Promise, changed, expect, expect_close, fitting_manifolds, hold, title
+from dmlkit.testing.promise import changed, expect, expect_close, fitting_manifolds, hold, title
 
 SIZE = 64  # side length of the images
 NUM_FEATURES = 8  # length of the vectors
@@ -25,7 +25,8 @@ def check_backbone(config: BackboneConfig) -> None:
         >>> from dmlkit.backbones import SmallCNN
         >>> check_backbone(SmallCNN.Config(width=4))
     """
-    hold(BACKBONE, title(config), config)
+    promises = [features_are_of_one_image_each, batch_norms_freeze_as_asked, frozen_epochs_have_no_gradients]
+    hold([*promises, every_pooling_fits], title(config), config)
 
 
 def build(config: BackboneConfig) -> Backbone:
@@ -121,14 +122,6 @@ def expect_pooled(config: BackboneConfig, pooling: PoolingConfig) -> None:
     )
 
 
-BACKBONE: tuple[Promise, ...] = (
-    features_are_of_one_image_each,
-    batch_norms_freeze_as_asked,
-    frozen_epochs_have_no_gradients,
-    every_pooling_fits,
-)
-
-
 def check_tuning(config: TuningConfig, backbone: BackboneConfig) -> None:
     """Check a tuning against its contract, on a backbone that it can tune.
 
@@ -180,7 +173,8 @@ def check_head(config: HeadConfig) -> None:
         >>> check_head(Linear.Config())
     """
     for manifold in {space.name: space for space in fitting_manifolds(config)}.values():
-        hold(HEAD, f"{config.name} on {manifold.name}", config, manifold)
+        promises = [outputs_are_points, gradients_are_finite_also_at_zero_features]
+        hold(promises, f"{config.name} on {manifold.name}", config, manifold)
 
 
 def head_of(config: HeadConfig, manifold: Manifold) -> Head:
@@ -217,10 +211,6 @@ def gradients_are_finite_also_at_zero_features(config: HeadConfig, manifold: Man
         expect(parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}: nan or inf")
 
 
-HEAD: tuple[Promise, ...] = (outputs_are_points, gradients_are_finite_also_at_zero_features)
-"""Each takes a head configuration and a manifold configuration."""
-
-
 def check_pooling(config: PoolingConfig) -> None:
     """Check a pooling against its contract: maps (B, C, H, W) of any size become vectors (B, C), per image.
 
@@ -228,7 +218,14 @@ def check_pooling(config: PoolingConfig) -> None:
         >>> from dmlkit.pooling import GeM
         >>> check_pooling(GeM.Config(learn=True))
     """
-    hold(POOLING, config.name, config)
+    promises = [
+        maps_become_vectors,
+        a_vector_is_of_one_image,
+        gradients_are_finite,
+        half_precision_does_not_overflow,
+        the_state_dict_is_complete,
+    ]
+    hold(promises, config.name, config)
 
 
 def inputs(height: int = 4, width: int = 5) -> tuple[Tensor, Tensor]:
@@ -277,12 +274,3 @@ def the_state_dict_is_complete(config: PoolingConfig) -> None:
         parameter.data.add_(0.5)
     restored.load_state_dict(pooling.state_dict())
     expect(torch.equal(restored(*inputs()), pooling(*inputs())), "vectors differ")
-
-
-POOLING: tuple[Promise, ...] = (
-    maps_become_vectors,
-    a_vector_is_of_one_image,
-    gradients_are_finite,
-    half_precision_does_not_overflow,
-    the_state_dict_is_complete,
-)

@@ -13,7 +13,7 @@ from dmlkit.miners import Miner, MinerConfig, Triplets
 from dmlkit.optimizers import LearningRateMultipliers, OptimizerConfig
 from dmlkit.samplers.base import SamplerConfig
 from dmlkit.schedules import ScheduleConfig
-from dmlkit.testing.promise import Promise, changed, expect, expect_close, expect_refused, fitting_manifolds, hold
+from dmlkit.testing.promise import changed, expect, expect_close, expect_refused, fitting_manifolds, hold
 
 SUPER_CLASSES = torch.arange(30) % 3
 LABELS = torch.arange(30).repeat_interleave(20)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
@@ -26,7 +26,12 @@ def check_sampler(config: SamplerConfig) -> None:
         >>> from dmlkit.samplers import Random
         >>> check_sampler(Random.Config())
     """
-    hold(SAMPLER, config.name, config)
+    promises = [
+        batches_depend_on_seed_and_epoch_alone,
+        length_and_batch_size_are_honest,
+        too_few_images_or_classes_are_refused,
+    ]
+    hold(promises, config.name, config)
 
 
 def batches_depend_on_seed_and_epoch_alone(config: SamplerConfig) -> None:
@@ -54,13 +59,6 @@ def too_few_images_or_classes_are_refused(config: SamplerConfig) -> None:
     expect_refused(lambda: config.build(*few), UserError, "sampler", "4 images of 2 classes")
 
 
-SAMPLER: tuple[Promise, ...] = (
-    batches_depend_on_seed_and_epoch_alone,
-    length_and_batch_size_are_honest,
-    too_few_images_or_classes_are_refused,
-)
-
-
 DIM = 6
 
 
@@ -71,7 +69,12 @@ def check_miner(config: MinerConfig) -> None:
         >>> from dmlkit.miners import Hard
         >>> check_miner(Hard.Config())
     """
-    hold(MINER, config.name, config)
+    promises = [
+        it_keeps_positives_and_chooses_negatives,
+        rows_without_positives_or_negatives_are_no_error,
+        equal_distances_are_no_error,
+    ]
+    hold(promises, config.name, config)
 
 
 def build(config: MinerConfig) -> Miner:
@@ -135,13 +138,6 @@ def equal_distances_are_no_error(config: MinerConfig) -> None:
     _expect_negatives(build(config)(torch.zeros(positive.shape), positive, negative), negative)
 
 
-MINER: tuple[Promise, ...] = (
-    it_keeps_positives_and_chooses_negatives,
-    rows_without_positives_or_negatives_are_no_error,
-    equal_distances_are_no_error,
-)
-
-
 def check_optimizer(config: OptimizerConfig) -> None:
     """Check an optimizer against its contract: each part has its own learning rate, and a quadratic is minimized.
 
@@ -151,7 +147,10 @@ def check_optimizer(config: OptimizerConfig) -> None:
         >>> from dmlkit.optimizers import AdamWConfig
         >>> check_optimizer(AdamWConfig())
     """
-    hold(OPTIMIZER, config.name, config)
+    promises = [groups_carry_their_rates, a_quadratic_is_minimized]
+    if config.is_riemannian:
+        promises.append(points_stay_on_the_sphere)
+    hold(promises, config.name, config)
 
 
 def groups_carry_their_rates(config: OptimizerConfig) -> None:
@@ -175,10 +174,8 @@ def a_quadratic_is_minimized(config: OptimizerConfig) -> None:
     expect_close(parameter.data, torch.ones(2), "the minimum", atol=1e-2, rtol=0)
 
 
-def riemannian_ones_keep_points_on_the_sphere(config: OptimizerConfig) -> None:
-    """Check that points stay on the sphere, if the optimizer is Riemannian."""
-    if not config.is_riemannian:
-        return
+def points_stay_on_the_sphere(config: OptimizerConfig) -> None:
+    """Check that points stay on the sphere."""
     proxies = Sphere(5, proxies="points").new_proxies(7)
     optimizer = changed(config, lr=0.1).build({"loss": [proxies]})
     target = torch.randn(7, 5)
@@ -189,13 +186,6 @@ def riemannian_ones_keep_points_on_the_sphere(config: OptimizerConfig) -> None:
     expect_close(proxies.norm(dim=1), torch.ones(7), "lengths", atol=1e-5, rtol=0)
 
 
-OPTIMIZER: tuple[Promise, ...] = (
-    groups_carry_their_rates,
-    a_quadratic_is_minimized,
-    riemannian_ones_keep_points_on_the_sphere,
-)
-
-
 def check_schedule(config: ScheduleConfig) -> None:
     """Check a schedule against its contract: a factor from 0 to 1 that rises linearly in the warm-up up to 1.
 
@@ -203,7 +193,7 @@ def check_schedule(config: ScheduleConfig) -> None:
         >>> from dmlkit.schedules import CosineConfig
         >>> check_schedule(CosineConfig(final=0.1))
     """
-    hold(SCHEDULE, config.name, config)
+    hold([factors_are_shares, warmup_is_linear_and_ends_at_one], config.name, config)
 
 
 def factors_are_shares(config: ScheduleConfig) -> None:
@@ -220,6 +210,3 @@ def warmup_is_linear_and_ends_at_one(config: ScheduleConfig) -> None:
     rising = [schedule.factor(epoch, 100) for epoch in (0, 1, 2, 3)]
     expect(rising == [0, 0.25, 0.5, 0.75], f"got {rising} during a warm-up of 4 epochs")
     expect(isclose(schedule.factor(4, 100), 1, rel_tol=1e-6), f"got {schedule.factor(4, 100)} after the warm-up")
-
-
-SCHEDULE: tuple[Promise, ...] = (factors_are_shares, warmup_is_linear_and_ends_at_one)

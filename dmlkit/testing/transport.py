@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dmlkit.testing.promise import Promise, expect, expect_close, expect_refused, hold
+from dmlkit.testing.promise import expect, expect_close, expect_refused, hold
 from dmlkit.transport.base import TransportConfig
 
 
@@ -18,7 +18,18 @@ def check_transport(config: TransportConfig) -> None:
         >>> from dmlkit.transport import Exact
         >>> check_transport(Exact.Config())
     """
-    hold(TRANSPORT if config.moves else UNMOVED, config.name, config)
+    promises = [
+        a_batch_equals_its_problems,
+        dtype_and_device_are_kept,
+        dropped_columns_pass_the_gradient,
+        the_gradient_of_a_shared_input_is_the_sum,
+        constants_per_row_and_column_change_nothing,
+        inputs_are_left_alone,
+        bad_problems_name_the_entry,
+    ]
+    if config.moves:
+        promises = [marginals_hold, empty_rows_and_columns_are_dropped_exactly, *promises]
+    hold(promises, config.name, config)
 
 
 def expect_plan(plan: Tensor, rows: Tensor, cols: Tensor) -> None:
@@ -154,23 +165,6 @@ def bad_problems_name_the_entry(config: TransportConfig) -> None:
     for message, problem in problems.items():
         pattern = f"^{type(solver).__name__}: .*{message}"
         expect_refused(lambda problem=problem: solver.plan(*problem), ValueError, pattern, message)
-
-
-TRANSPORT: tuple[Promise, ...] = (
-    marginals_hold,
-    a_batch_equals_its_problems,
-    dtype_and_device_are_kept,
-    empty_rows_and_columns_are_dropped_exactly,
-    dropped_columns_pass_the_gradient,
-    the_gradient_of_a_shared_input_is_the_sum,
-    constants_per_row_and_column_change_nothing,
-    inputs_are_left_alone,
-    bad_problems_name_the_entry,
-)
-UNMOVED: tuple[Promise, ...] = tuple(
-    promise for promise in TRANSPORT if promise not in (marginals_hold, empty_rows_and_columns_are_dropped_exactly)
-)
-"""The checks of a solver that moves nothing."""
 
 
 Problem = tuple[Tensor, Tensor, Tensor]
