@@ -214,6 +214,7 @@ def train_and_print(
 def print_figures(summary: "Summary", metric: str) -> None:
     """Print the test metrics of the checkpoints, and first of all that training lost, if validation says so."""
     from dmlkit.evaluation.compare import gain_message
+    from dmlkit.run_folder.documents import technique_name
 
     if summary.loss_message:
         say_prose(summary.loss_message)
@@ -221,11 +222,12 @@ def print_figures(summary: "Summary", metric: str) -> None:
         if checkpoint and checkpoint.test:
             say_metrics(f"{name} (epoch {checkpoint.epoch})  test", checkpoint.test)
     if chosen := summary.techniques:
+        name = technique_name(chosen.tta, chosen.rerank)
         known = [f"{name} {value:.3f}" for name, value in (chosen.validation or {}).items()]
         why = f"{metric} on validation: {', '.join(known)}" if known else "without validation classes"
-        say_prose(f"at test time: {chosen.name} ({why})")
+        say_prose(f"at test time: {name} ({why})")
         if chosen.test and (chosen.tta or chosen.rerank):
-            say_metrics(f"{chosen.name}  test", chosen.test)
+            say_metrics(f"{name}  test", chosen.test)
     if not summary.last.test:
         figures = f"; {summary.basis.line()}" if summary.basis else ""
         say_prose(f"trained on every class, so it has no test metrics of its own{figures}")

@@ -71,11 +71,6 @@ class ChosenTechniques(BaseModel, frozen=True, extra="forbid"):
     test: Metrics | None
     """Metrics on test classes with the chosen techniques; null if every class was trained on."""
 
-    @property
-    def name(self) -> str:
-        """The techniques in words."""
-        return technique_name(self.tta, self.rerank)
-
 
 def technique_name(tta: str | None, rerank: str | None) -> str:
     """Return the name of a pair of techniques.

@@ -5,6 +5,7 @@ Only what reads recipes or checkpoints imports torch, which takes seconds: the p
 
 import json
 import os
+import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from dmlkit.files.regular import cache_folder
 from dmlkit.files.source import model_name, require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
 from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow, RunClasses, Summary
-from dmlkit.run_folder.replacement import MOVING, NEW, discard_new, take_over
+from dmlkit.run_folder.replacement import MOVING, NEW, take_over
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.class_names import SplitClasses
@@ -127,11 +128,11 @@ class RunFolder:
         self._check_ours()
         with sole_writer(self.path, what="a training"):
             take_over(self.path)
-            discard_new(self.path)
             try:
+                shutil.rmtree(self.path / NEW, ignore_errors=True)
                 yield
-            finally:
-                discard_new(self.path)
+            finally:  # a new run without a checkpoint
+                shutil.rmtree(self.path / NEW, ignore_errors=True)
 
     def check_startable(self, *, resume: bool, overwrite: bool) -> None:
         """Check that a training may start or continue in the folder, as far as that is known without the recipe."""

@@ -35,8 +35,3 @@ def take_over(folder: Path) -> None:
     for path in sorted(moving.iterdir(), key=lambda path: path.name == CHECKPOINTS):
         path.replace(folder / path.name)
     moving.rmdir()
-
-
-def discard_new(folder: Path) -> None:
-    """Remove a new run that has no checkpoint."""
-    shutil.rmtree(folder / NEW, ignore_errors=True)

@@ -311,12 +311,8 @@ def _parameters_of(recipe: Recipe, model: EmbeddingModel, objective: Objective) 
     if frozen and not any(parameter.requires_grad for parameter in (*head, *loss)):
         text = f"got {frozen}, expected 0, because nothing outside the backbone trains; remove this key"
         raise UserError(recipe.fault(("backbone", "freeze_epochs"), text))
-    return {**_backbone_parameters(recipe, model), "head": head, "loss": loss}
-
-
-def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, list[nn.Parameter]]:
     if recipe.optimizer.layer_decay == 1:
-        return {"backbone": model.backbone.tuned_parameters()}
+        return {"backbone": model.backbone.tuned_parameters(), "head": head, "loss": loss}
     text = "the backbone has no trainable weights; remove this key"
     try:
         blocks = model.backbone.tuned_blocks()
@@ -324,7 +320,7 @@ def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, lis
         blocks, text = [], f"{recipe.backbone.name} has no separate blocks; remove this key"
     if not any(blocks):
         raise UserError(recipe.fault(("optimizer", "layer_decay"), text))
-    return {f"backbone.{depth}": block for depth, block in enumerate(blocks, 1)}
+    return {f"backbone.{depth}": block for depth, block in enumerate(blocks, 1)} | {"head": head, "loss": loss}
 
 
 @torch.no_grad()
