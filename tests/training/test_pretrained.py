@@ -168,18 +168,14 @@ def test_the_difference_is_that_of_the_queries(dmlkit, run: Path):
         assert found.difference == pytest.approx((tuned[name] - before[name]).mean())
 
 
-def test_a_backbone_without_weights_has_no_pretrained_figures(dmlkit, tiny_recipe: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    result = dmlkit("train", tiny_recipe, "-o", run, *CPU, *ONE)
-    assert summary_of(run).pretrained is None and not (run / "evaluations").exists()
-    assert "pretrained" not in result.out
-
-
-def test_without_validation_classes_the_test_classes_are_told(dmlkit, recipe: Path, tmp_path: Path):
+def test_without_validation_classes_the_test_classes_are_told_and_there_is_no_best(
+    dmlkit, recipe: Path, tmp_path: Path
+):
     run = tmp_path / "run"
     result = dmlkit("train", recipe, "-o", run, *CPU, *ONE, "--set", "dataset.validation_fraction=0")
     pretrained = summary_of(run).pretrained
     assert pretrained and pretrained.validation is None and "map@r on test: " in result.out
+    assert summary_of(run).best is None and not (run / "checkpoints" / "best.pt").exists()
     assert {path.name for path in (run / "evaluations").iterdir()} == {
         f"test-pretrained.{end}" for end in ("json", "npz")
     }
@@ -308,12 +304,16 @@ def test_figures_of_photos_that_changed_are_left_out_and_scored_again(engine, dm
     changes += ["backbone.tuning={name: none}"] if engine == "features" else []
     words = ["train", recipe, "-o", "run", *CPU, *(word for change in changes for word in ("--set", change))]
     assert dmlkit(*words).code == 0
+    shutil.copytree("run", "copy")
+    compare = ("compare", "run", "copy", "--device", "cpu")
+    compared = dmlkit(*compare).ok().out
     seen = dmlkit("eval", "run", "--device", "cpu").out
     assert "after training" in seen
     for path in Path("photos").rglob("*.png"):
         os.utime(path, ns=(1, 1))
     again = dmlkit("eval", "run", "--device", "cpu")
     assert next(line for line in again.out.splitlines() if "after training" in line) in seen
+    assert dmlkit(*compare).ok().out == compared and "evaluated again" not in compared
     assert SCORED not in dmlkit(*words, "--resume").ok().out
     trees.photo(Path("photos/4/1.png"), 999)
     changed = dmlkit("eval", "run", "--device", "cpu").out
@@ -420,18 +420,13 @@ def test_compare_shows_what_runs_began_with(dmlkit, home: Path, trained_once: Ca
     ("interval", "tuned", "ends"),
     [
         ((0.081, 0.105), 0.420, "+0.093 (0.081 to 0.105)"),
-        ((0.001, 0.012), 0.333, "+0.006 (0.001 to 0.012)"),
         ((0.001, 0.005), 0.330, "training did not help here (+0.003, 0.001 to 0.005); "),
-        ((-0.001, 0.105), 0.420, "no gain is detectable with 30 classes (+0.093, -0.001 to 0.105); "),
         ((0.0, 0.105), 0.420, "no gain is detectable with 30 classes (+0.093, 0.000 to 0.105); "),
-        ((-0.003, 0.048), 0.349, "no gain is detectable with 30 classes (+0.022, -0.003 to 0.048); "),
         ((-0.05, 0.006), 0.310, "no gain is detectable with 30 classes (-0.017, -0.050 to 0.006); "),
-        ((-0.002, 0.005), 0.328, "training did not help here (+0.001, -0.002 to 0.005); "),
         ((-0.006, 0.001), 0.326, "training did not help here (-0.001, -0.006 to 0.001); "),
         ((-0.003, -0.001), 0.325, "training did not help here (-0.002, -0.003 to -0.001); "),
         ((-0.03, -0.01), 0.307, "training made it worse (-0.020, -0.030 to -0.010); "),
         (None, 0.420, "+0.093, without an interval"),
-        (None, 0.307, "-0.020, without an interval"),
     ],
 )
 def test_the_line_says_whether_training_paid(interval, tuned: float, ends: str):
@@ -553,18 +548,3 @@ def test_curves_read_no_mathematics_and_bear_a_metric_that_an_epoch_lacks_t10(tm
     rows = [row(epoch, 1.0).model_copy(update={"validation": figures}) for epoch, figures in validations]
     plot_curves(rows, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_compare_reads_figures_of_photos_that_were_copied_without_their_times(dmlkit, tmp_path, monkeypatch, recipe):
-    monkeypatch.chdir(tmp_path)
-    trees.photos(Path("photos"), (f"{label}/{index}.png" for label in range(6) for index in range(3)))
-    changes = ["dataset={name: folder, root: photos, validation_fraction: 0}", "sampler={name: random, batch_size: 8}"]
-    changes += ["transform={name: plain, size: 16}", "training.epochs=1", "backbone.tuning={name: none}"]
-    words = ["train", recipe, "-o", "run", *CPU, *(word for change in changes for word in ("--set", change))]
-    assert dmlkit(*words).code == 0
-    shutil.copytree("run", "copy")
-    compare = ("compare", "run", "copy", "--device", "cpu")
-    before = dmlkit(*compare).ok().out
-    for path in Path("photos").rglob("*.png"):
-        os.utime(path, ns=(1, 1))
-    assert dmlkit(*compare).ok().out == before and "evaluated again" not in before

@@ -16,6 +16,7 @@ import torch
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.run_folder.documents import Environment
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.experiment import assemble
 from dmlkit.training.train import train
 from tests.conftest import END, ONE_EPOCH, ROOT, TINY_RECIPE, refuses
 from tests.processes import Forked, held_command_line, start, wait_until
@@ -89,7 +90,7 @@ def test_the_summary_takes_the_metrics_of_the_best_epoch_from_its_checkpoint(dml
 def test_the_run_folder_tells_the_whole_story(dmlkit, pictures_are_drawn: None, tiny_recipe, tmp_path):
     run = tmp_path / "run"
     result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu")
-    assert "epoch 3/3" in result.out and "best (epoch" in result.out
+    assert "epoch 3/3" in result.out and "best (epoch" in result.out and "pretrained" not in result.out
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert set(rows[0]["validation"]) == {"recall@1", "recall@2", "map@r"}
@@ -97,6 +98,7 @@ def test_the_run_folder_tells_the_whole_story(dmlkit, pictures_are_drawn: None, 
     scores = [row["validation"]["map@r"] for row in rows]
     assert summary["best"]["epoch"] == scores.index(max(scores)) + 1
     assert summary["last"]["epoch"] == 3 and summary["last"]["validation"] == rows[-1]["validation"]
+    assert summary["pretrained"] is None and not (run / "evaluations").exists()  # of random weights
     assert read_recipe(run / "recipe.yaml") == read_recipe(tiny_recipe)
     assert json.loads((run / "environment.json").read_text())["packages"]["torch"] == torch.__version__
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -122,7 +124,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_path: Path):
     recipe, expected = uninterrupted
     run, marks = tmp_path / "run", tmp_path / "marks"
@@ -157,20 +159,6 @@ def test_a_signal_to_training_and_its_readers_stops_it_after_a_checkpoint(number
     assert process.returncode == 130 and "to resume, rerun the same command with --resume" in output, output
     epochs = len(RunFolder(tmp_path / "run").read_metrics())
     assert RunFolder(tmp_path / "run").load_checkpoint("last")["epoch"] == epochs < 100_000
-
-
-def test_a_finished_run_resumes_to_the_same_summary(dmlkit, trained_once, tmp_path):
-    run = trained_once(tmp_path, TINY_RECIPE)
-    before = (run / "summary.json").read_text()
-    assert dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--resume", "--device", "cpu").code == 0
-    assert (run / "summary.json").read_text() == before
-
-
-def test_without_validation_classes_there_is_no_best(dmlkit, tiny_recipe, tmp_path):
-    run, sets = tmp_path / "run", ("--set", "training.epochs=1", "--set", "dataset.validation_fraction=0")
-    dmlkit("train", tiny_recipe, "-o", run, *sets, "--device", "cpu").ok()
-    assert json.loads((run / "summary.json").read_text())["best"] is None
-    assert not (run / "checkpoints" / "best.pt").exists()
 
 
 def test_dry_run_writes_nothing(dmlkit, tiny_recipe, tmp_path):
@@ -249,22 +237,7 @@ def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else
     assert {str(path) for path in after} == fresh
 
 
-def test_a_folder_with_a_recipe_alone_is_no_run(dmlkit, tiny_recipe: Path, tmp_path: Path):
-    home = tmp_path / "home"
-    (home / "checkpoints").mkdir(parents=True)
-    (home / "recipe.yaml").write_text(tiny_recipe.read_text())
-    (home / "checkpoints" / "imagenet.pth").write_text("weights")
-    dmlkit("train", home / "recipe.yaml", "-o", home, "--overwrite").refused("is not a dmlkit run")
-    assert (home / "checkpoints" / "imagenet.pth").read_text() == "weights"
-
-
-def foreign_folder(folder: Path, recipe: str | None, environment: str) -> dict[Path, bytes]:
-    """Write files of these names that no training wrote; return the content of each."""
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "environment.json").write_text(environment)
-    if recipe is not None:
-        (folder / "recipe.yaml").write_text(f"{recipe}# my comment\n")
-        (folder / "checkpoints" / "imagenet.pth").write_text("weights")
+def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -276,25 +249,37 @@ def foreign_folder(folder: Path, recipe: str | None, environment: str) -> dict[P
         ("--overwrite", '{"format": 99, "dmlkit": "9"}', False),
         ("--overwrite", "[]", True),
         ("--resume", "no JSON", False),
+        ("--overwrite", None, True),
     ],
 )
 def test_files_that_have_the_names_of_a_runs_make_no_run_r2(
-    dmlkit, tiny_recipe: Path, tmp_path: Path, option: str, environment: str, with_recipe: bool
+    dmlkit, tiny_recipe: Path, tmp_path: Path, option: str, environment: str | None, with_recipe: bool
 ):
-    before = foreign_folder(tmp_path / "work", tiny_recipe.read_text() if with_recipe else None, environment)
-    dmlkit("train", tiny_recipe, "-o", tmp_path / "work", option).refused(
-        f"{tmp_path / 'work'}: exists and is not a dmlkit run"
-    )
-    assert {path: path.read_bytes() for path in (tmp_path / "work").rglob("*") if path.is_file()} == before
+    work = tmp_path / "work"
+    (work / "checkpoints").mkdir(parents=True)
+    if environment is not None:
+        (work / "environment.json").write_text(environment)
+    if with_recipe:
+        (work / "recipe.yaml").write_text(f"{tiny_recipe.read_text()}# my comment\n")
+        (work / "checkpoints" / "imagenet.pth").write_text("weights")
+    before = contents(work)
+    dmlkit("train", tiny_recipe, "-o", work, option).refused(f"{work}: exists and is not a dmlkit run")
+    assert contents(work) == before
 
 
-def test_a_finished_run_without_its_last_checkpoint_is_refused_r1(dmlkit, trained_once, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("last", ["last.pt: missing, though", "summary.json"]),
+        ("best", ["best.pt: missing, though epoch 1 was the best"]),
+    ],
+)
+def test_a_finished_run_without_a_checkpoint_is_refused_r1(name: str, parts: list[str], dmlkit, trained_once, tmp_path):
     run = trained_once(tmp_path)
-    (run / "checkpoints" / "last.pt").unlink()
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    again = dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--device", "cpu", "--resume")
-    again.refused("last.pt: missing, though", "summary.json")
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    (run / "checkpoints" / f"{name}.pt").unlink()
+    before = contents(run)
+    dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--device", "cpu", "--resume").refused(*parts)
+    assert contents(run) == before
 
 
 def test_a_kill_after_the_first_best_checkpoint_and_before_the_last_one_starts_again(dmlkit, trained_once, tmp_path):
@@ -328,6 +313,9 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
     assert result.err.startswith(f"error: {tiny_recipe}:{len(lines) + 1}: {message}"), result.err
 
 
+HEADLESS = ("head={name: none}", "embedding_dim=16", "backbone.freeze_epochs=1")  # 16 features of small_cnn
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
@@ -337,6 +325,7 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
         (["backbone={name: bn_inception}", "transform.size=40"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: googlenet}", "transform.size=8"], "transform.size: "),
         (["backbone={name: resnet18}", "sampler.batch_size=1"], "sampler: a batch of 1 image per rank is too small"),
+        ([*HEADLESS, "loss={name: triplet}"], "backbone.freeze_epochs: got 1, expected 0, because nothing outside the"),
     ],
 )
 def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, tiny_recipe, tmp_path, changes, error):
@@ -354,26 +343,12 @@ def test_memory_that_runs_out_is_one_line_with_the_settings_that_need_less(dmlki
     assert "take smaller batches, or set training.precision=bf16" in result.err and "Error code" not in result.err
 
 
-def test_frozen_batch_norms_take_single_images(dmlkit, tiny_recipe: Path):
-    changes = ["backbone={name: resnet18, freeze_batchnorm_statistics: true}", "sampler.batch_size=1"]
-    dmlkit("train", tiny_recipe, "--dry-run", *(word for change in changes for word in ("--set", change))).ok()
-
-
 def test_the_environment_names_the_device_that_trains(tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"GPU of {device}")
     recipe = read_recipe(tiny_recipe)
     gpus = [Environment.here(recipe, device).gpu for device in ("cpu", "cuda:1", "mps")]
     assert gpus == [None, "GPU of cuda:1", "Apple GPU"]
-
-
-def test_a_finished_run_without_its_best_checkpoint_is_refused(dmlkit, trained_once, tmp_path: Path):
-    run = trained_once(tmp_path)
-    (run / "checkpoints" / "best.pt").unlink()
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    again = dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--device", "cpu", "--resume")
-    again.refused("best.pt: missing, though epoch 1 was the best")
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_a_thread_trains_as_the_main_one_does(tiny_recipe: Path, trained_once, tmp_path: Path):
@@ -389,12 +364,13 @@ def test_overrides_of_a_recipe_that_is_read_already_are_refused(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("loss", "is_refused"), [("triplet", True), ("proxy_anchor", False)])
-def test_frozen_epochs_in_which_nothing_trains_are_refused(loss: str, is_refused: bool, dmlkit, tiny_recipe: Path):
-    """The head none has no weights, and small_cnn of width 4 gives 16 features."""
-    changes = ["head={name: none}", "embedding_dim=16", "backbone.freeze_epochs=1", f"loss={{name: {loss}}}"]
-    result = dmlkit("train", tiny_recipe, "--dry-run", *(word for change in changes for word in ("--set", change)))
-    if is_refused:
-        result.refused("backbone.freeze_epochs: got 1, expected 0, because nothing outside the backbone trains")
-    else:
-        result.ok()
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("backbone={name: resnet18, freeze_batchnorm_statistics: true}", "sampler.batch_size=1"),
+        (*HEADLESS, "loss={name: proxy_anchor}"),
+    ],
+    ids=["single images with frozen batch norms", "frozen epochs in which proxies train"],
+)
+def test_what_looks_like_too_little_to_train_is_assembled(overrides: tuple[str, ...]):
+    assemble(parse_recipe(TINY_RECIPE, "r.yaml", overrides))
