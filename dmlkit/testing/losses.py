@@ -47,12 +47,11 @@ def check_loss(config: LossConfig) -> None:
 
 def value_is_a_finite_scalar(config: LossConfig | RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that the value is a finite scalar with a finite gradient, of which a loss has one by the embeddings."""
-    features, labels = draw()
-    value, gradients = evaluate(term := build_term(config, manifold), features, labels)
+    value, gradients = expect_finite(build_term(config, manifold), *draw(), "a batch")
     expect(value.ndim == 0, f"got a value of shape {tuple(value.shape)}")
     expect(bool(gradients), "the value has no gradient")
-    expect_finite(term, features, labels)
-    expect(isinstance(term, Regularizer) or bool(gradients[0].any()), "the gradient of the embeddings is 0")
+    is_regularizer = isinstance(config, RegularizerConfig)
+    expect(is_regularizer or bool(gradients[0].any()), "the gradient of the embeddings is 0")
 
 
 def order_of_the_batch_does_not_matter(config: LossConfig, manifold: ManifoldConfig) -> None:
@@ -171,7 +170,8 @@ def a_hundred_thousand_classes_stay_finite(config: LossConfig, manifold: Manifol
     # The regularizer of one loss compares all proxies with all classes: 1e11 logits.
     options = {"regularizer_weight": 0.0} if "regularizer_weight" in type(config).model_fields else {}
     features, labels = draw()
-    expect_finite(build(changed(config, **options), manifold, classes=100_000), features, labels * 20_000)
+    loss = build(changed(config, **options), manifold, classes=100_000)
+    expect_finite(loss, features, labels * 20_000, "100 000 classes")
 
 
 def half_precision_is_computed_in_full(config: LossConfig | RegularizerConfig, manifold: ManifoldConfig) -> None:
@@ -378,11 +378,12 @@ def _value(term: Loss | Regularizer, points: Tensor, labels: Tensor) -> Tensor:
     return term(points, labels)
 
 
-def expect_finite(term: Loss | Regularizer, features: Tensor, labels: Tensor, what: str = "a batch") -> None:
-    """Check that the value and the gradients of a batch are finite."""
+def expect_finite(term: Loss | Regularizer, features: Tensor, labels: Tensor, what: str) -> tuple[Tensor, list[Tensor]]:
+    """Check that the value and the gradients of a batch are finite, and return them."""
     value, gradients = evaluate(term, features, labels)
-    expect(value.isfinite(), f"{what}: the value is {value.item()}")
+    expect(value.isfinite().all(), f"{what}: the value is {value.tolist()}")
     expect(all(gradient.isfinite().all() for gradient in gradients), f"{what}: a gradient has nan or inf")
+    return value, gradients
 
 
 def draws_at_random(loss: Loss, features: Tensor, labels: Tensor) -> bool:

@@ -18,12 +18,7 @@ LONGEST_NAME = 40  # characters of a curve's name
 
 @dataclass(frozen=True)
 class EpochBand:
-    """A figure per epoch: its mean over some runs, and the lowest and the highest run.
-
-    Example:
-        >>> EpochBand.of([{1: 0.5, 2: 0.75}, {1: 1.0, 2: 1.0, 3: 1.0}])
-        EpochBand(epochs=[1, 2], mean=[0.75, 0.875], low=[0.5, 0.75], high=[1.0, 1.0])
-    """
+    """A figure per epoch: its mean over some runs, and the lowest and the highest run."""
 
     epochs: list[int]
     mean: list[float]

@@ -96,13 +96,7 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
 
 
 def kept_bytes(model: EmbeddingModel, pixels: Tensor) -> float:
-    """Return how many bytes per image the forward pass keeps for the backward pass, without the model's own tensors.
-
-    Example:
-        >>> from torch import nn
-        >>> kept_bytes(nn.Sequential(nn.Linear(3, 4), nn.Sigmoid()), torch.ones(5, 3))  # 3 inputs and 4 outputs
-        28.0
-    """
+    """Return how many bytes per image the forward pass keeps for the backward pass, without the model's own tensors."""
     own_addresses = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
 

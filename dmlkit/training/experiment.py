@@ -41,16 +41,6 @@ class WeightAverage:
 
     Args:
         decay: share of the average that each step keeps, in (0, 1).
-
-    Example:
-        >>> from dmlkit.recipe import parse_recipe
-        >>> from dmlkit.model import build_model
-        >>> model = build_model(parse_recipe("{dataset: {name: glyphs}, loss: {name: triplet}}", "recipe.yaml"))
-        >>> average = WeightAverage(model, 0.75)
-        >>> _ = model.head.linear.bias.data.fill_(4.0)
-        >>> average.update()
-        >>> average.weights()["head.linear.bias"][:2]
-        tensor([1., 1.])
     """
 
     def __init__(self, model: EmbeddingModel, decay: float) -> None:

@@ -7,6 +7,7 @@ epochs that validation chose in the run.
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from math import nan
 from pathlib import Path
@@ -171,19 +172,12 @@ def forget_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+    with suppress(OSError):  # another system, or one that forbids it
         (LINUX / "clear_refs").write_text("5")
-    except OSError:  # another system, or one that forbids it
-        return
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the peak memory in bytes; see `dmlkit.run_folder.documents.Summary.peak_memory_bytes`.
-
-    Example:
-        >>> peak_memory(torch.device("cpu")) > 10_000_000  # torch alone takes more
-        True
-    """
+    """Return the peak memory in bytes; see `dmlkit.run_folder.documents.Summary.peak_memory_bytes`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if (LINUX / "status").exists():
