@@ -7,7 +7,6 @@ import contextlib
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from multiprocessing import forkserver, get_context
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import NamedTemporaryFile
-from threading import Timer
 from typing import Any
 
 from dmlkit.distributed.stopping import StopRequest
@@ -153,12 +151,6 @@ def hold_at_step(step: int, marks: str) -> None:
 def held_command_line(step: int, marks: str, *words: str) -> None:
     """``dmlkit``, which waits at a step of training for what stops or ends it."""
     hold_at_step(step, marks)
-    command_line(*words)
-
-
-def killed_command_line(step: int, seconds: float, *words: str) -> None:
-    """``dmlkit``, ended as by kill -9 some seconds after a step of training, in whatever it does then."""
-    at_step(step, lambda _: Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start())
     command_line(*words)
 
 

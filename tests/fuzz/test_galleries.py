@@ -226,42 +226,31 @@ def change(name: str, home: Path, gallery: Path, argument: Any) -> None:
             index_gallery(gallery, argument, 0.5)
 
 
-class Change:
-    """A change that a process of its own can make."""
-
-    def __init__(self, name: str, argument: Any) -> None:
-        self.name, self.argument = name, argument
-
-    def __call__(self, home: Path, gallery: Path) -> None:
-        change(self.name, home, gallery, self.argument)
-
-
-def drawn(home: Path, gallery: Path, random: np.random.Generator) -> tuple[Change, dict[str, tuple[Any, ...]]]:
-    """A change, and what the gallery holds after it."""
+def drawn(home: Path, gallery: Path, random: np.random.Generator) -> tuple[str, Any, dict[str, tuple[Any, ...]]]:
+    """A change with its argument, and what the gallery holds after it."""
     before, versions = content(gallery), read_summary(gallery).versions
     name = str(random.choice(["add", "add", "remove", "remove", "rename", "restore", "compact", "index"]))
     group = int(random.integers(4))
     rows = {id: row for id, row in new_rows(home, group, "new").items() if id not in before}  # noqa: A001
     if name == "add" and rows:
-        return Change("add", group), before | rows
+        return "add", group, before | rows
     if name == "remove" and len(before) > 270:
         gone = [str(id) for id in random.choice(sorted(before), 3, replace=False)]  # noqa: A001
-        return Change("remove", gone), {id: row for id, row in before.items() if id not in gone}  # noqa: A001
+        return "remove", gone, {id: row for id, row in before.items() if id not in gone}  # noqa: A001
     if name == "rename":
         old, new = (str(random.choice(names)) for names in (sorted({row[0] for row in before.values()}), LABELS))
-        return Change("rename", (old, new)), {
-            key: (new if row[0] == old else row[0], *row[1:]) for key, row in before.items()
-        }
+        rows = {key: (new if row[0] == old else row[0], *row[1:]) for key, row in before.items()}
+        return "rename", (old, new), rows
     if name == "restore":
         version = versions[int(random.integers(len(versions)))].number
         copy = shutil.copytree(gallery, gallery.with_name("restored"))
         restore_version(copy, version)
         rows = content(copy)
         shutil.rmtree(copy)
-        return Change("restore", version), rows
+        return "restore", version, rows
     if name == "index":
-        return Change("index", str(random.choice(["ivf_pq", "ivf_hnsw_sq"]))), before
-    return Change("compact", None), before
+        return "index", str(random.choice(["ivf_pq", "ivf_hnsw_sq"])), before
+    return "compact", None, before
 
 
 @pytest.mark.heavy
@@ -272,21 +261,21 @@ def test_a_storm_of_kills_leaves_each_change_done_or_not(home: Path, tmp_path: P
     seconds: dict[str, float] = {}
     counts = dict.fromkeys(["killed", "before", "after", "ended"], 0)
     while counts["killed"] < kills:
-        one, after = drawn(home, gallery, random)
+        name, argument, after = drawn(home, gallery, random)
         before = content(gallery)
-        process: Forked = started(one, home, gallery)
+        process: Forked = started(partial(change, name, argument=argument), home, gallery)
         since = perf_counter()
-        if one.name in seconds:
-            sleep(float(random.uniform(0, 1.1)) * seconds[one.name])
+        if name in seconds:
+            sleep(float(random.uniform(0, 1.1)) * seconds[name])
             process.kill()
         code = process.wait(END)
         assert code in (0, -signal.SIGKILL), process.communicate()
         if code == 0:
             counts["ended"] += 1
-            seconds[one.name] = perf_counter() - since
+            seconds[name] = perf_counter() - since
         gallery.with_suffix(".begun").unlink()
         found = content(gallery)  # no id is there twice, or it fails
-        assert found in (before, after) and (code != 0 or found == after), (one.name, counts)
+        assert found in (before, after) and (code != 0 or found == after), (name, counts)
         GalleryFolder(gallery).check()
         if code != 0:
             counts["killed"] += 1

@@ -35,15 +35,14 @@ WRITERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_kill_anywhere_costs_no_file(name, ground, command, tmp_path):
     words = WRITERS[name]
-    whole = tmp_path / "whole"
-    shutil.copytree(ground, whole)
+    whole = shutil.copytree(ground, tmp_path / "whole")
     with chdir(whole):
         assert command(*words)[0] == 0
     expected = contents(whole)
-    steps = in_child(words, copied(ground, tmp_path / "counted"), None)
+    steps = in_child(words, shutil.copytree(ground, tmp_path / "counted"), None)
     assert steps > 0
     for step in range(1, steps + 1, 1 if FULL else max(1, steps // 2)):
-        folder = copied(ground, tmp_path / f"killed-{step}")
+        folder = shutil.copytree(ground, tmp_path / f"killed-{step}")
         assert in_child(words, folder, step) == -1
         with chdir(folder):
             code, said = command(*words)
@@ -51,11 +50,6 @@ def test_a_kill_anywhere_costs_no_file(name, ground, command, tmp_path):
         after = contents(folder)
         assert after == expected, (step, {key for key in after | expected if after.get(key) != expected.get(key)})
         shutil.rmtree(folder)
-
-
-def copied(ground: Path, folder: Path) -> Path:
-    shutil.copytree(ground, folder)
-    return folder
 
 
 def in_child(words: tuple[str, ...], folder: Path, last: int | None) -> int:

@@ -1,6 +1,7 @@
-"""Steps of several batches: those of a naive loop, through an interruption, and over batches that cannot be read."""
+"""Training by a naive loop, with steps of several batches, through an interruption, and without unreadable images."""
 
 import signal
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from math import cos, pi
 from pathlib import Path
@@ -15,12 +16,12 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.losses import ProxyAnchor
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import assemble
 from dmlkit.training.train import take_step
 from tests.conftest import END, TINY_RECIPE
 from tests.processes import Forked, held_command_line, start, wait_until
-from tests.training.test_average import assert_same_bits
 
 BATCHES = 5
 MORE = TINY_RECIPE.replace("images_per_class: 6", "images_per_class: 14")  # 5 batches of 8 an epoch
@@ -29,10 +30,12 @@ OPTIONS = f"accumulate: 2, clip_grad_norm: {CLIP}, ema: {DECAY}"
 ACCUMULATED = MORE.replace("epochs: 3", f"epochs: 3, {OPTIONS}") + "schedule: {name: cosine}\n"
 
 
-def naive(precision: str) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
-    """Weights with their averages, and of each epoch the mean loss of its steps; and the rate of each step."""
-    recipe = parse_recipe(ACCUMULATED, "r.yaml")
-    train = recipe.dataset.build("train")
+def naive(recipe: Recipe, unreadable: Sequence[int] = ()) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
+    """What train must do, written out with nothing but torch and the parts; images that cannot be read are left out.
+
+    Return the weights with their averages, the mean loss of the steps of each epoch, and the rate of each step.
+    """
+    settings, train, decay = recipe.training, recipe.dataset.build("train"), recipe.training.ema or 0.0
     torch.manual_seed(recipe.seed)
     model = build_model(recipe)
     loss = ProxyAnchor(model.manifold, len(train.class_names))
@@ -40,50 +43,63 @@ def naive(precision: str) -> tuple[dict[str, torch.Tensor], list[float], list[fl
         [{"params": model.parameters()}, {"params": [loss.proxies], "lr": 0.03}], lr=0.003, weight_decay=1e-4
     )
     averages = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    mixed = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+    mixed = torch.autocast("cpu", torch.bfloat16) if settings.precision == "bf16" else nullcontext()
     sampler = recipe.sampler.build(train.labels, recipe.seed)
     mean_losses: list[float] = []
     rates: list[float] = []
-    for epoch in range(3):
-        batches = list(sampler.batches(epoch))
-        assert len(batches) == BATCHES
+    for epoch in range(settings.epochs):
+        batches = [[row for row in batch if row not in unreadable] for batch in sampler.batches(epoch)]
+        groups = [batches[first : first + settings.accumulate] for first in range(0, len(batches), settings.accumulate)]
         steps: list[float] = []
-        for step, group in enumerate((batches[:2], batches[2:4], batches[4:])):  # the last has one batch
-            rate = 0.003 * (1 + cos(pi * (epoch + step / 3) / 3)) / 2
-            rates.append(rate)
+        for step, group in enumerate(groups):
+            share = (epoch + step / len(groups)) / settings.epochs
+            rates.append(0.003 * ((1 + cos(pi * share)) / 2 if recipe.schedule.name == "cosine" else 1))
+            optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = rates[-1], 10 * rates[-1]
             losses: list[torch.Tensor] = []
-            for batch in group:
+            for batch in filter(None, group):
                 with mixed:
-                    embeddings = model(torch.stack([train.sample(index) for index in batch]))
+                    embeddings = model(torch.stack([train.sample(row) for row in batch]))
                 losses.append(loss(embeddings.float(), train.labels[batch]))
-            mean = sum(losses[1:], losses[0]) / len(losses)
+            if not losses:
+                continue
+            mean = torch.stack(losses).mean()
             optimizer.zero_grad()
             mean.backward()
-            optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = rate, 10 * rate
-            torch.nn.utils.clip_grad_norm_([*model.parameters(), loss.proxies], CLIP)
+            if settings.clip_grad_norm:
+                torch.nn.utils.clip_grad_norm_([*model.parameters(), loss.proxies], settings.clip_grad_norm)
             optimizer.step()
             for name, weight in model.named_parameters():
-                averages[name] = DECAY * averages[name] + (1 - DECAY) * weight.detach()
+                averages[name] = decay * averages[name] + (1 - decay) * weight.detach()
             steps.append(mean.item())
-        mean_losses.append(sum(steps) / 3)
+        mean_losses.append(sum(steps) / len(steps))
     return {**model.state_dict(), **averages, "proxies": loss.proxies.detach()}, mean_losses, rates
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_steps_of_several_batches_are_those_of_a_naive_loop(dmlkit, tmp_path: Path, precision: str):
-    recipe, run = tmp_path / "accumulated.yaml", tmp_path / "run"
-    recipe.write_text(ACCUMULATED)
+@pytest.mark.parametrize(
+    ("text", "precision", "tolerance"),
+    [
+        (TINY_RECIPE, "fp32", {}),
+        (ACCUMULATED, "fp32", {"rtol": 1e-4, "atol": 1e-5}),
+        (ACCUMULATED, "bf16", {"rtol": 1e-4, "atol": 1e-5}),
+    ],
+    ids=["plain", "accumulated", "accumulated in bf16"],
+)
+def test_training_is_that_of_a_naive_loop(
+    dmlkit, tmp_path: Path, text: str, precision: str, tolerance: dict[str, float]
+):
+    """Also with steps of several batches, of which the last of an epoch has one, clipped gradients and averages."""
+    (tmp_path / "recipe.yaml").write_text(text)
     sets = ("--set", f"training.precision={precision}", "--device", "cpu")
-    assert dmlkit("train", recipe, "-o", run, *sets).code == 0
-    saved = RunFolder(run).load_checkpoint("last")
+    dmlkit("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run", *sets).ok()
+    saved, rows = RunFolder(tmp_path / "run").load_checkpoint("last"), RunFolder(tmp_path / "run").read_metrics()
     found = {**saved["model"], "proxies": saved["objective"]["loss.proxies"]}
-    expected, losses, rates = naive(precision)
+    expected, losses, rates = naive(parse_recipe(text, "r.yaml", [f"training.precision={precision}"]))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, msg=name, rtol=1e-4, atol=1e-5)
-    rows = RunFolder(run).read_metrics()
+        torch.testing.assert_close(found[name], tensor, msg=name, **tolerance)
     assert [row.loss for row in rows] == pytest.approx(losses, rel=1e-5)
-    assert [row.lr for row in rows] == pytest.approx(rates[2::3])
+    steps = len(rates) // 3
+    assert [row.lr for row in rows] == pytest.approx(rates[steps - 1 :: steps])
 
 
 def test_scaled_gradients_are_clipped_by_norm_and_value_as_unscaled_ones_are():
@@ -118,6 +134,16 @@ def test_two_small_batches_are_one_large_one_only_where_a_loss_is_a_mean_over_im
     large, small = (torch.cat([weight.flatten() for weight in model.values()]) for model in found)
     apart = ((small - large).norm() / large.norm()).item()
     assert apart < 1e-5 if is_mean_over_images else apart > 1e-3
+
+
+def assert_same_bits(whole: Path, cut: Path):
+    """Of the average, of where the last step left the weights, and of the loss."""
+    first, second = (RunFolder(run).load_checkpoint("last") for run in (whole, cut))
+    for part in ("model", "latest", "objective"):
+        assert first[part] and first[part].keys() == second[part].keys()
+        for name, tensor in first[part].items():
+            assert torch.equal(tensor, second[part][name]), name
+    assert any(not torch.equal(first["model"][name], weight) for name, weight in first["latest"].items())
 
 
 @pytest.mark.heavy
@@ -159,27 +185,22 @@ def test_batches_that_cannot_be_read_are_left_out_of_the_mean(tmp_path: Path):
     library.train(recipe, tmp_path / "run", device="cpu")
     found = RunFolder(tmp_path / "run").load_checkpoint("last")["model"]
 
-    train = recipe.dataset.build("train")
-    torch.manual_seed(recipe.seed)
-    model = build_model(recipe)
-    loss = ProxyAnchor(model.manifold, 2)
-    optimizer = torch.optim.AdamW(
-        [{"params": model.parameters()}, {"params": [loss.proxies], "lr": 0.03}], lr=0.003, weight_decay=1e-4
-    )
-    lost: list[int] = []
-    for epoch in range(4):
-        order = [index for batch in recipe.sampler.build(train.labels, recipe.seed).batches(epoch) for index in batch]
-        for first in range(0, 8, 2):
-            group = [index for index in order[first : first + 2] if photos / train.key(index) not in broken]
-            lost.append(2 - len(group))
-            if group:
-                optimizer.zero_grad()
-                losses = [loss(model(train.sample(index)[None]), train.labels[[index]]) for index in group]
-                torch.stack(losses).mean().backward()
-                optimizer.step()
+    images = recipe.dataset.build("train")
+    unreadable = [row for row in range(len(images)) if photos / images.key(row) in broken]
+    sampler = recipe.sampler.build(images.labels, recipe.seed)
+    rows = [row for epoch in range(4) for batch in sampler.batches(epoch) for row in batch]
+    lost = [sum(row in unreadable for row in rows[first : first + 2]) for first in range(0, len(rows), 2)]
     assert set(lost) == {0, 1, 2}
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, msg=name, rtol=1e-4, atol=1e-5)
+    for name, tensor in naive(recipe, unreadable)[0].items():
+        if name != "proxies":
+            torch.testing.assert_close(found[name], tensor, msg=name, rtol=1e-4, atol=1e-5)
+
+
+def test_validation_judges_the_average(trained_once: Callable[..., Path], tmp_path: Path):
+    run = trained_once(tmp_path, TINY_RECIPE.replace("epochs: 3", f"epochs: 3, ema: {DECAY}"))
+    reported = RunFolder(run).read_metrics()[-1].validation
+    measured = library.evaluate(run, split="validation", checkpoint="last", device="cpu").report.metrics
+    assert {name: measured[name] for name in reported} == pytest.approx(reported, abs=1e-6)
 
 
 def test_more_batches_than_an_epoch_has_are_one_line(dmlkit, tmp_path: Path):

@@ -322,14 +322,12 @@ def test_figures_of_photos_that_changed_are_left_out_and_scored_again(engine, dm
     assert "after training" in dmlkit("eval", "run", "--device", "cpu").out
 
 
-def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, tiny_recipe: Path, run: Path):
+def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, run: Path):
     before = (run / "evaluations" / "test-pretrained.json").read_text()
     words = (*CPU, *ONE, "--overwrite", "--set", "dataset.images_per_class=5")
     assert dmlkit("train", recipe, "-o", run, *words).code == 0
     after = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
-    assert after["queries"] == 30 and json.loads(before)["queries"] == 36
-    assert dmlkit("train", tiny_recipe, "-o", run, *CPU, *ONE, "--overwrite").code == 0
-    assert not (run / "evaluations").exists() and not (run / ".new").exists()
+    assert after["queries"] == 30 and json.loads(before)["queries"] == 36 and not (run / ".new").exists()
 
 
 @pytest.mark.parametrize("weights_are", ["a file", "null"])
