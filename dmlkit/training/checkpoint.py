@@ -183,18 +183,19 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
         objective[sharded.name] = sharded.shard.collect(sharded.values)
     model = experiment.model.state_dict()
     model |= experiment.average.weights() if experiment.average else {}
-    weights = {
+    weights: dict[str, Any] = {
         "recipe": experiment.recipe_text,
         "num_features": experiment.train.num_features,
         "model": model,
         "objective": objective,
-        **({ALIGNED: experiment.objective.aligned_to} if experiment.objective.aligned_to else {}),
     }
-    if experiment.frozen_pretrained is None:
-        return weights
-    for name in experiment.model.frozen_weights():
-        del model[name]
-    return {**weights, FROZEN: experiment.frozen_pretrained}
+    if experiment.objective.aligned_to:
+        weights[ALIGNED] = experiment.objective.aligned_to
+    if experiment.frozen_pretrained is not None:
+        weights[FROZEN] = experiment.frozen_pretrained
+        for name in experiment.model.frozen_weights():
+            del model[name]
+    return weights
 
 
 def _optimizer_state(experiment: Experiment) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
         return (seconds - self.storing) / (self.seconds - self.storing)
 
 
-def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = False) -> Estimate:
+def estimate_training(recipe: Recipe, device: str, *, at_hand: bool = False) -> Estimate:
     """Estimate the time of ``dmlkit train`` for a recipe of images.
 
     What is stored of each image or view is computed once; all other layers run in each epoch. Nothing is downloaded:
@@ -140,15 +140,15 @@ class TrainingPlan(NamedTuple):
     disk: float = 0.0  # bytes of the stored maps for which the disk has no room
 
 
-def plan_training(setting: Photos, budget: float, device: str = "auto") -> TrainingPlan:
+def plan_training(setting: Photos, budget: float, device: str) -> TrainingPlan:
     """Choose how much of a backbone to train: the most that the budget allows, with as many epochs as pay.
 
     Each tuning that the backbone supports is timed by a batch; all weights come first and a head on frozen features
     last, which is chosen even where it exceeds the budget.
     """
 
-    def trial(tuning: str, epochs: int) -> tuple[Photos, Estimate]:
-        chosen = replace(setting, tuning=tuning, epochs=epochs)
+    def trial(tuning: str) -> tuple[Photos, Estimate]:
+        chosen = replace(setting, tuning=tuning, epochs=fewest_epochs)
         recipe = parse_recipe(starting_recipe(chosen), "recipe")
         return chosen, estimate_training(recipe, device, at_hand=setting.at_hand)
 
@@ -158,7 +158,7 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
     first, *others, last = TUNINGS
     for tuning in (first, *others):
         try:
-            chosen, estimate = trial(tuning, fewest_epochs)
+            chosen, estimate = trial(tuning)
         except UserError:
             if tuning == first:  # the photos cannot be read
                 raise
@@ -175,7 +175,7 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
             chosen = replace(chosen, epochs=epochs)
             return TrainingPlan(chosen, estimate.of_epochs(epochs / fewest_epochs), larger, memory, disk)
         larger = larger or (tuning, estimate.seconds)
-    return TrainingPlan(*trial(last, fewest_epochs), larger, disk=disk)
+    return TrainingPlan(*trial(last), larger, disk=disk)
 
 
 def _read(dataset: Dataset, recipe: Recipe, *, training: bool) -> tuple[Tensor, float]:

@@ -13,7 +13,7 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.evaluate import Evaluation, evaluate, score_split
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
-from dmlkit.evaluation.run import OWN_TEST, Scope, random_notes, with_scope
+from dmlkit.evaluation.run import Scope, random_notes, with_scope
 from dmlkit.files.source import MODEL
 from dmlkit.loading.image_changes import are_same_files
 from dmlkit.metrics.statistics import paired_differences
@@ -144,9 +144,7 @@ def describe_backbone(recipe: Recipe) -> str:
     return f"{' '.join(names)} before training, {f'weights {weights}' if weights else 'random weights'}"
 
 
-def evaluate_recipe(
-    path: Path, ranks: Ranks, scope: Scope = OWN_TEST, bar: Bar = no_bar
-) -> tuple[Report, Evaluation, Recipe]:
+def evaluate_recipe(path: Path, ranks: Ranks, scope: Scope, bar: Bar) -> tuple[Report, Evaluation, Recipe]:
     """Score the checkpoint ``pretrained`` of a recipe; the overrides of the scope may be of any of its keys."""
     recipe, split = with_scope(read_recipe(path, scope.overrides), scope), scope.evaluated_split
     with recipe.errors_at("dataset") if scope.images is None else nullcontext():

@@ -132,7 +132,7 @@ def start(
     chosen, setting, plan = fitting(setting, measured, budget, device, notes)
     if chosen is not None and plan is not None:
         larger, plan = with_larger_images(plan, chosen, budget, device, bar)
-        setting, measured = plan.setting, (*measured, *larger)
+        setting, measured = plan.setting, [*measured, *larger]
     better = best([model for model in measured if not model.is_free])
     if chosen is None or better is None or not chosen.is_free or not better.is_better_than(chosen):
         better = None
@@ -223,8 +223,8 @@ def by_speed(measured: Sequence[MeasuredModel]) -> tuple[MeasuredModel, ...]:
 
 
 def measure_all(
-    setting: Photos, device: str, *, download: bool, license_only: Literal["free"] | None, bar: Bar = no_bar
-) -> tuple[tuple[MeasuredModel, ...], list[str]]:
+    setting: Photos, device: str, *, download: bool, license_only: Literal["free"] | None, bar: Bar
+) -> tuple[list[MeasuredModel], list[str]]:
     """Measure the models whose weights are at hand, or all; also return why some were not measured."""
     faults, left_out, measured, ranks = list[str](), list[str](), list[MeasuredModel](), start_ranks(device, "fp32")
     for backbone in CHOICES:
@@ -242,7 +242,7 @@ def measure_all(
     if left_out:
         models = counted(len(left_out), "model", "models")
         faults.append(f"{models} left out, whose license does not allow every use: {some_of(left_out)}")
-    return by_speed(measured), faults
+    return measured, faults
 
 
 def measure(setting: Photos, ranks: Ranks, bar: Bar = no_bar) -> MeasuredModel:

@@ -131,7 +131,9 @@ def _train(
         if memory := out_of_memory(error):
             text = f"not enough memory for batches of {experiment.sampler.batch_size} images ({memory}); {LESS_MEMORY}"
             raise UserError(recipe.fault(("sampler",), text)) from error
-        ended = _what_ended(error, ranks)
+        is_lost = isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
+        is_lost = is_lost and ranks.world_size > 1
+        ended = f"another rank ended ({error})" if is_lost else killed_reader(error)
         if not ended:
             raise
         if run.is_being_replaced():
@@ -148,12 +150,6 @@ def classes_of(experiment: Experiment) -> RunClasses:
     return RunClasses(
         training_classes=names, validation_classes=validation, test_classes=test, images=images, known_images=known
     )
-
-
-def _what_ended(error: Exception, ranks: Ranks) -> str:
-    """Return which other process of a training was ended, another rank or a reader; an empty text for other errors."""
-    is_lost = isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
-    return f"another rank ended ({error})" if is_lost and ranks.world_size > 1 else killed_reader(error)
 
 
 def fit(
