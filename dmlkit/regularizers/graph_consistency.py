@@ -11,8 +11,6 @@ from torch.linalg import matrix_norm
 from dmlkit.component import Requirement, recipe_key
 from dmlkit.regularizers.base import Regularizer
 
-GraphForm = Literal["propagated", "graphs", "bound"]
-
 
 class GraphConsistency(Regularizer, name="graph_consistency"):
     r"""CGML (Chen et al. 2021): two draws of the same classes should have the same graph of similarities.
@@ -50,7 +48,7 @@ class GraphConsistency(Regularizer, name="graph_consistency"):
     """sigma, in units of the squared distance."""
     relative_bandwidth: bool = False
     """Multiply sigma by the median squared distance of the batch, for embeddings of any length."""
-    form: GraphForm = "propagated"
+    form: Literal["propagated", "graphs", "bound"] = "propagated"
     """What to compare: ``propagated`` features (eq. 3), the ``graphs`` (eq. 1), or the full ``bound`` (eq. 2)."""
 
     def requirements(self) -> Iterable[Requirement]:

@@ -19,8 +19,6 @@ from dmlkit.manifolds.products import safe_sqrt, squared_distances
 from dmlkit.regularizers.base import Regularizer
 
 FLAT = ("sphere", "euclidean")
-DistillKind = Literal["relational", "similarity"]
-ANGLE_WEIGHT = 2.0
 
 
 def check_source_run(path: str, info: ValidationInfo) -> str:
@@ -157,7 +155,7 @@ class Distill(Regularizer, name="distill"):
     teacher: Annotated[str, Field(min_length=1), AfterValidator(check_teacher)] = recipe_key()
     """Run of the teacher, whose embeddings may have another width. It embeds the training images once, without
     augmentation, before the first step."""
-    kind: DistillKind = "relational"
+    kind: Literal["relational", "similarity"] = "relational"
     """What to compare: distances and angles (``relational``), or the rows of the matrix of inner products
     (``similarity``; the paper's weight is 3000)."""
     angle_weight: Annotated[NonNegativeFloat | None, AfterValidator(check_angle_weight)] = None
@@ -188,7 +186,7 @@ class Distill(Regularizer, name="distill"):
         if self.kind == "similarity":
             return (similarity_rows(teacher) - similarity_rows(student)).square().mean()
         apart = mean_huber(relative_distances(teacher), relative_distances(student), distinct(len(student), 2, student))
-        angle_weight = ANGLE_WEIGHT if self.angle_weight is None else self.angle_weight
+        angle_weight = 2.0 if self.angle_weight is None else self.angle_weight
         if angle_weight == 0:
             return apart
         triplets = distinct(len(student), 3, student)

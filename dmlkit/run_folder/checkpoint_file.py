@@ -18,12 +18,14 @@ FORMAT = 1  # increase it if older versions of dmlkit cannot read the new format
 Keys = Mapping[str, type | tuple[type, ...]]
 """Keys that a checkpoint must have, and the types of their values."""
 WEIGHTS: Keys = {"recipe": str, "model": dict, "objective": dict, "epoch": int}
-PROGRESS: Keys = {
-    **{"step": int, "loss_sums": list, "seconds": float, "best": (dict, NoneType), "skipped": list},
-    "pretrained": str,
+CHECKPOINTS: dict[Literal["best", "last"], Keys] = {
+    "best": WEIGHTS,
+    "last": {
+        **WEIGHTS,
+        **{"step": int, "loss_sums": list, "seconds": float, "best": (dict, NoneType), "skipped": list},
+        **{"pretrained": str, "optimizer": dict, "precision": dict, "random": dict},
+    },
 }
-SESSION: Keys = {"optimizer": dict, "precision": dict, "random": dict}
-CHECKPOINTS: dict[Literal["best", "last"], Keys] = {"best": WEIGHTS, "last": {**WEIGHTS, **PROGRESS, **SESSION}}
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

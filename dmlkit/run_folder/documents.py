@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # a run's progress is read without torch, which takes seconds
     from dmlkit.recipe.schema import Recipe
 
 Metrics = dict[str, float]
-SPLITS = ("train", "validation", "test", "all")
 PACKAGES = ("torchvision", "geoopt", "numpy", "pillow", "matplotlib")
 
 

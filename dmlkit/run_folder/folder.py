@@ -21,7 +21,7 @@ from dmlkit.files.outputs import check_place
 from dmlkit.files.regular import cache_folder
 from dmlkit.files.source import model_name, require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
-from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow, RunClasses, Summary
+from dmlkit.run_folder.documents import Basis, Environment, EpochRow, RunClasses, Summary
 from dmlkit.run_folder.replacement import MOVING, NEW, take_over
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class RunFolder:
         Checkpoints other than the default have one of their own, and so have images with the name of a split.
         """
         name = images if isinstance(images, str) else images.resolve().name
-        name += "-images" if isinstance(images, Path) and name in SPLITS else ""
+        if isinstance(images, Path) and name in ("train", "validation", "test", "all"):
+            name += "-images"
         return self.embeddings / self._named_by(name, checkpoint)
 
     def picture_of(self, split: str, checkpoint: CheckpointName, kind: str) -> Path:
