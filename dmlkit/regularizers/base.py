@@ -82,6 +82,12 @@ class Regularizer(Component, nn.Module, ABC, family=RegularizerConfig):
         """
 
 
+def mean_where(values: Tensor, where: Tensor) -> Tensor:
+    """Return the mean of the values kept by ``where``; 0 if there are none."""
+    where = where.expand_as(values)
+    return torch.where(where, values, 0).sum() / where.count_nonzero().clamp(min=1)
+
+
 def stack_levels(name: str, levels: Mapping[str, Tensor]) -> Tensor:
     """Return the levels of the classes as a matrix (C, L), coarsest first."""
     if not levels:

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from torch.nn.functional import gumbel_softmax, relu
 
 from dmlkit.component import option
-from dmlkit.regularizers.base import Regularizer, stack_levels
+from dmlkit.regularizers.base import Regularizer, mean_where, stack_levels
 
 
 class Hierarchy(Regularizer, name="hierarchy"):
@@ -86,7 +86,7 @@ class Hierarchy(Regularizer, name="hierarchy"):
     def _mean_over_triplets(self, rank: Tensor, distance: Tensor) -> Tensor:
         triplets = draw_triplets(rank, self.neighbors, self.triplets_per_anchor)
         values = triplet_values(distance, triplets, self.margin, self.temperature)
-        return torch.where(triplets.exist, values, 0).sum() / triplets.exist.expand_as(values).sum().clamp(min=1)
+        return mean_where(values, triplets.exist)
 
 
 class DrawnTriplets(NamedTuple):

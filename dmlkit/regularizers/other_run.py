@@ -16,7 +16,7 @@ from dmlkit.files.source import require_run
 from dmlkit.files.yaml_tree import read_yaml
 from dmlkit.manifolds.base import NEEDS_BOUNDED
 from dmlkit.manifolds.products import safe_sqrt, squared_distances
-from dmlkit.regularizers.base import Regularizer
+from dmlkit.regularizers.base import Regularizer, mean_where
 
 FLAT = ("sphere", "euclidean")
 
@@ -185,24 +185,19 @@ class Distill(Regularizer, name="distill"):
             raise ValueError(f"Distill: got {len(teacher)} points of the teacher for a batch of {len(student)}")
         if self.kind == "similarity":
             return (similarity_rows(teacher) - similarity_rows(student)).square().mean()
-        apart = mean_huber(relative_distances(teacher), relative_distances(student), distinct(len(student), 2, student))
+        huber = smooth_l1_loss(relative_distances(student), relative_distances(teacher), reduction="none")
+        apart = mean_where(huber, distinct(len(student), 2, student))
         angle_weight = 2.0 if self.angle_weight is None else self.angle_weight
         if angle_weight == 0:
             return apart
-        triplets = distinct(len(student), 3, student)
-        return apart + angle_weight * mean_huber(angles(teacher), angles(student), triplets)
+        huber = smooth_l1_loss(angles(student), angles(teacher), reduction="none")
+        return apart + angle_weight * mean_where(huber, distinct(len(student), 3, student))
 
 
 def distinct(count: int, places: int, like: Tensor) -> Tensor:
     """Return where the indices of ``places`` dimensions of size ``count`` all differ, on the device of a tensor."""
     apart = ~torch.eye(count, dtype=torch.bool, device=like.device)
     return apart if places == 2 else apart[:, :, None] & apart[None] & apart[:, None]
-
-
-def mean_huber(teacher: Tensor, student: Tensor, where: Tensor) -> Tensor:
-    """Return the mean Huber loss with delta 1 over the entries kept by ``where``; 0 if there are none."""
-    values = smooth_l1_loss(student, teacher, reduction="none") * where
-    return values.sum() / where.count_nonzero().clamp(min=1)
 
 
 def relative_distances(points: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dmlkit.component import Requirement, recipe_key
 from dmlkit.manifolds.base import NEEDS_BOUNDED
-from dmlkit.regularizers.base import Regularizer
+from dmlkit.regularizers.base import Regularizer, mean_where
 
 
 class ThresholdConsistency(Regularizer, name="threshold_consistency"):
@@ -49,11 +49,5 @@ class ThresholdConsistency(Regularizer, name="threshold_consistency"):
         similarity = self.manifold.relative_similarity(embeddings, embeddings)  # (B, B)
         same = labels[:, None] == labels
         positive = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        pull = mean_excess(self.positive_margin - similarity, positive)
-        return pull + self.negative_weight * mean_excess(similarity - self.negative_margin, ~same)
-
-
-def mean_excess(excess: Tensor, where: Tensor) -> Tensor:
-    """Return the mean of the numbers kept by ``where`` that are at least 0; 0 if there are none."""
-    hard = where & (excess >= 0)
-    return torch.where(hard, excess, 0.0).sum() / hard.count_nonzero().clamp(min=1)
+        pull, push = self.positive_margin - similarity, similarity - self.negative_margin
+        return mean_where(pull, positive & (pull >= 0)) + self.negative_weight * mean_where(push, ~same & (push >= 0))
