@@ -182,7 +182,7 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     for sharded in experiment.objective.sharded_parameters():
         objective[sharded.name] = sharded.shard.collect(sharded.values)
     model = experiment.model.state_dict()
-    model |= experiment.average.weights() if experiment.average else {}
+    model |= experiment.average.averages if experiment.average else {}
     weights: dict[str, Any] = {
         "recipe": experiment.recipe_text,
         "num_features": experiment.train.num_features,

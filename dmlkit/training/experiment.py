@@ -1,7 +1,7 @@
 """Assembly of an experiment: all components of a recipe, built and checked together."""
 
 import warnings
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -46,24 +46,20 @@ class WeightAverage:
     def __init__(self, model: EmbeddingModel, decay: float) -> None:
         frozen = model.frozen_weights()
         self.model_weights = {name: weight for name, weight in model.named_parameters() if name not in frozen}
-        self.averages = [weight.detach().clone() for weight in self.model_weights.values()]
+        self.averages = self._latest()
         self.apply_update = get_ema_multi_avg_fn(decay)
 
     @torch.no_grad()
     def update(self) -> None:
         """Update the averages with the weights after a step."""
-        latest = list(self.model_weights.values())
-        self.averages = [old.to(new.device) for old, new in zip(self.averages, latest, strict=True)]
-        self.apply_update(tuple(self.averages), tuple(latest), 0)
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the averages by their names in the model's state dict."""
-        return dict(zip(self.model_weights, self.averages, strict=True))
+        latest = self.model_weights
+        self.averages = {name: average.to(latest[name].device) for name, average in self.averages.items()}
+        self.apply_update(tuple(self.averages.values()), tuple(latest.values()), 0)
 
     def restore(self, averages: Mapping[str, Tensor], latest: Mapping[str, Tensor]) -> None:
         """Restore the averages, and load the latest weights into the model."""
-        self.averages = [averages[name].to(weight.device) for name, weight in self.model_weights.items()]
-        self._load(latest[name] for name in self.model_weights)
+        self.averages = {name: averages[name].to(weight.device) for name, weight in self.model_weights.items()}
+        self._load(latest)
 
     def put_in_place(self) -> None:
         """Copy the averages into the model."""
@@ -72,17 +68,20 @@ class WeightAverage:
     @contextmanager
     def in_place(self) -> Generator[None]:
         """Copy the averages into the model while the block runs."""
-        latest = [weight.detach().clone() for weight in self.model_weights.values()]
+        latest = self._latest()
         self.put_in_place()
         try:
             yield
         finally:
             self._load(latest)
 
+    def _latest(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self.model_weights.items()}
+
     @torch.no_grad()
-    def _load(self, values: Iterable[Tensor]) -> None:
-        for weight, value in zip(self.model_weights.values(), values, strict=True):
-            weight.copy_(value)
+    def _load(self, values: Mapping[str, Tensor]) -> None:
+        for name, weight in self.model_weights.items():
+            weight.copy_(values[name])
 
 
 class Objective(nn.Module):
