@@ -1,4 +1,4 @@
-"""The folder of a run: its files, and the checks before a run is continued.
+"""The folder of a run: its files, the checks before a run is continued, and its replacement by a new run.
 
 Only what reads recipes or checkpoints imports torch, which takes seconds: the progress of runs is read without it.
 """
@@ -22,7 +22,6 @@ from dmlkit.files.regular import cache_folder
 from dmlkit.files.source import model_name, require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
 from dmlkit.run_folder.documents import Basis, Environment, EpochRow, RunClasses, Summary
-from dmlkit.run_folder.replacement import MOVING, NEW, take_over
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.class_names import SplitClasses
@@ -34,6 +33,15 @@ LENGTH = ("epochs", "stop_after")  # keys of training that say when it ends
 OF_PHOTOS = ("root", "on_bad_image")  # keys of a dataset that may change: photos may have moved, or be damaged
 WEIGHT_KEYS = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
 """Recipe keys that a run and its checkpoint must share; the dataset may have moved."""
+NEW = ".new"  # subfolder of an old run with the new run that replaces it, until that has a checkpoint
+MOVING = ".moving"  # subfolder with the new run after the old run was removed, until all of it is moved
+OF_RUN = (
+    *("recipe.yaml", "environment.json", "classes.json", "basis.json", "metrics.jsonl", "summary.json", "curves.png"),
+    *("alignment.json", "test_classes.json", "loggers.json", "threshold.json", "threshold-local.json"),
+    *("checkpoints", "features", "tensorboard"),
+    *("embeddings", "vectors", "evaluations", "exports", "plots"),  # computed with its weights
+)
+"""Files and folders of a run; others in its folder are not."""
 
 
 class RunFolder:
@@ -337,6 +345,27 @@ class RunFolder:
         """Remove the rows of epochs after the first ``epochs``, which will be trained again."""
         rows = [row for row in self.read_metrics() if row.epoch <= epochs]
         write_text(self.metrics_path, "".join(row.json_line() for row in rows))
+
+
+def take_over(folder: Path) -> None:
+    """Replace the old run by a new one that has a checkpoint; continue a replacement that was interrupted.
+
+    Each step can be interrupted and resumed.
+    """
+    new, moving = folder / NEW, folder / MOVING
+    if not moving.exists():
+        if not (new / "checkpoints" / "last.pt").exists():
+            return
+        for path in map(folder.joinpath, OF_RUN):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        new.rename(moving)
+    # the checkpoints are moved last: until then the run cannot be mistaken for a complete one
+    for path in sorted(moving.iterdir(), key=lambda path: path.name == "checkpoints"):
+        path.replace(folder / path.name)
+    moving.rmdir()
 
 
 def check_one_way(*, resume: bool, overwrite: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dmlkit.distributed.stopping import StopRequest
 from dmlkit.files.lock import sole_writer
-from dmlkit.run_folder.replacement import NEW, take_over
+from dmlkit.run_folder.folder import NEW, take_over
 from tests.conftest import Killed
 
 NEW_FILES = ("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "checkpoints/best.pt")
