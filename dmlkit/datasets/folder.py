@@ -140,7 +140,7 @@ def class_listing(
         folders = counted(len(empty), "class folder has", "class folders have")
         rows.faults.append(f"{root}: {folders} no images: {some_of(empty)}; add images or remove the folders")
     notes = label_notes(counts, str(root), lambda name: path_label(name.split("/")))
-    return rows.listing(list(labels), notes=[*notes, *left_out.notes])
+    return rows.listing(list(labels), notes=[*notes, *filter(None, [left_out.message])])
 
 
 def class_label(folder: Path, levels: Sequence[str] = ()) -> str | None:

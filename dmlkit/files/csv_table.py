@@ -3,9 +3,10 @@
 import csv
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from io import StringIO
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,13 +176,9 @@ def csv_start(file: Path) -> tuple[list[str], list[str]]:
 
 def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
     rows: list[list[str]] = []
-    try:
-        for row in csv.reader(StringIO(sample, ""), delimiter=delimiter):
-            rows += [row] if row else []
-            if len(rows) == SAMPLE_ROWS:
-                break
-    except csv.Error:  # a cell is too long, e.g. after a quotation mark that is not closed
-        pass
+    with suppress(csv.Error):  # a cell is too long, e.g. after a quotation mark that is not closed
+        for row in islice(filter(None, csv.reader(StringIO(sample, ""), delimiter=delimiter)), SAMPLE_ROWS):
+            rows.append(row)
     return rows or [[sample.splitlines()[0]]]
 
 

@@ -13,12 +13,11 @@ from typing import Any
 from PIL import ExifTags
 
 from dmlkit.files.image_file import BadImageError, decoding, opened
-from dmlkit.files.image_table import LIMITS, UNKNOWN_SIGHTING, SightingCells
+from dmlkit.files.image_table import SightingCells
 
 TIMES = ((36867, 37521, 36881), (36868, 37522, 36882))
 """Tags of the times at which a photo was taken and digitized, of their fractions of seconds and of their zones."""
 MANY = 2000  # photos, from which on a bar is shown: about a second
-REFERENCES = {"latitude": "NS", "longitude": "EW"}
 
 
 def exif_sightings(paths: Sequence[str]) -> list[SightingCells]:
@@ -31,8 +30,7 @@ def exif_sightings(paths: Sequence[str]) -> list[SightingCells]:
     from rich.console import Console
     from rich.progress import track
 
-    shown = track(paths, "reading EXIF data", console=Console(stderr=True), transient=True)
-    return [_sighting(path) for path in shown]
+    return [*map(_sighting, track(paths, "reading EXIF data", console=Console(stderr=True), transient=True))]
 
 
 @cache
@@ -40,7 +38,7 @@ def _sighting(path: str) -> SightingCells:
     with suppress(BadImageError), warnings.catch_warnings(action="ignore"), decoding(path), opened(path) as image:
         exif = image.getexif()
         return sighting_in(exif.get_ifd(ExifTags.IFD.Exif), exif.get_ifd(ExifTags.IFD.GPSInfo))
-    return UNKNOWN_SIGHTING
+    return SightingCells()
 
 
 def sighting_in(tags: dict[int, Any], place: dict[int, Any]) -> SightingCells:
@@ -53,7 +51,7 @@ def sighting_in(tags: dict[int, Any], place: dict[int, Any]) -> SightingCells:
         SightingCells(latitude=None, longitude=None, time=None)
     """
     time = next((text for names in TIMES if (text := _time(*(_text(tags.get(name)) for name in names)))), None)
-    latitude, longitude = _degrees(place, 1, "latitude"), _degrees(place, 3, "longitude")
+    latitude, longitude = _degrees(place, 1, "S", 90), _degrees(place, 3, "W", 180)
     if latitude is None or longitude is None or latitude == longitude == 0:
         return SightingCells(None, None, time)
     return SightingCells(f"{latitude:.10g}", f"{longitude:.10g}", time)
@@ -77,13 +75,13 @@ def _time(text: str, fraction: str, zone: str) -> str | None:
         return None
 
 
-def _degrees(place: dict[int, Any], tag: int, column: str) -> float | None:
+def _degrees(place: dict[int, Any], tag: int, negative: str, limit: int) -> float | None:
     """Return a side of a place in degrees; None if it is missing or wrong, e.g. of fractions with denominator 0."""
     try:
         degrees, minutes, seconds = (float(part) for part in place[tag + 1])
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
     value = degrees + minutes / 60 + seconds / 3600
-    if not isfinite(value) or not 0 <= value <= LIMITS[column]:
+    if not isfinite(value) or not 0 <= value <= limit:
         return None
-    return -value if _text(place.get(tag)).upper() == REFERENCES[column][1] else value
+    return -value if _text(place.get(tag)).upper() == negative else value

@@ -271,7 +271,7 @@ class LeftOut:
 
     @property
     def message(self) -> str:
-        """One line: how many files are left out, and for what reasons; those of images come first."""
+        """One line: how many files are left out, and for what reasons, those of images first; empty without any."""
         reasons = sorted(
             self.counts, key=lambda reason: ("(" not in reason and reason != OUTSIDE, -self.counts[reason], reason)
         )
@@ -283,11 +283,6 @@ class LeftOut:
             lines.append(f"{remaining:,} more")
         files = counted(self.counts.total(), "file is", "files are")
         return f"{self.root}: {files} left out: {'; '.join(lines)}" if lines else ""
-
-    @property
-    def notes(self) -> list[str]:
-        """The message, if there is one."""
-        return [self.message] if self.counts else []
 
 
 OUTSIDE = "in no class folder"
@@ -353,8 +348,8 @@ def some_image_files(folder: Path) -> list[str]:
         if not left_out.counts.keys().isdisjoint((".parquet", ".arrow")):
             others += "; dmlkit data convert saves images that are stored in such files"
         raise UserError(f"{folder}: no images found in this folder or below it{others}")
-    for note in left_out.notes:
-        warn_once(note)
+    if left_out.counts:
+        warn_once(left_out.message)
     return paths
 
 

@@ -315,10 +315,9 @@ def _with_suffixes(listed: ImageTable, names: Sequence[str]) -> list[str]:
     for name in names:
         folder, _, stem = name.rpartition("/")
         if folder not in of_folder:
-            files: dict[str, list[str]] = {}
+            of_folder[folder] = {}
             for file in image_names(listed.root / folder):
-                files.setdefault(file.rpartition(".")[0], []).append(file)
-            of_folder[folder] = files
+                of_folder[folder].setdefault(file.rpartition(".")[0], []).append(file)
         images = of_folder[folder].get(stem, [])
         if len(images) > 1:
             candidates = " and ".join(sorted(images))
@@ -378,15 +377,14 @@ def known_columns(
         columns |= dict(zip(BOX, sides, strict=True))
         taken += [source] if source else []
         indices |= {*box_indices}
-    others = [name for index, name in enumerate(names) if index not in indices and name and name not in OWN]
+    others = [index for index, name in enumerate(names) if index not in indices and name and name not in OWN]
     if prints_columns:
-        _say(table, where, taken, others)
+        _say(table, where, taken, [names[index] for index in others])
     if ("query" in columns) != ("gallery" in columns):
         present, absent = ("query", "gallery") if "query" in columns else ("gallery", "query")
         raise UserError(f"{where}: has {present} without {absent}; add the column {absent}, or remove {present}")
-    for index, name in enumerate(names):
-        if index not in indices and name and name not in OWN:
-            columns.setdefault(name, table.column(index))
+    for index in others:
+        columns.setdefault(names[index], table.column(index))
     return pa.table(columns)
 
 
@@ -691,9 +689,6 @@ class SightingCells(NamedTuple):
     latitude: str | None = None
     longitude: str | None = None
     time: str | None = None
-
-
-UNKNOWN_SIGHTING = SightingCells()
 
 
 def sighting_cells(listed: ImageTable) -> list[SightingCells]:

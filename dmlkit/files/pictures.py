@@ -90,11 +90,8 @@ def distinct_tails(paths: Sequence[Path]) -> list[str]:
         ['a/seed-0', 'b/seed-0', 'c']
     """
     parts = [path.resolve().parts for path in paths]
-
-    def tail(own: tuple[str, ...]) -> str:
-        for length in range(1, len(own)):
-            if sum(other[-length:] == own[-length:] for other in parts) == 1:
-                return "/".join(own[-length:])
-        return "/".join(own)
-
-    return [tail(own) for own in parts]
+    tails = list[str]()
+    for own in parts:
+        lengths = (size for size in range(1, len(own)) if sum(other[-size:] == own[-size:] for other in parts) == 1)
+        tails.append("/".join(own[-next(lengths, len(own)) :]))
+    return tails

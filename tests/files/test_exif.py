@@ -17,7 +17,7 @@ from dmlkit.evaluation.by_value import column_table, dated, read_column
 from dmlkit.files import exif
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_file import Box
-from dmlkit.files.image_table import UNKNOWN_SIGHTING, in_days, time_of
+from dmlkit.files.image_table import SightingCells, in_days, time_of
 from dmlkit.loading.check import dataset_at
 from tests.conftest import refuses
 from tests.datasets import trees
@@ -77,7 +77,7 @@ def test_broken_times_are_unknown(tags: dict[int, Any], time: str | None, tmp_pa
 def test_broken_places_are_unknown(place: dict[int, Any], tmp_path: Path):
     whole = {tag: value for tag, value in (PLACE | place).items() if value is not None}
     (seen,) = exif_sightings([str(photo(tmp_path / "a.jpg", {}, whole))])
-    assert seen == UNKNOWN_SIGHTING
+    assert seen == SightingCells()
 
 
 def test_files_without_a_header_are_unknown(tmp_path: Path):
@@ -85,7 +85,7 @@ def test_files_without_a_header_are_unknown(tmp_path: Path):
     (tmp_path / "text.jpg").write_text("no photo")
     trees.photo(tmp_path / "plain.jpg", 0)
     names = [str(tmp_path / name) for name in ("torn.jpg", "text.jpg", "absent.jpg", "plain.jpg")]
-    assert exif_sightings(names) == [UNKNOWN_SIGHTING] * 4
+    assert exif_sightings(names) == [SightingCells()] * 4
 
 
 @pytest.mark.filterwarnings("error")
@@ -158,7 +158,7 @@ def test_the_photos_of_one_individual_and_day_are_a_group(tmp_path: Path, caplog
 def test_nobody_reads_headers_for_a_split_that_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     root = folder_of(tmp_path / "photos", DAYS)
     read: list[str] = []
-    monkeypatch.setattr(exif, "_sighting", lambda path: read.append(path) or UNKNOWN_SIGHTING)
+    monkeypatch.setattr(exif, "_sighting", lambda path: read.append(path) or SightingCells())
     for split in SPLITS:
         FolderConfig(root=str(root), split="images", validation_fraction=0.2).build(split)
     assert not read
