@@ -1,6 +1,7 @@
 """Labels as people write them: the one rule for which texts are the same label, and which are none."""
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from unicodedata import normalize
 
@@ -73,11 +74,10 @@ def label_notes(counts: Mapping[str, int], where: str, read: Callable[[str], str
     if 0 < nameless < sum(counts.values()):
         have = counted(nameless, "image has", "images have")
         notes.append(f"{where}: {have} no label (empty or {UNKNOWN!r}), to be left out of all losses and metrics")
-    totals: dict[str, dict[str, int]] = {}
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
     for text, label in meant.items():
         if label is not None:
-            spelled = totals.setdefault(label.casefold(), {})
-            spelled[label] = spelled.get(label, 0) + counts[text]
+            totals[label.casefold()][label] += counts[text]
     alike = [spelled for spelled in totals.values() if len(spelled) > 1]
     if alike:
         groups = (

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from inspect import isclass
 from typing import Any, get_args
@@ -81,7 +80,7 @@ def key_line(tree: Tree, key: Key, text: str) -> str:
     """Return the message on a key that its component does not have, or lacks: the name may come from ``--set``."""
     name = tree.origins.get((*key[:-1], "name"), "")
     is_named_later = name.startswith(OPTION) and not tree.origin(key).startswith(OPTION)
-    return fault_line(replace(tree, source=name, origins={}) if is_named_later else tree, key, text)
+    return fault_line(Tree(name) if is_named_later else tree, key, text)
 
 
 def _requirement_line(tree: Tree, key: Key, text: str) -> str:
@@ -92,7 +91,7 @@ def _requirement_line(tree: Tree, key: Key, text: str) -> str:
         dotted = ".".join(map(str, other_key[:-1] if other_key[-1:] == ("name",) else other_key))
         is_named = other_key[:-1] == key or re.search(rf"\b{re.escape(dotted)}\b", text)
         if origin.startswith(OPTION) and dotted and is_named:
-            return fault_line(replace(tree, source=origin, origins={}), key, text)
+            return fault_line(Tree(origin), key, text)
     return fault_line(tree, key, text)
 
 

@@ -51,12 +51,15 @@ def parse_recipe(
 
 
 def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool) -> Recipe:
-    rename_keys(tree)  # before the overrides, which may have the new names
-    apply_overrides(tree, overrides)
-    rename_keys(tree)
-    _name_default_members(tree.data)
-    spell_out(tree)
-    write_out(tree, is_trained)
+    if isinstance(tree.data, dict):  # anything else is reported below
+        rename_keys(tree)  # before the overrides, which may have the new names
+        apply_overrides(tree, overrides)
+        rename_keys(tree)
+        for name, info in Recipe.model_fields.items():  # so that ``--set optimizer.lr=1e-3`` needs no name
+            if isinstance(tree.data.get(name), dict) and isinstance(info.default, ComponentConfig):
+                tree.data[name].setdefault("name", info.default.name)
+        spell_out(tree)
+        write_out(tree, is_trained)
     try:
         # strict in JSON mode: lists become tuples, and nothing else is coerced
         recipe = Recipe.model_validate_json(json.dumps(tree.data), context={"is_trained": is_trained})
@@ -82,13 +85,6 @@ def plain(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json") | {"metrics": names_of(recipe.metrics)}
 
 
-def _name_default_members(data: Any) -> None:
-    """Add the default's name where a name is missing, so that ``--set optimizer.lr=1e-3`` needs no name."""
-    for name, info in Recipe.model_fields.items() if isinstance(data, dict) else ():
-        if isinstance(data.get(name), dict) and isinstance(info.default, ComponentConfig):
-            data[name].setdefault("name", info.default.name)
-
-
 BACKBONE: TypeAdapter[BackboneConfig] = TypeAdapter(Annotated[BackboneConfig, one_of])
 KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weights in info.metadata}
 
@@ -99,8 +95,6 @@ def write_out(tree: Tree, is_trained: bool) -> None:
     Weights of a trained recipe were checked before the training; it would import torchvision again.
     """
     data: Any = tree.data
-    if not isinstance(data, dict):
-        return
     try:
         named = "backbone" in data
         default: BackboneConfig = Recipe.model_fields["backbone"].default
@@ -137,7 +131,7 @@ def spell_out(tree: Tree) -> None:
         >>> tree.data
         {'metrics': [{'name': 'recall', 'k': [1, 2]}, {'name': 'map_at_r'}]}
     """
-    items = tree.data.get("metrics") if isinstance(tree.data, dict) else None
+    items = tree.data.get("metrics")
     if not isinstance(items, list):
         return
     spelled: list[Any] = []

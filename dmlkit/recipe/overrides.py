@@ -170,14 +170,13 @@ def _apply(tree: Tree, override: Override) -> None:
         if not isinstance(parent, dict | list):
             where = excerpt(".".join(steps[: index + 1]))
             raise UserError(f"{source}: {where} is the value {quoted(parent)}, expected a mapping")
-    last = key[-1]
-    if isinstance(parent, list) and not (isinstance(last, int) and last < len(parent)):
-        raise UserError(f"{source}: {excerpt(name)} does not exist in {tree.source}")
-    value = deepcopy(override.value.data)  # the same override may be applied to several recipes
-    if isinstance(parent, list):
-        parent[int(last)] = value
-    else:
+    last, value = key[-1], deepcopy(override.value.data)  # the same override may be applied to several recipes
+    if isinstance(parent, dict):
         parent[str(last)] = value
+    elif isinstance(last, int) and last < len(parent):
+        parent[last] = value
+    else:
+        raise UserError(f"{source}: {excerpt(name)} does not exist in {tree.source}")
     tree.origins = {old: origin for old, origin in tree.origins.items() if old[: len(key)] != key}
     tree.origins.update({key: source} | {(*key, *below): origin for below, origin in override.value.origins.items()})
 

@@ -76,14 +76,6 @@ def plugin_files() -> tuple[Path, ...]:
     return tuple(plugin.places[0] for plugin in _loaded if plugin.source is not None)
 
 
-def refuse_plugin_files() -> None:
-    """Check that other machines can load all plug-ins."""
-    for path in plugin_files():
-        raise UserError(
-            f"--plugin {path}: Ray workers load only installed plug-ins; make it a package, see docs/plugins.md"
-        )
-
-
 def load_installed() -> None:
     """Load the plug-ins of installed packages; a package that fails is skipped with a warning."""
     entries = sorted(entry_points(group=GROUP), key=lambda entry: (_distribution(entry), entry.name))
@@ -91,7 +83,7 @@ def load_installed() -> None:
         plugin = Plugin(name, version, ())
         try:
             with _all_or_nothing():
-                plugin = replace(plugin, places=tuple({_place(_load(entry)): None for entry in listed}))
+                plugin = replace(plugin, places=tuple({_place(entry): None for entry in listed}))
         except UserError as error:
             if parent_process() is None:  # a parent process has already warned
                 warnings.warn(f"plug-in {plugin.title} is skipped: {error}; fix or uninstall it", stacklevel=2)
@@ -113,7 +105,7 @@ def load_file(path: Path) -> Plugin:
         return plugin
     with _all_or_nothing():
         _run(path, plugin)
-        members = [member for root in _roots() for member in root.variants.imported.values()]
+        members = [member for root in ComponentConfig.__subclasses__() for member in root.variants.imported.values()]
         if not any(map(plugin.holds, [*members, *map(type, Reader.known)])):
             raise UserError(
                 f"{path}: this plug-in defines no member of a family; expected a class such as "
@@ -147,16 +139,13 @@ def _distribution(entry: EntryPoint) -> tuple[str, str]:
     return entry.dist.name, entry.dist.version
 
 
-def _load(entry: EntryPoint) -> ModuleType:
+def _place(entry: EntryPoint) -> Path:
+    """Import a module; return the folder of its package, or the file of a module without a package."""
     try:
         entry.load()
-        return sys.modules[entry.module]
+        module = sys.modules[entry.module]
     except (Exception, SystemExit) as error:
         raise UserError(f"{entry.value} cannot be imported: {_reason(error)}") from error
-
-
-def _place(module: ModuleType) -> Path:
-    """Return the folder of a module's package, or the file of a module without a package."""
     path = getattr(module, "__file__", None)
     if path is None:
         raise UserError(f"{module.__name__} has no file; expected a module, or a package with an __init__.py")
@@ -190,21 +179,18 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {excerpt(line)}" if str(error) else line
 
 
-def _roots() -> list[type[ComponentConfig]]:
-    return ComponentConfig.__subclasses__()
-
-
 @contextmanager
 def _all_or_nothing() -> Generator[None]:
     """Remove the members of a plug-in if it fails, except members of dmlkit that it was the first to import."""
-    before, readers = {root: set(root.variants.imported) for root in _roots()}, list(Reader.known)
+    before = {root: set(root.variants.imported) for root in ComponentConfig.__subclasses__()}
+    readers = list(Reader.known)
     try:
         yield
     except UserError:
         Reader.known[:] = [
             reader for reader in Reader.known if reader in readers or type(reader).__module__.startswith("dmlkit.")
         ]
-        for root in _roots():
+        for root in ComponentConfig.__subclasses__():
             for name in set(root.variants.imported) - before.get(root, set()):
                 if root.variants[name].__module__.partition(".")[0] != "dmlkit":
                     del root.variants[name]

@@ -35,7 +35,7 @@ from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import file_checksum
 from dmlkit.files.source import place_of_run
 from dmlkit.loading.inputs import refuse_missing, refuse_nothing_read
-from dmlkit.recipe.plugin import refuse_plugin_files
+from dmlkit.recipe.plugin import plugin_files
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fill import Filled, FillJob, PartEmbedder, fill
@@ -305,7 +305,10 @@ class RayWorkers:
             raise UserError("--ray: Ray is not installed; install it with: pip install 'dmlkit[ray]'") from None
         if device not in ("auto", "cpu", "cuda"):
             raise UserError(f"--device {device}: expected auto, cpu or cuda, because Ray assigns devices to workers")
-        refuse_plugin_files()
+        for path in plugin_files():
+            raise UserError(
+                f"--plugin {path}: Ray workers load only installed plug-ins; make it a package, see docs/plugins.md"
+            )
         if ray.is_initialized():
             yield cls(device)
             return

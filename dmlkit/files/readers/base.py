@@ -20,10 +20,7 @@ from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import read_start, read_text
 
-MODULES = (
-    *("exports", "camtrap", "spreadsheets", "coco", "detections"),
-    *("voc", "market", "image_folder", "data_yaml", "yolo"),
-)
+MODULES = (*("exports", "camtrap", "spreadsheets", "coco", "detections"), *("voc", "market", "image_folder", "yolo"))
 """Modules of readers, in the order in which they are asked."""
 BUILT_IN = "dmlkit.files.readers"
 
@@ -208,8 +205,9 @@ Numbers = dict[str, list[int]]
 """Numbers of the entries of each list that are left."""
 
 
-def validated(kind: type[Content], data: dict[str, Any], file: Path, faults: list[str]) -> tuple[Content, Numbers]:
+def validated(kind: type[Content], file: Path, faults: list[str]) -> tuple[Content, Numbers]:
     """Return the content of a JSON file without the entries of its lists that are wrong; these are ``faults``."""
+    data = json_at(file)
     wrong = dict[tuple[str, int], str]()
     try:
         content = kind.model_validate(data)

@@ -63,7 +63,7 @@ class CocoReader(Reader):
 
     def read(self, path: Path) -> ImageTable:
         faults = list[str]()
-        data, numbers = validated(_Coco, json_at(path), path, faults)
+        data, numbers = validated(_Coco, path, faults)
         _by_id(f"{path}: images", [(image.id, image.file_name) for image in data.images])
         labels = _by_id(f"{path}: categories", [(category.id, category.name) for category in data.categories])
         images = {image.id: image for image in data.images}

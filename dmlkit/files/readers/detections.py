@@ -48,7 +48,7 @@ class MegaDetectorReader(Reader):
 
     def read(self, path: Path) -> ImageTable:
         rows, places, sure, faults = list[dict[str, Any]](), list[str](), list[float](), list[str]()
-        data, numbers = validated(_File, json_at(path), path, faults)
+        data, numbers = validated(_File, path, faults)
         animals = {number for number, name in data.detection_categories.items() if name == ANIMAL}
         animals, names = animals if self.key == "images" else {"1"}, data.classification_categories
         videos = failed = without = others = 0
