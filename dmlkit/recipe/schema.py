@@ -202,14 +202,10 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             *self._unmet_requirements(is_trained=is_trained),
             *(() if is_trained else self._unrelated_points_out_of_reach()),
             *(() if is_trained else self._settings_without_effect()),
-            *self._proxies_without_riemannian_optimizer(),
-            *self._selection_by_unknown_metric(),
-            *self._figures_given_twice(),
-            *self._levels_that_are_missing(),
+            *self._proxies_that_cannot_be_trained(),
+            *self._training_that_does_not_fit(),
+            *self._metrics_that_do_not_fit(),
             *self._parts_for_one_label(),
-            *self._proxies_that_cannot_be_shared_out(),
-            *self._stop_after_the_end(),
-            *self._augmentation_without_views(),
             *self._techniques_that_do_not_apply(),
         ]
         if faults:
@@ -278,12 +274,21 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         for key, fault in too_near(bounded[0], self.manifold, similarity) if bounded else ():
             yield ("manifold", *key), fault
 
-    def _proxies_without_riemannian_optimizer(self) -> Faults:
+    def _proxies_that_cannot_be_trained(self) -> Faults:
         if self.manifold.proxies == "points" and not self.optimizer.is_riemannian:
             text = f"points need a Riemannian optimizer to stay on the manifold, got optimizer {self.optimizer.name}"
             yield ("manifold", "proxies"), text
+        key, training = ("training", "shard_proxies"), self.training
+        if training.shard_proxies and not self.loss.shares_classes:
+            able = [name for name, variant in LossConfig.variants.items() if variant.shares_classes]
+            yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
+        if training.shard_proxies and training.precision == "fp16":
+            yield key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16"
 
-    def _selection_by_unknown_metric(self) -> Faults:
+    def _training_that_does_not_fit(self) -> Faults:
+        epochs, stop_after = self.training.epochs, self.training.stop_after
+        if stop_after is not None and stop_after > epochs:
+            yield ("training", "stop_after"), f"got {stop_after}, expected at most training.epochs, {epochs}"
         key, chosen = ("training", "select_by"), self.training.select_by
         names = [name for metric in self.metrics for name in metric.names()]
         if chosen not in names:
@@ -291,17 +296,13 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         if any(metric.smaller_is_better and chosen in metric.names() for metric in self.metrics):
             yield key, f"got {chosen}, of which smaller is better; expected a metric where larger is better"
 
-    def _figures_given_twice(self) -> Faults:
-        seen: set[str] = set()
+    def _metrics_that_do_not_fit(self) -> Faults:
+        known, seen = self.dataset.level_names, set[str]()
         for index, metric in enumerate(self.metrics):
             for name in metric.names():
                 if name in seen:
                     yield ("metrics", index), f"{name} is listed twice; remove one"
                 seen.add(name)
-
-    def _levels_that_are_missing(self) -> Faults:
-        known = self.dataset.level_names
-        for index, metric in enumerate(self.metrics):
             if known is None or metric.level in known or not metric.uses_levels or (metric.is_graded and known):
                 continue
             text = f"unknown level {metric.level!r}; expected one of {', '.join(known)}"
@@ -324,11 +325,6 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             instead = advice.get(str(key[0]), "remove it")
             yield key, f"{name} needs one label per image, got several (dataset.separator {separator!r}); {instead}"
 
-    def _stop_after_the_end(self) -> Faults:
-        epochs, stop_after = self.training.epochs, self.training.stop_after
-        if stop_after is not None and stop_after > epochs:
-            yield ("training", "stop_after"), f"got {stop_after}, expected at most training.epochs, {epochs}"
-
     def _settings_without_effect(self) -> Faults:
         warmup, epochs = self.schedule.warmup_epochs, self.training.epochs
         if warmup > epochs:  # the learning rate of the optimizer would never be reached
@@ -338,33 +334,19 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             if name in loggers[:index]:
                 yield ("training", "loggers", index), f"{name} is listed twice; remove one"
 
-    def _augmentation_without_views(self) -> Faults:
-        stored = self.backbone.tuning.stored()
-        transform = self.transform
-        if not stored or stored.views or transform is None:
-            return
-        settings = {"augment": transform.augment, "training_size": transform.training_side != transform.size}
-        for key in (key for key, is_given in settings.items() if is_given):
-            text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
-            yield ("transform", key), text
-
     def _techniques_that_do_not_apply(self) -> Faults:
+        stored, transform = self.backbone.tuning.stored(), self.transform
+        if stored and not stored.views and transform is not None:
+            settings = {"augment": transform.augment, "training_size": transform.training_side != transform.size}
+            for key in (key for key, is_given in settings.items() if is_given):
+                text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
+                yield ("transform", key), text
         if self.evaluation.tta and not samples_named(self.dataset.sample).has_pixels:
             yield ("evaluation", "tta"), f"got {self.evaluation.tta}, but the dataset has no images; remove this key"
         chosen = self.training.select_by
         unranked = [name for metric in self.metrics if not metric.searches for name in metric.names()]
         if self.evaluation != EvaluationConfig() and chosen in unranked:
             yield ("evaluation",), f"is chosen by training.select_by, and {chosen} ranks no gallery; use e.g. map@r"
-
-    def _proxies_that_cannot_be_shared_out(self) -> Faults:
-        if not self.training.shard_proxies:
-            return
-        key = ("training", "shard_proxies")
-        if not self.loss.shares_classes:
-            able = [name for name, variant in LossConfig.variants.items() if variant.shares_classes]
-            yield key, f"{self.loss.name} does not support sharded proxies; use one of {', '.join(able)}"
-        if self.training.precision == "fp16":
-            yield key, "got precision fp16, whose scaler skips steps per rank; use precision fp32 or bf16"
 
 
 def _part(whole: Any, name: str | int) -> Any:

@@ -29,6 +29,7 @@ FAMILIES: dict[Callable[[Any], None], Any] = {
     check_transform: TransformConfig,
 }
 MEMBERS = [(check, variant()) for check, root in FAMILIES.items() for _, variant in sorted(root.variants.items())]
+MEMBERS.append((check_pooling, GeM.Config(learn=True)))
 
 
 @pytest.mark.parametrize(
@@ -36,10 +37,6 @@ MEMBERS = [(check, variant()) for check, root in FAMILIES.items() for _, variant
 )
 def test_contract(check: Callable[[Any], None], config: Any):
     check(config)
-
-
-def test_contract_of_a_learned_pooling():
-    check_pooling(GeM.Config(learn=True))
 
 
 @pytest.mark.parametrize("name", sorted(RegularizerConfig.variants))

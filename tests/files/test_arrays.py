@@ -44,7 +44,6 @@ NO_ARRAYS: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (lambda path: path.write_text("1.0 2.0 3.0 4.0"), "the magic string is not correct"),
     "10^12 values": (lambda path: header(path, (10**12, 4)), "the file is shorter than its header says"),
     "2^80 values": (lambda path: header(path, (2**40, 2**40)), "cannot read this NumPy array"),
-    "negative": (lambda path: header(path, (-1, 4)), "cannot read this NumPy array"),
     "objects": (lambda path: np.save(path.open("wb"), np.array([{}], dtype=object)), "Python objects"),
     "npz": (lambda path: np.savez(path.open("wb"), np.eye(3)), "cannot read this NumPy array"),
     "header": (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x06\x00{'a':\n"), "cannot read this NumPy array"),
@@ -81,14 +80,9 @@ def test_arrays_of_queries_are_read(tmp_path: Path):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: path.write_bytes(b""), "not a zip file"),
         (lambda path: (save(path), path.write_bytes(path.read_bytes()[:200])), "not a zip file"),
-        (lambda path: path.write_bytes(bytes(range(256))), "not a zip file"),
-        (lambda path: np.save(path.open("wb"), VALUES), "not a zip file"),
         (lambda path: save(path, values=VALUES.astype(str)), "expected float64 (6,)"),
         (lambda path: save(path, values=VALUES[:5]), "expected float64 (6,)"),
-        (lambda path: save(path, values=VALUES[:, None]), "expected float64 (6,)"),
-        (lambda path: save(path, values=VALUES.astype(np.float32)), "expected float64 (6,)"),
         (lambda path: save(path, values=np.array([{}] * 6, dtype=object)), "cannot read these arrays"),
         (lambda path: save(path, names=NAMES[:1]), "it has recall@1.npy"),
         (lambda path: save(path, names=(*NAMES, "x")), "it has recall@1.npy, map@r.npy, x.npy"),

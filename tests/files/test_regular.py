@@ -57,8 +57,9 @@ def listening(path: Path) -> str:
     return "a socket"
 
 
-@pytest.mark.parametrize("make", [fifo, endless, listening], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("reader", "make"), [*((reader, fifo) for reader in READERS), ("image", endless), ("image", listening)], ids=str
+)
 def test_other_kinds_of_files_are_told_at_once_s7(reader: str, make: Callable[[Path], str], tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kind = make(tmp_path / "file")

@@ -35,16 +35,13 @@ def csv_of(header: str | None, rows: list[list[Any]], delimiter: str = ",") -> C
 
 
 ROWS = [[float(number) for number in row] for row in X]
-LINES = "".join(f"{name},{','.join(map(str, row))}\n" for name, row in zip(NAMES, ROWS, strict=True))
 TABLE = pa.table({"class": NAMES, "vector": ROWS})
 FORMATS: dict[str, Callable[[Path], Any]] = {
-    "keys.npz": lambda path: np.savez(path, embeddings=X, labels=NAMES),
-    "packed.npz": lambda path: np.savez_compressed(path, x=X, y=NAMES),
+    "keys.npz": lambda path: np.savez_compressed(path, embeddings=X, labels=NAMES),
     "bytes.npz": lambda path: np.savez(
         path, x=X, targets=np.char.encode(NAMES, "utf-8"), images=np.zeros((30, 4, 4, 3))
     ),
     "several.npz": lambda path: np.savez(path, embedding=X, logits=X[:, :3], label=NAMES, y=Y),
-    "lists.parquet": lambda path: parquet.write_table(TABLE, path),
     "double.parquet": lambda path: parquet.write_table(TABLE.append_column("bbox", [[[0.0] * 4] * 30]), path),
     "fixed.arrow": lambda path: feather.write_feather(
         pa.table({"label": NAMES, "v": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 5)}), str(path)
@@ -64,8 +61,6 @@ FORMATS: dict[str, Callable[[Path], Any]] = {
     "commas in texts.csv": csv_of(
         "label;e0;e1;e2;e3;e4;note", [[n, *r, "a, b"] for n, r in zip(NAMES, ROWS, strict=True)], ";"
     ),
-    "utf16.csv": lambda path: path.write_text("label,e0,e1,e2,e3,e4\n" + LINES, encoding="utf-16"),
-    "tabs.tsv": csv_of("label\te0\te1\te2\te3\te4", [[n, *r] for n, r in zip(NAMES, ROWS, strict=True)], "\t"),
 }
 
 

@@ -94,13 +94,8 @@ metrics: [{name: map_at_r}]
     assert read_recipe(path, overrides) == parse_recipe(whole, "whole.yaml", overrides)
 
 
-def test_another_folder_of_the_same_collection_is_in_reach(recipes: Callable[..., Path]):
-    path = recipes(birds__own="extends: ../shared/base.yaml\n", shared__base=BASE)
-    assert read_recipe(path) == parse_recipe(BASE, "whole.yaml")
-
-
-def test_relative_paths_work_from_inside_the_folder(recipes: Callable[..., Path], monkeypatch):
-    monkeypatch.chdir(recipes(birds__own="extends: _base.yaml\n", birds___base=BASE).parent)
+def test_another_folder_of_the_collection_is_in_reach_also_from_inside_a_folder(recipes, monkeypatch):
+    monkeypatch.chdir(recipes(birds__own="extends: ../shared/base.yaml\n", shared__base=BASE).parent)
     assert read_recipe(Path("own.yaml")) == parse_recipe(BASE, "whole.yaml")
 
 
@@ -148,24 +143,20 @@ def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(recipes, pl
         ("missing.yaml", r"own.yaml:1: extends: .*missing.yaml: no such file"),
         ("/etc/hostname", r"own.yaml:1: extends: /etc/hostname is absolute"),
         ("../../outside.yaml", r"own.yaml:1: extends: ../../outside.yaml is outside .*recipes"),
-        ("../birds/../../outside.yaml", "is outside"),
         ("link.yaml", "is outside"),
         ("loop.yaml", "cannot (follow loop.yaml|read this recipe)"),
         ("3", r"own.yaml:1: extends: got 3, expected the path of a file"),
         ("[_base.yaml]", r"extends: got \['_base.yaml'\]"),
         ("", "extends: got None"),
-        ("''", "extends: got ''"),
         ('"a\\0b"', "extends: got 'a"),
         ("chain.yaml", r"chain.yaml:2: extends: .*own.yaml extends this file, which therefore must not extend another"),
-        ("own.yaml", r"own.yaml:1: extends: .*own.yaml extends this file"),
         ("list.yaml", r"list.yaml:1: this file has no keys"),
-        ("empty.yaml", r"empty.yaml: this file has no keys"),
         ("broken.yaml", r"broken.yaml:2: not valid YAML"),
         (".", "cannot read this recipe"),
     ],
 )
 def test_what_may_not_be_extended(recipes: Callable[..., Path], extends: str, message: str):
-    path = recipes(birds__own=f"extends: {extends}\n{BASE}", birds___base=BASE, birds__list="- 1\n", birds__empty="")
+    path = recipes(birds__own=f"extends: {extends}\n{BASE}", birds___base=BASE, birds__list="- 1\n")
     outside = path.parent.parent.parent / "outside.yaml"
     outside.write_text(BASE)
     (path.parent / "link.yaml").symlink_to(outside)

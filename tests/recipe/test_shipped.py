@@ -48,12 +48,12 @@ def test_copy_writes_where_it_is_told_and_replaces_nothing(empty: Path, dmlkit: 
     assert refused.err == "error: copy: mpa_base.yaml already exists; use another FILE: dmlkit copy mpa/sop FILE\n"
 
 
-@pytest.mark.parametrize("name", ["glyphs/tripet", "recipes/glyphs/triplet.yaml", "recipes/glyphs/triplet"])
+@pytest.mark.parametrize("name", ["glyphs/tripet", "recipes/glyphs/triplet.yaml"])
 def test_what_is_nearly_a_name_is_told(name: str):
     refuses("did you mean glyphs/triplet, which comes with dmlkit", find_recipe, Path(name))
 
 
-@pytest.mark.parametrize("name", ["photos.yaml", "study/mpa", "grouplet/_base", "../glyphs/triplet"])
+@pytest.mark.parametrize("name", ["photos.yaml", "study/mpa", "grouplet/_base"])
 def test_what_is_no_name_is_told(name: str):
     refuses("no such file; expected a recipe", find_recipe, Path(name))
 
