@@ -29,14 +29,6 @@ def atomic_write(path: Path) -> Generator[Path]:
 
     Each call has its own temporary path, so any number of processes may write the file at once: the last one wins.
     Temporary files of killed processes are removed.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "file.txt"
-        >>> with atomic_write(target) as partial:
-        ...     _ = partial.write_text("whole")
-        >>> target.read_text()
-        'whole'
     """
     with _partial_of(path) as partial:
         yield partial
@@ -51,15 +43,6 @@ def atomic_folder(path: Path) -> Generator[Path]:
 
     A kill leaves either an earlier folder or the new one there: Linux and macOS exchange the two. Where the file system
     cannot, there is none for a moment. What an earlier kill has left next to it is removed.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "folder"
-        >>> for text in ("old", "new"):
-        ...     with atomic_folder(target) as partial:
-        ...         _ = (partial / text).write_text(text)
-        >>> [entry.name for entry in target.iterdir()], len(list(target.parent.iterdir()))
-        (['new'], 1)
     """
     path = path.resolve()  # what a link leads to is replaced, not the link
     with _partial_of(path, is_folder=True) as partial:

@@ -49,32 +49,17 @@ def command_word(path: Path | str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Escape text for a line in a terminal: control characters are spelled out.
-
-    Example:
-        >>> printable("\x1b]0;title\x07bird")
-        '\\x1b]0;title\\x07bird'
-    """
+    """Escape text for a line in a terminal: control characters are spelled out."""
     return UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def printable_json(text: str) -> str:
-    r"""Escape JSON for a terminal: control characters that JSON allows in strings become ``\uXXXX``.
-
-    Example:
-        >>> printable_json('{"class": "\x9bbird"}')
-        '{"class": "\\u009bbird"}'
-    """
+    r"""Escape JSON for a terminal: control characters that JSON allows in strings become ``\uXXXX``."""
     return "\n".join(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in text.split("\n"))
 
 
 def markdown(text: str) -> str:
-    r"""Escape text for a line or a cell of Markdown, so that it is no link, HTML or other markup.
-
-    Example:
-        >>> print(markdown("<img src=x> a|b [c](d) snake_case __all__"))
-        \<img src=x\> a\|b \[c\](d) snake_case \_\_all\_\_
-    """
+    """Escape text for a line or a cell of Markdown, so that it is no link, HTML or other markup."""
     return MARKDOWN.sub(r"\\\g<0>", printable(text))
 
 
@@ -89,14 +74,7 @@ def latex(text: str) -> str:
 
 
 def spreadsheet(text: str) -> str:
-    r"""Escape text for a cell of a CSV table: a formula gets an apostrophe in front; numbers stay numbers.
-
-    Example:
-        >>> spreadsheet("=cmd|' /C calc'!A0"), spreadsheet("-1.5"), spreadsheet("robin")
-        ("'=cmd|' /C calc'!A0", '-1.5', 'robin')
-        >>> ESCAPED.sub(r"\1", spreadsheet("=1+1"))
-        '=1+1'
-    """
+    """Escape text for a cell of a CSV table: a formula gets an apostrophe in front; numbers stay numbers."""
     if not ESCAPED.match(f"'{text}"):
         return text
     try:

@@ -248,15 +248,7 @@ def _check_range(path: str | Path, high: float, white: int) -> None:
 
 
 class LeftOut:
-    """Files that walks over the folders below a root leave out, by reason.
-
-    Example:
-        >>> left_out = LeftOut(Path("photos"))
-        >>> for name in ("photos/a/notes.txt", "photos/b/notes.txt", "photos/a/1.nef"):
-        ...     left_out.add(name)
-        >>> print(left_out.message)
-        photos: 3 files are left out: 1 .nef (raw; develop it to JPEG or TIFF), e.g. a/1.nef; 2 .txt, e.g. a/notes.txt
-    """
+    """Files that walks over the folders below a root leave out, by reason."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

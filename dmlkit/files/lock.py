@@ -20,15 +20,6 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
     Args:
         what: what runs in the folder, for the error of other processes, e.g. "a training".
         patience: seconds to wait for another process that holds the lock; infinity waits without limit.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with sole_writer(folder, what="a training"):
-        ...     [file.name for file in folder.iterdir()]
-        ['.lock']
-        >>> list(folder.iterdir())
-        []
     """
     path = folder / LOCK
     lock = FileLock(path)
@@ -67,17 +58,7 @@ def _acquire(lock: FileLock, folder: Path, seconds: float) -> bool:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a process is the sole writer of a folder now; the lock file of a killed process does not count.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with sole_writer(folder, what="a training"):
-        ...     is_held(folder)
-        True
-        >>> is_held(folder)
-        False
-    """
+    """Return whether a process is the sole writer of a folder now; the lock file of a killed process does not count."""
     try:
         import fcntl
     except ImportError:  # on Windows

@@ -44,14 +44,7 @@ def is_video(path: Path) -> bool:
 
 
 def check_regular(path: str | Path) -> None:
-    """Raise an `OSError` unless a path is a regular file, or a link to one, before it is opened.
-
-    Example:
-        >>> check_regular("/dev/zero")
-        Traceback (most recent call last):
-        ...
-        OSError: this is a device; expected a regular file
-    """
+    """Raise an `OSError` unless a path is a regular file, or a link to one, before it is opened."""
     kind = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - Path costs twice the time, for each of a million images
     if kind != stat.S_IFREG:
         raise OSError(f"this is {KINDS.get(kind, 'no file')}; expected a regular file")
@@ -70,12 +63,7 @@ def read_start(path: Path, size: int) -> bytes:
 
 
 def other_content(start: bytes) -> str:
-    """Return what a file is instead of an image, a table or weights, by its first bytes; an empty text if unknown.
-
-    Example:
-        >>> other_content(b"version https://git-lfs.github.com/spec/v1")
-        'this is a Git LFS pointer, not the file itself; run git lfs pull'
-    """
+    """Return what a file is instead of an image, a table or weights, by its first bytes; an empty text if unknown."""
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith(b"version https://git-lfs"):
         return "this is a Git LFS pointer, not the file itself; run git lfs pull"
@@ -117,12 +105,7 @@ def read_text(path: Path, missing: str = "no such file") -> str:
 
 
 def utf8_of(content: bytes, where: str) -> bytes:
-    """Return a text in UTF-8, without a byte order mark, that is in UTF-8, UTF-16 or Windows-1252 (Latin-1).
-
-    Example:
-        >>> utf8_of("M\xf6we".encode("utf-16"), "t.csv") == utf8_of("M\xf6we".encode("utf-8-sig"), "t.csv")
-        True
-    """
+    """Return a text in UTF-8, without a byte order mark, that is in UTF-8, UTF-16 or Windows-1252 (Latin-1)."""
     nulls = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}.get(content[:2])
     if nulls is None and len(content) > 1 and 0 in content[:2]:  # as of ASCII, without a mark
         nulls = "utf-16-le" if content[1] == 0 else "utf-16-be"

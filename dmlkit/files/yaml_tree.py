@@ -96,12 +96,7 @@ def read_yaml(path: Path, kind: str, missing: str) -> Tree:
 
 
 def parse_yaml(text: str, source: str, *, has_lines: bool = True) -> Tree:
-    """Parse one YAML document; errors and origins have line numbers, unless it is the value of an option.
-
-    Example:
-        >>> parse_yaml("{lr: 3e-4, country: no, workers: 010}", "r.yaml").data
-        {'lr': 0.0003, 'country': 'no', 'workers': 10}
-    """
+    """Parse one YAML document; errors and origins have line numbers, unless it is the value of an option."""
     try:
         node = _compose(text)
     except yaml.YAMLError as error:

@@ -55,14 +55,6 @@ def overlay(base: Tree, changes: Tree) -> Tree:
 
     A mapping with another ``name`` than the base's is another component with other keys, so it replaces the base's
     mapping. A list replaces the base's list.
-
-    Example:
-        >>> from dmlkit.files.yaml_tree import parse_yaml
-        >>> base = parse_yaml("{optimizer: {name: adam, lr: 1e-4, eps: 0.01}, metrics: [a, b]}", "base.yaml")
-        >>> overlay(base, parse_yaml("{optimizer: {lr: 1e-3}, metrics: [c]}", "a.yaml")).data
-        {'optimizer': {'name': 'adam', 'lr': 0.001, 'eps': 0.01}, 'metrics': ['c']}
-        >>> overlay(base, parse_yaml("optimizer: {name: adamw}", "a.yaml")).data
-        {'optimizer': {'name': 'adamw'}, 'metrics': ['a', 'b']}
     """
     replaced: set[Key] = set()
     data = _overlay(base.data, changes.data, (), replaced)
