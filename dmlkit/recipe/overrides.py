@@ -223,6 +223,8 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
     if extends := EXTENDS_LINE.search(text):
         base = (source.parent / extends[1]).resolve()
         base_copy = target.with_name(f"{base.parent.name}_{base.name.lstrip('_')}")
+        if base_copy == target:
+            raise UserError(f"copy: {target} is the copy of the file that {name} extends; use another FILE")
         texts[base_copy] = base.read_text(encoding="utf-8")
         text = text.replace(extends[0], f"extends: {base_copy.name}")
     texts[target] = text

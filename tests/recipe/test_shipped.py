@@ -42,6 +42,7 @@ def test_a_copy_says_the_same(name: str, empty: Path):
 def test_copy_writes_where_it_is_told_and_replaces_nothing(empty: Path, dmlkit: Cli):
     assert dmlkit("copy", "mpa/sop").out == "written: mpa_base.yaml\nwritten: sop.yaml\n"
     assert dmlkit("copy", "mpa/cub200", "birds.yaml").code == 0  # extends the same file
+    dmlkit("copy", "mpa/sop", "mpa_base.yaml").refused("the file that mpa/sop extends; use another FILE")
     (empty / "mpa_base.yaml").write_text("changed")
     refused = dmlkit("copy", "mpa/sop", "other.yaml")
     assert refused.code == 2 and not (empty / "other.yaml").exists()
