@@ -181,15 +181,10 @@ def _checked(cls: type[Component], entry: Option, value: Any) -> Any:
 
 def _parts_in(annotation: Any) -> list[type]:
     """Return the components that an option takes, or the configurations, which it keeps without building them."""
-    return [part for part in _classes_in(annotation) if issubclass(part, Component | OptionsConfig)]
-
-
-def _classes_in(annotation: Any) -> Iterable[type]:
     if isclass(annotation):
-        yield annotation
-    elif get_origin(annotation) not in (Literal, tuple):  # the items of a tuple stay configurations
-        for part in get_args(annotation):
-            yield from _classes_in(part)
+        return [annotation] if issubclass(annotation, Component | OptionsConfig) else []
+    inner = () if get_origin(annotation) in (Literal, tuple) else get_args(annotation)  # items of a tuple stay as given
+    return [part for other in inner for part in _parts_in(other)]
 
 
 def _build(config: Any, arguments: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from dmlkit.files.escape import as_latex, as_markdown, excerpt, latex, markdown, printable, printable_json, spreadsheet
+from dmlkit.files.escape import as_latex, as_markdown, latex, markdown, printable, printable_json, spreadsheet
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -73,7 +73,3 @@ def test_every_control_character_and_turn_of_writing_is_spelled_out():
             shown = printable_json(f'"{character}"')
             assert shown.isascii() and shown.isprintable() and json.loads(shown) == character
     assert printable("Straße 鳥 🐦 é") == "Straße 鳥 🐦 é"
-
-
-def test_an_excerpt_tells_the_length():
-    assert excerpt("x" * 201) == "x" * 200 + "... (201 characters)"
