@@ -182,16 +182,6 @@ def test_check_prints_the_resolved_recipe(dmlkit: Cli, recipes: Callable[..., Pa
     assert parse_recipe(result.out, "printed.yaml") == expected
 
 
-def test_a_run_resumes_until_the_extended_file_changes(dmlkit, tiny_recipe, tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text("extends: tiny.yaml\ntraining: {epochs: 1}\n")
-    command = ("train", own, "-o", tmp_path / "run", "--device", "cpu")
-    assert dmlkit(*command).code == 0
-    assert dmlkit(*command, "--resume").code == 0
-    tiny_recipe.write_text(tiny_recipe.read_text().replace("lr: 0.003", "lr: 0.004"))
-    dmlkit(*command, "--resume").refused("optimizer.lr")
-
-
 @pytest.fixture(scope="module")
 def validator() -> Any:
     return pytest.importorskip("jsonschema").Draft202012Validator(json.loads(json.dumps(schema())))
