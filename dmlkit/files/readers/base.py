@@ -20,7 +20,7 @@ from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import read_start, read_text
 
-MODULES = (*("exports", "camtrap", "spreadsheets", "coco", "detections"), *("voc", "market", "image_folder", "yolo"))
+MODULES = ("exports", "camtrap", "spreadsheets", "coco", "detections", "voc", "market", "image_folder", "yolo")
 """Modules of readers, in the order in which they are asked."""
 BUILT_IN = "dmlkit.files.readers"
 
