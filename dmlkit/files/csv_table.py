@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
-from dmlkit.files.escape import ESCAPED, excerpt
+from dmlkit.files.escape import ESCAPED, quoted
 from dmlkit.files.regular import EXTENSIONS, other_content, read_start, reading, utf8_of
 
 DELIMITERS = (",", ";", "\t")
@@ -96,7 +96,7 @@ class CsvTable(NamedTuple):
         except pa.ArrowException as error:
             wrong = re.search(r"In CSV column #(\d+): .*invalid value '(.*)'", str(error), re.DOTALL)
             if wrong is not None:
-                name, value = self.names[int(wrong[1])], excerpt(repr(wrong[2]))
+                name, value = self.names[int(wrong[1])], quoted(wrong[2])
                 raise UserError(f"{self.file}: column {name!r} has {value}; expected numbers") from error
             wrong = re.search(r"Expected \d+ columns, got (\d+): (.*)", str(error))
             if wrong is None:
@@ -119,7 +119,7 @@ class CsvTable(NamedTuple):
     def _ragged(self, where: str, cells: int, row: str) -> str:
         columns = f"{len(self.names)} ({some_of(self.names)})"
         return (
-            f"{where}: a row has {counted(cells, 'cell')}, expected {columns}: {excerpt(repr(row))}; put "
+            f"{where}: a row has {counted(cells, 'cell')}, expected {columns}: {quoted(row)}; put "
             f"cells that contain {self.delimiter!r} between quotation marks"
         )
 
@@ -152,7 +152,7 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
     if any(photos):
         if len(names) > 2 or sum(photos) > 1:
             raise UserError(
-                f"{file}: has no header: its first line is {excerpt(repr(delimiter.join(names)))}; put a line with the "
+                f"{file}: has no header: its first line is {quoted(delimiter.join(names))}; put a line with the "
                 "names of the columns before it"
             )
         names = ["path" if is_photo else "label" for is_photo in photos]

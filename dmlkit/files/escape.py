@@ -38,6 +38,11 @@ def excerpt(text: str, most: int = EXCERPT) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
+def quoted(value: object, most: int = EXCERPT) -> str:
+    """Return a value of a file for messages, shortened, because it may be as long as the file."""
+    return excerpt(repr(value), most)
+
+
 def command_word(path: Path | str) -> str:
     """Return a path as one word of a command that is shown to be typed in a shell.
 

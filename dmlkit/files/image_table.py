@@ -17,7 +17,7 @@ import numpy as np
 
 from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
 from dmlkit.files.csv_table import column_called, key_of, number_of, own_column
-from dmlkit.files.escape import command_word, excerpt
+from dmlkit.files.escape import command_word, quoted
 from dmlkit.files.image_file import BadImageError, decoding, image_files, some_image_files, upright_size
 from dmlkit.files.outputs import BOX, write_table
 from dmlkit.files.paths import SUSPICIOUS, are_of_windows, inside, raise_faults
@@ -591,7 +591,7 @@ def _whole_boxes(column: Any, where: str) -> list[Any]:
             sides = [compute.struct_field(parts, [index]) for index in range(4)]
         if wrong := rows_where(is_wrong).tolist():
             count = counted(len(wrong), "cell is no box", "cells are no boxes")
-            shown = f"{count}, e.g. {excerpt(repr(column[wrong[0]].as_py()))}"
+            shown = f"{count}, e.g. {quoted(column[wrong[0]].as_py())}"
             raise UserError(f"{where}: {shown}; expected left, top, width and height, e.g. [4, 4, 20, 20]")
         return [side.cast(pa.float64()) for side in sides]
     except pa.ArrowException as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unicodedata import normalize
 
 from dmlkit.errors import UserError, counted, some_of
-from dmlkit.files.escape import excerpt
+from dmlkit.files.escape import quoted
 
 UNKNOWN = "unknown"
 """The answer to an image of no known label; as a label, in any case, it means that there is none."""
@@ -44,7 +44,7 @@ def stated_label(text: str, where: str) -> str:
     """Return the label that a person states in an option, an answer or a request; errors begin with ``where``."""
     label = label_of(text)
     if label is None or any("\ud800" <= character <= "\udfff" for character in label):
-        raise UserError(f"{where}: {excerpt(repr(text))} is no label; expected UTF-8 text other than {UNKNOWN!r}")
+        raise UserError(f"{where}: {quoted(text)} is no label; expected UTF-8 text other than {UNKNOWN!r}")
     return label
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from zlib import crc32
 
 from dmlkit.errors import UserError, first_line, warn_once
-from dmlkit.files.escape import excerpt
+from dmlkit.files.escape import quoted
 
 HEIC = frozenset({".heic", ".heics", ".heif", ".heifs", ".hif"})
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
@@ -122,7 +122,7 @@ def utf8_of(content: bytes, where: str) -> bytes:
         if all("\ud800" <= character <= "\udfff" for character in others):  # no mix of two encodings
             with suppress(UnicodeDecodeError):
                 text = content.decode("cp1252")
-                shown = excerpt(repr(text.split("\n")[line - 1].strip()), 50)
+                shown = quoted(text.split("\n")[line - 1].strip(), 50)
                 warn_once(f"{where}: is not UTF-8, so it is read as Windows-1252; line {line}: {shown}")
                 return text.encode()
         byte = content[error.start : error.start + 1]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dmlkit.errors import UserError, counted, some_of, warn_once
 from dmlkit.files.csv_table import number_of, own_column
-from dmlkit.files.escape import excerpt
+from dmlkit.files.escape import quoted
 from dmlkit.files.labels import label_of
 
 FORMS = "expected COLUMN=VALUE, COLUMN in A, B, COLUMN=FROM..TO, COLUMN>=FROM or COLUMN<=TO, joined by and"
@@ -35,7 +35,7 @@ class Condition(NamedTuple):
         if low is None or high is None or re.match(r"\d{4}-\d\d", text):  # a date, perhaps of a year
             return (not self.low or text >= self.low) and (not self.high or text[: len(self.high)] <= self.high)
         if (number := number_of(text)) is None:
-            raise UserError(f"{where}: column {self.column!r} has {excerpt(repr(cell))}; expected numbers")
+            raise UserError(f"{where}: column {self.column!r} has {quoted(cell)}; expected numbers")
         return low <= number <= high
 
 
@@ -63,7 +63,7 @@ class Where(NamedTuple):
 
     def rows(self, columns: Mapping[str, Cells], where: str, count: int) -> list[int]:
         """Return the rows of a table on which all conditions hold."""
-        error = f"--where {excerpt(repr(self.text))}: {where}"
+        error = f"--where {quoted(self.text)}: {where}"
         rows = list(range(count))
         for condition in self.conditions:
             name = [*columns][own_column([*columns], condition.column, error)]
@@ -74,7 +74,7 @@ class Where(NamedTuple):
                 left = "" if len(rows) == count else f" of the {len(rows):,} rows that fulfill the conditions before"
                 raise UserError(f"{error}: no row{left} is left; its column {name!r} has {some_of(known)}")
             rows = matches
-        warn_once(f"{where}: {len(rows):,} of {counted(count, 'row')} by --where {excerpt(repr(self.text))}")
+        warn_once(f"{where}: {len(rows):,} of {counted(count, 'row')} by --where {quoted(self.text)}")
         return rows
 
 
@@ -120,7 +120,7 @@ def _condition(part: str, text: str) -> Condition:
         return Condition(several[1].strip(), frozenset(label_of(value) for value in several[2].split(",")))
     comparison = re.fullmatch(r"([^=<>]+?)\s*(=|>=|<=)\s*([^=<>]*)", part)
     if comparison is None:
-        raise UserError(f"--where {excerpt(repr(text))}: got {excerpt(repr(part))}; {FORMS}")
+        raise UserError(f"--where {quoted(text)}: got {quoted(part)}; {FORMS}")
     column, sign, value = comparison[1].strip(), comparison[2], comparison[3].strip()
     if sign != "=":
         return Condition(column, None, *((value, "") if sign == ">=" else ("", value)))

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from dmlkit.component import ComponentConfig
-from dmlkit.files.escape import EXCERPT, excerpt
+from dmlkit.files.escape import EXCERPT, excerpt, quoted
 from dmlkit.files.yaml_tree import Key, Tree
 
 OPTION = "--set "
@@ -64,11 +64,6 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
         case _:
             expected = fault["msg"].removeprefix("Input should be ")
             return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected {WORDS.get(expected, expected)}")]
-
-
-def quoted(value: Any) -> str:
-    """Return a value of a file for messages, shortened, because it may be as long as the file."""
-    return excerpt(repr(value))
 
 
 def fault_line(tree: Tree, key: Key, text: str) -> str:

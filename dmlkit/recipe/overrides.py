@@ -15,9 +15,9 @@ from typing import Any
 from dmlkit._deprecated import KEYS, warn_of
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import write_text
-from dmlkit.files.escape import excerpt, printable
+from dmlkit.files.escape import excerpt, printable, quoted
 from dmlkit.files.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml, read_yaml
-from dmlkit.recipe.faults import OPTION, quoted
+from dmlkit.recipe.faults import OPTION
 
 EXTENDS = "extends"
 

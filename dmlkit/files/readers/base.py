@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.csv_table import USUAL, csv_start, key_of
-from dmlkit.files.escape import excerpt
+from dmlkit.files.escape import quoted
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import read_start, read_text
 
@@ -214,7 +214,7 @@ def validated(kind: type[Content], file: Path, faults: list[str]) -> tuple[Conte
     except ValidationError as error:
         for detail in error.errors(include_url=False, include_context=False):
             location = ".".join(str(part) for part in detail["loc"] if part not in ("int", "str"))
-            fault = f"{file}: {location}: {detail['msg'].lower()}, got {excerpt(repr(detail['input']))}"
+            fault = f"{file}: {location}: {detail['msg'].lower()}, got {quoted(detail['input'])}"
             match detail["loc"]:
                 case (str(name), int(number), *_):
                     wrong.setdefault((name, number), fault)

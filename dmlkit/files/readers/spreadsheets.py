@@ -91,8 +91,7 @@ class JsonRowsReader(Reader):
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
 
-        rows, places = dict[str, list[str | None]](), list[str]()
-        text = read_text(path)
+        text, rows = read_text(path), list[dict[str, Any]]()
         if path.suffix.lower() == ".json":
             entries = enumerate(_parsed(str(path), text, "file"), start=1)
             lines = [(f"{path}: row {number}", row) for number, row in entries]
@@ -101,17 +100,14 @@ class JsonRowsReader(Reader):
             lines = [(f"{path}:{number}", line) for number, line in entries if line.strip()]
         if not lines:
             raise UserError(f"{path}: this file has no rows; expected a JSON object per line, or a list of them")
-        for count, (where, line) in enumerate(lines):
+        for where, line in lines:
             row = _parsed(where, line, "line") if isinstance(line, str) else line
             if not isinstance(row, dict):
                 raise UserError(f"{where}: got {str(line)[:50]!r}; expected a JSON object")
-            for name, value in row.items():
-                rows.setdefault(name, [None] * count).append(as_text(value))
-            for cells in rows.values():
-                cells += [None] * (count + 1 - len(cells))
-            places.append(where)
-        table = pa.table({name: pa.array(cells, pa.string()) for name, cells in rows.items()})
-        return ImageTable(table, path, path.parent, places)
+            rows.append(row)
+        names = dict.fromkeys(name for row in rows for name in row)
+        table = pa.table({name: pa.array((as_text(row.get(name)) for row in rows), pa.string()) for name in names})
+        return ImageTable(table, path, path.parent, [where for where, _ in lines])
 
 
 def _parsed(where: str, text: str, unit: str) -> Any:

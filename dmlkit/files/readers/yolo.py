@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dmlkit.errors import UserError
-from dmlkit.files.escape import excerpt
+from dmlkit.files.escape import quoted
 from dmlkit.files.outputs import BOX
 from dmlkit.files.paths import inside
 from dmlkit.files.readers.base import ImageTable, Reader, counted_out, files_below, table_of
@@ -48,22 +47,22 @@ class YoloDatasetReader(Reader):
         words = 5 if "kpt_shape" in content else None  # the points of a pose follow, which are no polygon
         for split, images in _folders(file, content):
             folder = _labels_of(images)
-            lines = [line for text in text_files(folder, notes) for line in box_lines(folder, text, faults, words)]
+            lines = [line for text in _text_files(folder, notes) for line in _box_lines(folder, text, faults, words)]
             files, labeled = dict[str, Path](), {line.name for line in lines}
             for image in files_below(images, EXTENSIONS, notes):
                 name = image.relative_to(images).with_suffix("").as_posix()
                 if (other := files.setdefault(name, image)) != image and name in labeled:
                     faults.append(f"{image}: has the labels of {other}; expected one image of this name")
-            boxes = yolo_rows(folder, [line for line in lines if line.name in files], faults)
-            absent |= {f"{folder / line.name}.txt" for line in lines if line.name not in files}
-            empty += len(files.keys() - {line.name for line in lines})
-            places += boxes.places
-            for row, where in zip(boxes.table.to_pylist(), boxes.places, strict=True):
+            absent |= {f"{folder / name}.txt" for name in labeled - files.keys()}
+            empty += len(files.keys() - labeled)
+            lines = [line for line in lines if line.name in files]
+            for line, row in zip(lines, _rows(lines)[0], strict=True):
                 number = row.pop("class_number")
                 if number not in labels:
-                    faults.append(f"{where}: class {number}, but {file} names {len(labels)}")
-                name = files[row["path"]].relative_to(file.parent).as_posix()
+                    faults.append(f"{line.where}: class {number}, but {file} names {len(labels)}")
+                name = files[line.name].relative_to(file.parent).as_posix()
                 rows.append(row | {"path": name, "label": labels.get(number), "split": split})
+                places.append(line.where)
         counts = [
             (len(absent), "file of labels without an image", "files of labels without an image"),
             (empty, "image without boxes", "images without boxes"),
@@ -138,10 +137,11 @@ class YoloReader(Reader):
 
     def read(self, path: Path) -> ImageTable:
         faults, notes = list[str](), list[str]()
-        if not (texts := text_files(path, notes)):
+        if not (texts := _text_files(path, notes)):
             raise UserError(f"{path}: this folder has no text files; expected one per image, as YOLO writes them")
-        lines = [line for file in texts for line in box_lines(path, file, faults)]
-        return replace(yolo_rows(path, lines, faults), notes=notes)
+        lines = [line for file in texts for line in _box_lines(path, file, faults)]
+        (rows, sure), places = _rows(lines), [line.where for line in lines]
+        return ImageTable(table_of(rows), path, path, places, None, sure, is_share=True, faults=faults, notes=notes)
 
 
 def _is_box(words: list[str]) -> bool:
@@ -150,12 +150,12 @@ def _is_box(words: list[str]) -> bool:
     return len(numbers) >= 5 and all(-0.5 <= number <= 1.5 for number in numbers[1:5])
 
 
-def text_files(folder: Path, notes: list[str]) -> list[Path]:
+def _text_files(folder: Path, notes: list[str]) -> list[Path]:
     """Return the text files of labels below a folder, see `files_below`."""
     return [file for file in files_below(folder, (".txt",), notes) if file.name != CLASSES]
 
 
-def box_lines(folder: Path, file: Path, faults: list[str], words_of_box: int | None = None) -> list[BoxLine]:
+def _box_lines(folder: Path, file: Path, faults: list[str], words_of_box: int | None = None) -> list[BoxLine]:
     """Return the boxes of a text file below a folder; lines that are none are faults.
 
     ``words_of_box`` are the first words of a line that are read. Default: all.
@@ -167,16 +167,16 @@ def box_lines(folder: Path, file: Path, faults: list[str], words_of_box: int | N
         if len(_numbers(words)) in (5, 6) or (len(_numbers(words)) >= 7 and len(words) % 2):
             boxes.append(BoxLine(f"{file}:{number}", name, words))
         elif words:
-            faults.append(f"{file}:{number}: got {excerpt(repr(line))}, expected class x y width height [confidence]")
+            faults.append(f"{file}:{number}: got {quoted(line)}, expected class x y width height [confidence]")
     return boxes
 
 
-def yolo_rows(folder: Path, lines: list[BoxLine], faults: list[str]) -> ImageTable:
-    """Return the boxes of lines."""
+def _rows(lines: list[BoxLine]) -> tuple[list[dict[str, Any]], list[float]]:
+    """Return the boxes of lines as rows of a table, and their confidences."""
     # a sixth number is a confidence, or the number of a track where all of them are whole and one is above 1
     sixths = [line.words[5] for line in lines if len(line.words) == 6]
     are_tracks = all(map(str.isdecimal, sixths)) and any(float(word) > 1 for word in sixths)
-    rows, sure = list[Mapping[str, object]](), list[float]()
+    rows, sure = list[dict[str, Any]](), list[float]()
     for line in lines:
         numbers = _numbers(line.words)
         track, confidence = None, 1.0
@@ -194,11 +194,10 @@ def yolo_rows(folder: Path, lines: list[BoxLine], faults: list[str]) -> ImageTab
                 f"{line.where}: got the confidence {confidence:g}, expected 0 to 1; if it is the number of a track, "
                 "write tracks with confidences (Ultralytics: save_conf=True), or without their numbers"
             )
-        row = {"path": line.name, "class_number": line.words[0], **dict(zip(BOX, sides, strict=True))}
+        row: dict[str, Any] = {"path": line.name, "class_number": line.words[0], **dict(zip(BOX, sides, strict=True))}
         rows.append(row | ({} if track is None else {"group": track}))
         sure.append(confidence)
-    places = [line.where for line in lines]
-    return ImageTable(table_of(rows), folder, folder, places, confidences=sure, is_share=True, faults=faults)
+    return rows, sure
 
 
 def _numbers(words: list[str]) -> list[float]:

@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from dmlkit.datasets.base import FOLDS, DatasetConfig
 from dmlkit.errors import UserError, counted
 from dmlkit.files.document import differences
+from dmlkit.files.escape import quoted
 from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.recipe.faults import describe_faults, fault_line, quoted, suggest
+from dmlkit.recipe.faults import describe_faults, fault_line, suggest
 from dmlkit.recipe.file import plain, read_recipe
 from dmlkit.recipe.overrides import Override, parse_override, path_in_collection, read_extended
 from dmlkit.recipe.schema import Recipe
