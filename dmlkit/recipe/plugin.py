@@ -28,7 +28,7 @@ from dmlkit.component import ComponentConfig, MemberError, NameTakenError, compo
 from dmlkit.errors import UserError, first_line, killed_reader, out_of_memory, warn_once
 from dmlkit.files.escape import command_word, excerpt
 from dmlkit.files.readers.base import Reader
-from dmlkit.files.regular import check_regular
+from dmlkit.files.regular import reading
 from dmlkit.recipe.catalogue import GROUP
 
 
@@ -93,13 +93,8 @@ def load_installed() -> None:
 
 def load_file(path: Path) -> Plugin:
     """Load a Python file, which need not be in a package; a file that is already loaded is not loaded again."""
-    try:
-        check_regular(path)
+    with reading(path, "this plug-in", missing="no such plug-in; expected a Python file"):
         source = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such plug-in; expected a Python file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot read this plug-in: {error.strerror or error}") from error
     plugin = Plugin(path.name, None, (path.resolve(),), source)
     if plugin in _loaded:
         return plugin
