@@ -120,19 +120,15 @@ def names(config: FolderConfig | TableConfig, split: Any) -> set[str]:
     return {str(Path(path).parent.name + Path(path).stem) for path in config.build(split).paths}
 
 
-def test_a_split_by_time_reads_the_photos_of_a_folder(tmp_path: Path):
+def test_a_split_by_time_reads_the_photos_of_a_folder_and_of_a_table_without_times_or_with_empty_cells(tmp_path: Path):
     root = folder_of(tmp_path / "photos", DAYS)
-    config = FolderConfig(root=str(root), split={"time": 0.8}, validation_fraction=0)
-    assert names(config, "test") == {f"{label}{max(range(5), key=own.__getitem__)}" for label, own in DAYS.items()}
-
-
-def test_a_table_without_a_time_or_with_empty_cells_gets_them_from_the_photos(tmp_path: Path):
-    folder_of(tmp_path / "photos", DAYS)
     rows = [f"photos/{label}/{number}.jpg,{label}" for label, own in DAYS.items() for number in range(len(own))]
     (tmp_path / "plain.csv").write_text("\n".join(["path,label", *rows]))
     timed = [f"{row},{'2027-01-01' if row.startswith('photos/a/0') else ''}" for row in rows]
     (tmp_path / "timed.csv").write_text("\n".join(["path,label,time", *timed]))
     last = {f"{label}{max(range(5), key=own.__getitem__)}" for label, own in DAYS.items()}
+    of_folder = FolderConfig(root=str(root), split={"time": 0.8}, validation_fraction=0)
+    assert names(of_folder, "test") == last
     for file, tested in (("plain.csv", last), ("timed.csv", {one for one in last if one[0] != "a"} | {"a0"})):
         config = TableConfig(file=str(tmp_path / file), split={"time": 0.8}, validation_fraction=0)
         assert names(config, "test") == tested
