@@ -11,6 +11,7 @@ from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig
 from dmlkit.files.image_file import LeftOut, image_files
+from dmlkit.files.image_table import read_images
 from dmlkit.files.source import require_some_images
 from dmlkit.vectors.images import images_at
 from tests.conftest import refuses
@@ -101,6 +102,17 @@ def test_a_folder_that_links_lead_to_is_not_left_out(tmp_path: Path, caplog: pyt
         folder.symlink_to(tmp_path / "all" / name)
     assert len(FolderConfig(root=str(tmp_path)).build("all")) == 8
     assert not caplog.messages
+
+
+def test_boxes_of_a_data_set_of_yolo_that_a_detector_was_not_sure_of(tmp_path: Path):
+    """They were kept, whatever --box-confidence said."""
+    photo(tmp_path / "images" / "1.png")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "1.txt").write_text("0 .5 .5 .5 .5 .9\n0 .5 .5 .2 .2 .1\n")
+    (tmp_path / "data.yaml").write_text("names: [fox]\ntrain: images\n")
+    listed = read_images(tmp_path)
+    assert listed.notes == [f"{tmp_path}/data.yaml: left out: 1 box of a confidence below 0.2 (--box-confidence)"]
+    assert listed.table["x1"].to_pylist() == [2.0] and len(read_images(tmp_path, confidence=0.1)) == 2
 
 
 @pytest.mark.parametrize("read", [images_at, require_some_images])

@@ -43,7 +43,7 @@ class YoloDatasetReader(Reader):
             raise UserError(f"{file}: names: got {names!r}, expected the names of the classes, e.g. [fox, owl]")
         numbered = names.items() if isinstance(names, dict) else enumerate(names)
         labels = {str(number): str(name) for number, name in numbered}
-        absent, empty, notes = set[str](), 0, list[str]()
+        absent, empty, notes, sure = set[str](), 0, list[str](), list[float]()
         words = 5 if "kpt_shape" in content else None  # the points of a pose follow, which are no polygon
         for split, images in _folders(file, content):
             folder = _labels_of(images)
@@ -56,7 +56,9 @@ class YoloDatasetReader(Reader):
             absent |= {f"{folder / name}.txt" for name in labeled - files.keys()}
             empty += len(files.keys() - labeled)
             lines = [line for line in lines if line.name in files]
-            for line, row in zip(lines, _rows(lines)[0], strict=True):
+            boxes, confidences = _rows(lines)
+            sure += confidences
+            for line, row in zip(lines, boxes, strict=True):
                 number = row.pop("class_number")
                 if number not in labels:
                     faults.append(f"{line.where}: class {number}, but {file} names {len(labels)}")
@@ -68,7 +70,8 @@ class YoloDatasetReader(Reader):
             (empty, "image without boxes", "images without boxes"),
         ]
         notes += counted_out(file, counts)
-        return ImageTable(table_of(rows), file, file.parent, places, is_share=True, faults=faults, notes=notes)
+        table = table_of(rows)
+        return ImageTable(table, file, file.parent, places, None, sure, is_share=True, faults=faults, notes=notes)
 
 
 def _content(file: Path) -> dict[str, Any]:
