@@ -131,10 +131,6 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut.npz": (lambda path: path.write_bytes(b"PK\3\4 cut"), "cannot read these arrays"),
     "cut.safetensors": (lambda path: path.write_bytes(b"\x40\0\0\0\0\0\0\0{"), "cannot read these arrays"),
     "cut.parquet": (lambda path: path.write_bytes(b"PAR1"), "cannot read this table"),
-    "two.parquet": (
-        lambda path: parquet.write_table(TABLE.append_column("w", TABLE["vector"]), path),
-        "'vector' and 'w'",
-    ),
     "ragged.parquet": (
         lambda path: parquet.write_table(pa.table({"v": [[0.5] * (2 + (row == 7)) for row in range(30)]}), path),
         r"column 'v': row 7 \(counted from 0\) is blank or differs",
@@ -143,7 +139,6 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: parquet.write_table(pa.table({"v": [[0.5, 1.0]] * 5 + [[0.5, None]]}), path),
         r"column 'v': row 5 \(counted from 0\) is blank or differs",
     ),
-    "no.parquet": (lambda path: parquet.write_table(pa.table({"label": NAMES}), path), r"no vectors \(label\)"),
     "two.csv": (csv_of("e0,e1,e2,f0,f1,f2", [[1, 2, 3, 4, 5, 6]]), "'e' and 'f' may be the vectors"),
     "gap.csv": (csv_of("label,e0,e1,e3", [["a", 1, 2, 3]]), "expected 3 or more columns of numbers"),
     "word.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, "x", 3]]), "column 'e1' has 'x'; expected numbers"),
