@@ -183,25 +183,24 @@ def print_identification(result: "Identification", gallery: Path) -> None:
 def print_thresholds(values: "dict[str, Identification | UserError]", column: str) -> None:
     """Print the threshold of each value of a column with its rates, and which values have too few images for one."""
     rows = [[column, "images", "labels", "least probability", "FPIR, 95 % interval", "FNIR, 95 % interval"]]
-    requested, failed = (
-        list[str](),
-        [(value, str(error)) for value, error in values.items() if isinstance(error, UserError)],
-    )
+    requested, failed = list[str](), dict[str, UserError]()
     for value, outcome in values.items():
-        if not isinstance(outcome, UserError):
-            fit = outcome.fits[0]
-            rates = (
-                f"{rate.rate:.3f}" + ("  {:.3f} .. {:.3f}".format(*rate.interval) if rate.interval else "")
-                for rate in (fit.fpir, fit.fnir)
-            )
-            rows.append([value, f"{outcome.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
-            requested.append(f"{value} {outcome.requested:g}")
+        if isinstance(outcome, UserError):
+            failed[value] = outcome
+            continue
+        fit = outcome.fits[0]
+        rates = (
+            f"{rate.rate:.3f}" + ("  {:.3f} .. {:.3f}".format(*rate.interval) if rate.interval else "")
+            for rate in (fit.fpir, fit.fnir)
+        )
+        rows.append([value, f"{outcome.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
+        requested.append(f"{value} {outcome.requested:g}")
     if requested:
         print_table(rows, f"per {column}, among the images of the same {column} alone")
         say_prose(f"requested FPIR: {some_of(requested)}")
     if failed:
-        names, (first, reason) = some_of([value for value, _ in failed]), failed[0]
-        say_prose(f"note: identify takes the threshold of all images for {names}; {first}: {reason}")
+        first, reason = next(iter(failed.items()))
+        say_prose(f"note: identify takes the threshold of all images for {some_of([*failed])}; {first}: {reason}")
 
 
 def say_lowest(rate: str, requested: float, items: str, usual: float, least: int) -> None:

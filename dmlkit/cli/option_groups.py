@@ -102,14 +102,6 @@ class BoxOptions(TableOptions):
 
 
 @dataclass(frozen=True)
-class ArrayOptions:
-    """Options of a command that reads an array of vectors with their labels."""
-
-    labels: ArrayLabels = None
-    manifold: ArrayManifold = None
-
-
-@dataclass(frozen=True)
 class SourceOptions:
     """Options of a command that reads any points."""
 

@@ -13,7 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_place
 from dmlkit.files.pictures import PICTURES
 from dmlkit.files.regular import EXTENSIONS
-from dmlkit.files.source import is_study, require_run
+from dmlkit.files.source import is_study, require_run, require_study
 
 if TYPE_CHECKING:
     from dmlkit.plots.geometry import MapKind
@@ -39,12 +39,6 @@ def require_runs_or_study(paths: list[Path]) -> None:
     """Check that paths are runs, or a single study."""
     if not (len(paths) == 1 and is_study(paths[0])):
         each(require_run)(paths)
-
-
-def require_results(path: Path) -> None:
-    """Check that a folder is a study."""
-    if not is_study(path):
-        raise UserError(f"{path}: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs")
 
 
 PlottedRun = Annotated[Path, "RUN", "Run folder, written by train.", require_plotted_run]
@@ -178,7 +172,7 @@ def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None
 
 @command("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
 def results(
-    study: Annotated[Path, "STUDY", "Study folder, written by study.", require_results],
+    study: Annotated[Path, "STUDY", "Study folder, written by study.", require_study],
     /,
     metric: Annotated[str | None, "NAME", "Metric to draw. Default: all."] = None,
     output: Output = None,

@@ -23,7 +23,7 @@ from dmlkit.files.source import kind_of
 
 if TYPE_CHECKING:
     from dmlkit.identify.answers import Answers, Neighbor
-    from dmlkit.identify.page import Picture
+    from dmlkit.identify.page import Picture, Shelf
     from dmlkit.metrics.ranking.rerank import Rerank
 
 MOST_SHOWN = 10  # queries printed in the terminal
@@ -108,7 +108,7 @@ def print_neighbors(answers: "Answers") -> None:
 
 def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]) -> None:
     """Write the page of a search for queries in a source, and print how many pictures are missing."""
-    from dmlkit.identify.page import Picture, Shelf, write_page
+    from dmlkit.identify.page import Picture, Shelf
 
     shelves = (
         Shelf(Picture(picture, box=box), pictures_of(neighbors))
@@ -118,8 +118,7 @@ def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]
         f"{counted(len(answers.queries), 'query', 'queries')}, the {answers.k} nearest of each by "
         f"{answers.similarity_name.replace('_', ' ')}, nearest first"
     ]
-    gone = write_page(path, f"{read[0]} in {read[1]}", notes, shelves)
-    tell_page(path, gone, len(answers.queries), read)
+    write_pictures(path, f"{read[0]} in {read[1]}", notes, shelves, read)
 
 
 def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
@@ -132,11 +131,20 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
     ]
 
 
-def tell_page(path: Path, gone: int, count: int, read: Sequence[Path], *, rows: str = "queries") -> None:
-    """Print where a page is, and how many pictures of what was read are missing."""
-    from dmlkit.identify.page import MOST
+def write_pictures(
+    path: Path,
+    title: str,
+    notes: Sequence[str],
+    shelves: "Iterable[Shelf]",
+    read: Sequence[Path],
+    rows: str = "queries",
+) -> None:
+    """Write a page of some rows of pictures, and print where it is and how many pictures of what was read are gone."""
+    from dmlkit.identify.page import MOST, write_page
 
-    say(f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
+    first = list(islice(shelves, MOST + 1))
+    gone = write_page(path, title, notes, first, rows=rows)
+    say(f"wrote {path}" + (f": the first {MOST} {rows}" if len(first) > MOST else ""))
     if gone:
         pictures = counted(gone, "picture is a placeholder", "pictures are placeholders")
         say(f"note: {pictures}: {why_missing(*read)}")

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
-from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
-from dmlkit.cli.options import Json, SourcePath, SplitName, Writes, command
+from dmlkit.cli.option_groups import ModelOptions
+from dmlkit.cli.options import ArrayLabels, ArrayManifold, Json, SourcePath, SplitName, Writes, command
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
@@ -51,7 +51,8 @@ def select(
     ] = None,
     *,
     chosen: ModelOptions,
-    array: ArrayOptions,
+    labels: ArrayLabels = None,
+    manifold: ArrayManifold = None,
     json: Json = False,
 ) -> None:
     """Choose which images to label next: similar to many unlabeled images and to no labeled one.
@@ -83,8 +84,7 @@ def select(
     model = ModelChoice(chosen.run, device=chosen.device)
     if kind == "run" and split is None and not measure:
         split = "all"
-    of_array = {"labels": array.labels, "manifold": array.manifold}
-    labeled = in_memory(open_searched(source, model, bars(), split=split, **of_array))
+    labeled = in_memory(open_searched(source, model, bars(), split=split, labels=labels, manifold=manifold))
     if measure:
         curve = measure_selection(labeled, number, rule=method, threshold=threshold, bar=bars())
         say_json(curve.plain()) if json else print_curve(curve)

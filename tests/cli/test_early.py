@@ -195,7 +195,7 @@ MISTAKES = [
     ("plot tsne study", "study: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs"),
     ("plot epochs half", f"half: {NO_RUN.replace('recipe.yaml or ', '')}"),
     ("plot epochs study none", f"study: {NO_RUN}"),
-    ("plot results none", "none: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs"),
+    ("plot results empty", f"empty: {NO_STUDY}"),
     ("duplicates x.npy none --threshold 0.9", f"none: {NO_SOURCE}"),
     (
         "search empty x.npy",
