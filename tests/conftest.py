@@ -244,6 +244,15 @@ Cli = Callable[..., Result]
 """The command line: the fixture `dmlkit`."""
 
 
+def every_command(command: Any = None, words: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dmlkit, each command and each group, with its words."""
+    if command is None:
+        command = typer.main.get_command(import_module("dmlkit.cli.app").app)
+    yield words, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from every_command(below, f"{words} {name}".strip())
+
+
 def csv_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

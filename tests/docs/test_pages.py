@@ -34,7 +34,7 @@ TINY_PHOTOS = [
 ]
 
 
-NAMES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+COMMAND = re.compile(r"^\s*(?:[^`|\n]*-m |#\s*Run:\s*)?@?(?:\.venv/bin/|\$\(BIN\)/)?dmlkit ([a-z].*)$", re.MULTILINE)
 OF_IMAGES = ("backbone", "transform", "training.workers")
 
 
@@ -128,15 +128,39 @@ def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(Path(path).exists() for path in LEFT_BEHIND[name])
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(f"papers/{path.stem}" for path in (ROOT / "docs/papers").glob("*.md"))])
-def test_every_command_is_understood(name: str):
-    text = page(name).replace("\\\n", " ")
-    found = re.findall(r"^(?:    )?(?:[^`|\n]*-m |\.venv/bin/)?(?<!\w)dmlkit ([a-z].*)$", text, re.MULTILINE)
-    for command in found:
-        words = re.sub(r" --plugin \S+", "", command.split("  #")[0])  # an option of all commands
-        subcommand, *rest = shlex.split(words)
-        get_command(app).commands[subcommand].make_context(subcommand, rest)
-    assert found or name not in (*PREPARED, "scale")
+TYPED = ["README.md", "Makefile", "docs/*.md", "docs/papers/*.md", "docs/commands/*.md", "recipes/**/*.yaml"]
+
+
+@pytest.mark.parametrize("place", TYPED)
+def test_every_command_is_understood(place: str):
+    for path in sorted(ROOT.glob(place)):
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        found = COMMAND.findall(text)
+        for command in found:
+            words = re.split(r"  #| \|\| ", re.sub(r" --plugin \S+", "", command))[0]  # an option of all commands
+            name, *rest = shlex.split(words)
+            get_command(app).commands[name].make_context(name, rest)
+        assert found or path.stem not in (*PREPARED, "scale", "Makefile", "README"), path
+
+
+def test_the_library_example_runs():
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(code, scope)
+    assert scope["loss"].proxies.grad.isfinite().all()
+
+
+@pytest.mark.slow
+def test_the_example_of_commands_as_functions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    pytest.importorskip("lancedb", reason="the extra dmlkit[lancedb] is not installed")
+    monkeypatch.chdir(tmp_path)  # where no recipes are
+    for seed, name in enumerate(("robin", "wren")):
+        trees.photo(Path("photos") / name / "1.jpg", seed)
+    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(code, {})
+    figures, shape, answers = capsys.readouterr().out.splitlines()
+    recall, low, high = map(float, re.findall(r"[\d.]+", figures))
+    assert low <= recall <= high and shape == "(2, 2)" and answers == "{'photos/wren/1.jpg': 'wren'}"
 
 
 def test_scale_tells_how_ranks_are_restarted():

@@ -2,15 +2,12 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from dmlkit.cli.app import app
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, every_command
 
 pytestmark = pytest.mark.heavy
 SMALL = "--set training.epochs=1 --set dataset.images_per_class=6 --set dataset.classes=40"
@@ -65,14 +62,8 @@ def test_it_is_the_wheel_that_runs_and_nothing_of_development_is_there(run, inst
 
 
 def test_every_command_shows_its_help(run: Callable[..., subprocess.CompletedProcess[str]]):
-    def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        yield words
-        for name, below in getattr(command, "commands", {}).items():
-            yield from commands(below, (*words, name))
-
-    every = list(commands(get_command(app), ()))
-    assert {("study",), ("gallery", "create")} <= set(every)
-    lines = run("python", "-c", HELP, *(" ".join(words) for words in every)).stdout.splitlines()
+    every = [words for words, _ in every_command()]
+    lines = run("python", "-c", HELP, *every).stdout.splitlines()
     assert sum(line == "== 0" for line in lines) == len(every) == sum("--help" in line for line in lines)
 
 
