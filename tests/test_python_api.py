@@ -186,11 +186,9 @@ def test_a_pretrained_model_is_the_pretrained_checkpoint_of_its_runs(place: Path
         ("timm:resnet18.nope", "timm:resnet18.nope: backbone.model: timm has no weights 'nope' of resnet18; exp"),
         ("tim:resnet18", "tim:resnet18: no run and no backbone; did you mean 'timm'?"),
         ("small_cnn", "small_cnn: has no published weights; expected one of convnext, "),
-        ("bn_inception", "bn_inception: has no published weights; expected one of convnext, "),
         ("resnet50:a1", "resnet50:a1: resnet50 has no variants; use resnet50"),
         ("convnext:huge", "convnext:huge: backbone.size: got 'huge', expected 'tiny', 'small', 'base' or 'large'"),
         ("runs/none", "runs/none: no run here"),
-        ("none", "none: no run here"),
     ],
 )
 def test_a_name_of_no_model_is_one_line(name: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -85,16 +85,6 @@ def test_workers_name_the_broken_image_too(dmlkit: Cli, tiny_recipe: Path, tmp_p
     gc.collect()  # what the loader's process still writes is written here
 
 
-@pytest.mark.usefixtures("images_have_readers")
-def test_every_kind_of_image_trains(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
-    for index, mode in enumerate(("L", "RGBA", "CMYK", "I;16")):
-        (image_folder / "class0" / f"{index}.png").unlink()
-        suffix = ".tif" if mode in ("CMYK", "I;16") else ".png"
-        Image.new(mode, (30, 12)).save(image_folder / "class0" / f"{index}{suffix}")
-    options = folder_options(image_folder, "training.epochs=1")
-    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options).code == 0
-
-
 def test_a_folder_with_a_run_is_kept(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
     run, recipe = trained_once(tmp_path), tmp_path / "recipe.yaml"
     before = (run / "checkpoints" / "last.pt").read_bytes()
@@ -146,23 +136,20 @@ def test_checkpoints_that_cannot_be_read(dmlkit: Cli, trained_once: Callable[...
     state = torch.load(path, weights_only=True)
     torch.save({**state, "format": 99, "dmlkit": "9.0"}, path)
     dmlkit("eval", run, "--checkpoint", "last").refused("a checkpoint of format 99 (dmlkit 9.0)", "reads format 1")
-    path.write_bytes(path.read_bytes()[:1000])
-    dmlkit("eval", run, "--checkpoint", "last").refused("cannot read this checkpoint")
     torch.save({"format": 1, "model": Path("x")}, path)  # needs pickle, which could run code
     dmlkit("eval", run, "--checkpoint", "last").refused("cannot read this checkpoint")
     path.unlink()
     dmlkit("eval", run, "--checkpoint", "last").refused("no such checkpoint")
 
 
-def test_embed_and_export_mistakes(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path, image_folder: Path):
+def test_embed_leaves_nothing_of_an_image_that_it_cannot_read(
+    dmlkit: Cli, trained_once, tmp_path: Path, image_folder: Path
+):
     run = trained_once(tmp_path)
     dmlkit("embed", run).refused("expected either IMAGES or --split")
-    broken = image_folder / "class0" / "2.png"
-    broken.write_bytes(b"broken")
-    dmlkit("embed", run, image_folder, "-o", tmp_path / "e1").refused(f"{broken}: cannot read this image")
-    assert not list((tmp_path / "e1").glob("*"))
-    assert dmlkit("embed", run, image_folder, "-o", tmp_path / "e2", "--skip-bad-images").code == 0
-    dmlkit("embed", run, image_folder, "-o", tmp_path / "e2").refused(f"{broken}: cannot read this image")
+    (broken := image_folder / "class0" / "2.png").write_bytes(b"broken")
+    dmlkit("embed", run, image_folder, "-o", tmp_path / "out").refused(f"{broken}: cannot read this image")
+    assert not list((tmp_path / "out").glob("*"))
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
