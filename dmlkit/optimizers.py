@@ -60,11 +60,12 @@ class OptimizerConfig(ComponentConfig, frozen=True):
 
     def groups(self, parameters: dict[str, list[nn.Parameter]]) -> list[dict[str, Any]]:
         """Return one named group for each list with parameters, with its own learning rate."""
-        rates = {name: self.lr * self._multiplier(*name.split(".")) for name in parameters}
-        return [{"params": group, "name": name, "lr": rates[name]} for name, group in parameters.items() if group]
-
-    def _multiplier(self, part: str, depth: str = "0") -> float:
-        return getattr(self.lr_multipliers, part) * self.layer_decay ** int(depth)
+        groups = list[dict[str, Any]]()
+        for name, group in parameters.items():
+            part, _, depth = name.partition(".")
+            rate = self.lr * (getattr(self.lr_multipliers, part) * self.layer_decay ** int(depth or 0))
+            groups += [{"params": group, "name": name, "lr": rate}] if group else []
+        return groups
 
 
 class _AdaptiveConfig(OptimizerConfig, frozen=True, abstract=True):

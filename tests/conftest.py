@@ -350,31 +350,23 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(defaults, "patience", 0.1)
 
 
-@contextmanager
-def plugins_removed() -> Iterator[None]:
-    """Remove the plug-ins that are loaded within the block, and their members, at its end."""
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Load the text of a plug-in file, which is removed after the test with its members."""
     plugins = import_module("dmlkit.recipe.plugin")
     families = import_module("dmlkit.recipe.schema").FAMILIES
     before, loaded = {root: dict(root.variants) for root in families.values()}, list(plugins._loaded)
-    yield
-    plugins._loaded[:] = loaded
-    for root, variants in before.items():
-        root.variants.clear()
-        root.variants.update(variants)
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Load the text of a plug-in file, which is removed after the test."""
-    from dmlkit.recipe.plugin import load_file
 
     def load(text: str) -> None:
         path = tmp_path / f"plugin_{len(list(tmp_path.iterdir()))}.py"
         path.write_text(text)
-        load_file(path)
+        plugins.load_file(path)
 
-    with plugins_removed():
-        yield load
+    yield load
+    plugins._loaded[:] = loaded
+    for root, variants in before.items():
+        root.variants.clear()
+        root.variants.update(variants)
 
 
 @pytest.fixture(scope="session")

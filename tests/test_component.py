@@ -8,9 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 import dmlkit.losses
 from dmlkit.component import ComponentConfig, MemberError, one_of
-from dmlkit.recipe.plugin import load_file, plugin_files
 from dmlkit.recipe.schema import FAMILIES
-from tests.conftest import plugins_removed
 from tests.processes import in_copies
 
 EVERY = {path.stem for path in Path(dmlkit.losses.__path__[0]).glob("*.py")} - {"__init__", "base"}  # files of losses
@@ -149,17 +147,3 @@ def test_a_member_may_inherit_what_it_needs():
         assert Limping().factor(1, 4) == 0.75
     finally:
         del FAMILIES["schedules"].variants["limping"]
-
-
-def test_the_plugin_of_a_test_is_removed_with_its_members(tmp_path: Path):
-    """A file that stays loaded would refuse ``--ray`` to the tests after it in the same process."""
-    file, before = tmp_path / "steady.py", plugin_files()
-    file.write_text(
-        "from typing import Literal\nfrom dmlkit.schedules import ScheduleConfig\n\n"
-        "class Steady(ScheduleConfig, frozen=True):\n    name: Literal['steady'] = 'steady'\n\n"
-        "    def after_warmup(self, epoch, epochs):\n        return 1.0\n"
-    )
-    with plugins_removed():
-        load_file(file)
-        assert plugin_files() == (*before, file.resolve()) and "steady" in FAMILIES["schedules"].variants
-    assert plugin_files() == before and "steady" not in FAMILIES["schedules"].variants
