@@ -242,7 +242,7 @@ def test_functions_have_few_parameters():
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef) and len(parameters_of(node) - {"self", "cls"}) > 8
     }
-    commands = "calibrate embed evaluate identify search select verify".split()
+    commands = ["calibrate", "embed", "evaluate", "identify", "search", "select", "verify"]
     assert many == {f"dmlkit.cli.{name}.{name}" for name in commands}
 
 

@@ -55,7 +55,7 @@ def start_and_train(dmlkit: Cli, folder: str) -> tuple[Result, Result]:
     return started, dmlkit("train", "recipe.yaml", "-o", "run", "--device", "cpu", *options)
 
 
-@pytest.mark.parametrize("count", [4, 7, 8])
+@pytest.mark.parametrize("count", [4, 8])
 def test_train_takes_the_recipe_of_few_classes(count: int, dmlkit: Cli):
     trees.birds(Path("photos"), [f"class_{number}" for number in range(count)], 3)
     started, trained = start_and_train(dmlkit, "photos")
@@ -63,12 +63,6 @@ def test_train_takes_the_recipe_of_few_classes(count: int, dmlkit: Cli):
     assert ("no validation: too few training classes" in started.out) == (count < 8)
     assert (read_recipe(Path("recipe.yaml")).dataset.validation_fraction == 0) == (count < 8)
     assert Path("run/checkpoints/best.pt").exists() == (count == 8)
-
-
-def test_fewer_than_four_classes_are_refused_before_a_recipe_is_written(dmlkit):
-    trees.birds(Path("photos"), "abc", 3)
-    dmlkit("start", "photos").refused("photos: has 3 classes, 1 to train on, 2 to test on; expected at least 2")
-    assert not Path("photos.yaml").exists()
 
 
 def test_all_faulty_classes_are_named_at_once(dmlkit: Cli):
@@ -118,12 +112,6 @@ def test_the_classes_that_validate_are_not_counted_as_trained(dmlkit: Cli):
     rows = [line.strip("│ ").replace(" ", "").split("│") for line in result.out.splitlines() if line.startswith("│")]
     assert rows[:3] == [["train", "21", "7"], ["validation", "9", "3"], ["test", "30", "10"]]
     assert "trains on 21 photos of 7 classes" in Path("photos.yaml").read_text()
-
-
-def test_absolute_paths_of_a_table_are_one_line(dmlkit: Cli):
-    rows = [f"/elsewhere/{number}.jpg,class{number % 4}" for number in range(12)]
-    Path("photos.csv").write_text("\n".join(["path,label", *rows]))
-    dmlkit("start", "photos.csv").refused("photos.csv:2: path '/elsewhere/0.jpg' leads out", "so do 11 more rows")
 
 
 def test_labels_that_look_like_several_are_named(dmlkit: Cli):
@@ -217,13 +205,6 @@ def test_the_budget_chooses_how_much_is_trained(budget: str, tuning: str, epochs
     assert (recipe.transform.size, recipe.transform.resizing.side) == ((224, 256) if tuning == "none" else (160, 160))
 
 
-@pytest.mark.parametrize("budget", ["3x", ""])
-def test_a_budget_that_is_no_time_is_refused(budget: str, dmlkit: Cli, birds: Path):
-    result = dmlkit("start", birds, f"--budget={budget}", "--device", "cpu")
-    expected = "expected hours, minutes and seconds, above 0, e.g. 90m, 2h or 1h30m"
-    assert result.code == 2 and result.err == f"error: --budget {budget!r}: {expected}\n"
-
-
 def test_the_screen_says_which_of_nested_folders_are_the_classes(dmlkit: Cli):
     """Also where the outermost are too few to train, so that nobody takes the error for a fault of the photos."""
     for genus in ("crow", "gull"):
@@ -231,6 +212,7 @@ def test_the_screen_says_which_of_nested_folders_are_the_classes(dmlkit: Cli):
             trees.photo(Path("photos") / genus / species / "1.jpg", 1)
     said = " ".join(dmlkit("start", "photos").refused("has 2 classes").out.split())
     assert "e.g. photos/crow/first, and the outermost are the classes; for the innermost, write levels: [level1" in said
+    assert not Path("photos.yaml").exists()
 
 
 def test_the_recipe_has_the_whole_name_of_the_folder(dmlkit: Cli):
@@ -245,11 +227,9 @@ def test_a_folder_with_test_but_without_train_is_told(dmlkit: Cli):
     assert "nested" not in refused.out
 
 
-@pytest.mark.parametrize("words", [("start",), ("data", "check")])
-def test_a_folder_whose_own_name_is_not_utf_8_is_told(words: tuple[str, ...], dmlkit: Cli):
-    folder = Path(os.fsdecode(b"m\xf6we"))
-    trees.birds(folder, "abcd", 3)
-    dmlkit(*words, folder).refused("this name is not UTF-8; rename the file or folder")
+def test_a_folder_whose_own_name_is_not_utf_8_is_told(dmlkit: Cli):
+    folder = trees.birds(Path(os.fsdecode(b"m\xf6we")), "abcd", 3)
+    dmlkit("start", folder).refused("this name is not UTF-8; rename the file or folder")
 
 
 def test_a_column_that_is_named_twice_is_refused(dmlkit: Cli, birds: Path):
