@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 def require_calibratable(path: Path) -> None:
     """Check that a folder is a run or a gallery."""
-    is_gallery = path.exists() and kind_of(path) == "gallery"
-    (require_gallery if is_gallery else require_run)(path)
+    (require_gallery if path.exists() and kind_of(path) == "gallery" else require_run)(path)
 
 
 @command("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01")

@@ -234,10 +234,9 @@ def history(gallery: GalleryPath, /, json: Json = False) -> None:
         ]
         say_json([entry | {"run": run} for entry, run in zip(entries, runs, strict=True)])
         return
-    before = [0, *(version.images for version in versions)]
     rows = [
         [str(version.number), f"{version.time:%Y-%m-%d %H:%M:%S}", str(version.images), f"{version.images - last:+d}"]
-        for version, last in zip(versions, before, strict=False)
+        for version, last in zip(versions, [0, *(version.images for version in versions)], strict=False)
     ]
     header = ["version", "time", "images", "change"]
     if len(set(runs)) > 1:
@@ -276,8 +275,7 @@ def migrate(
     """Embed all images again with a newer run, and replace the old embeddings when all are done."""
     from dmlkit.gallery.migrate import migrate_gallery
 
-    model = chosen.choose(run)
-    migrated = migrate_gallery(gallery, run, images, model=model, bar=bars())
+    migrated = migrate_gallery(gallery, run, images, model=chosen.choose(run), bar=bars())
     count = counted(migrated.images, "image")
     if not migrated.is_new:
         say(f"{gallery} has the embeddings of {run} already: {count}, version {migrated.version}")

@@ -92,8 +92,7 @@ def print_answers(identified: "Identified", images: Path, *, is_kept: bool) -> N
     unknown = sum(answer.label == UNKNOWN for answer in identified.answers)
     say(f"{counted(count, one, many)}, {unknown} unknown{floor_of(identified)}")
     if right := identified.accuracy:
-        wrong = right.images - right.right - right.unknown
-        counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
+        counts = f"{right.right} right, {right.unknown} unknown, {right.images - right.right - right.unknown} wrong"
         checked = counted(right.images, f"{one} with a known label", f"{many} with known labels")
         say(f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
         say(f"the best guess is correct for {right.guessed} of {right.images}")

@@ -88,9 +88,8 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         from dmlkit.plots.geometry import check_map, plot_map
 
         check_map(run, kind)
-        embedded = options.embed(run, split)
         path, shown, present = plot_map(
-            embedded, options.output, kind=kind, classes=number, images=thumbnails, bar=bars()
+            options.embed(run, split), options.output, kind=kind, classes=number, images=thumbnails, bar=bars()
         )
         say(f"wrote {path}: {counted(shown, 'image')} of {counted(present, 'class', 'classes')}")
 
@@ -117,8 +116,7 @@ def retrieval(
 
     embedded = options.embed(run, split, with_gallery=True)
     written, panel = plot_retrieval(embedded, options.output, queries=number, neighbors=k, bar=bars())
-    count = counted(len(panel.queries), "query", "queries")
-    say(f"wrote {written}: {count}, including the {panel.worst} worst")
+    say(f"wrote {written}: {counted(len(panel.queries), 'query', 'queries')}, including the {panel.worst} worst")
 
 
 @command("dmlkit plot heatmap runs/demo --split train")
@@ -141,8 +139,7 @@ def histogram(run: PlottedRun, /, split: Split = "test", *, options: PictureOpti
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.plots.similarities import plot_histogram
 
-    embedded = options.embed(run, split)
-    written, _, after = plot_histogram(embedded, options.output, bar=bars())
+    written, _, after = plot_histogram(options.embed(run, split), options.output, bar=bars())
     same, different = int(after.same.sum()), int(after.different.sum())
     say(f"wrote {written}: {same:,} same-class pairs and {different:,} different-class pairs")
 
@@ -182,8 +179,7 @@ def results(
 
     output, figures = output or study / "plots" / "results.png", read_results(study)
     plot_study(figures, output, metric=metric)
-    variants = counted(len(figures.variants), "variant")
-    say(f"wrote {output}: {variants}, {counted(len(figures.seeds), 'seed')}")
+    say(f"wrote {output}: {counted(len(figures.variants), 'variant')}, {counted(len(figures.seeds), 'seed')}")
 
 
 def check_target(output: Path | None, runs: Sequence[Path]) -> None:

@@ -58,7 +58,6 @@ def search(
     from dmlkit.identify.search import search as search_images
 
     reranking = rerank_of(rerank)
-    model = chosen.choose(source, queries)
     answers = search_images(
         source,
         queries,
@@ -66,7 +65,7 @@ def search(
         method=reranking or ("exact" if exact else "index"),
         manifold=manifold,
         boxes=boxes.read(where),
-        model=model,
+        model=chosen.choose(source, queries),
         bar=bars(),
     )
     if json:
@@ -99,8 +98,7 @@ def print_neighbors(answers: "Answers") -> None:
             [str(rank), f"{similarity:.4f}", item.label or "", image_cell(item.path, item.box)]
             for rank, similarity, item in neighbors
         ]
-        title = path if box is None else f"{path}, {box.sides}"
-        print_table([["rank", "similarity", "label", "path"], *rows], title)
+        print_table([["rank", "similarity", "label", "path"], *rows], path if box is None else f"{path}, {box.sides}")
     more = len(answers.queries) - MOST_SHOWN
     if more > 0:
         say(f"and {more} more queries; -o FILE.csv, -o FILE.html and --json contain all")
@@ -146,8 +144,7 @@ def write_pictures(
     gone = write_page(path, title, notes, first, rows=rows)
     say(f"wrote {path}" + (f": the first {MOST} {rows}" if len(first) > MOST else ""))
     if gone:
-        pictures = counted(gone, "picture is a placeholder", "pictures are placeholders")
-        say(f"note: {pictures}: {why_missing(*read)}")
+        say(f"note: {counted(gone, 'picture is a placeholder', 'pictures are placeholders')}: {why_missing(*read)}")
 
 
 def why_missing(*read: Path) -> str:

@@ -107,8 +107,7 @@ def print_selection(selection: "ChosenImages", count: int) -> None:
     numbers = zip(selection.similarities.tolist(), selection.margins.tolist(), selection.scores.tolist(), strict=True)
     for row, guess, figures in list(zip(selection.rows.tolist(), selection.guesses, numbers, strict=True))[:MOST_SHOWN]:
         cells = [f"{figure:.4f}" if abs(figure) < float("inf") else "" for figure in figures]
-        image = image_cell(selection.images.short_paths[row], selection.images.boxes[row])
-        rows.append([image, guess or "", *cells])
+        rows.append([image_cell(selection.images.short_paths[row], selection.images.boxes[row]), guess or "", *cells])
     chosen, whole = len(selection.rows), len(selection.images)
     if chosen:
         print_table(rows, f"{chosen} of {counted(whole, 'image')} to label next")
@@ -137,7 +136,5 @@ def print_curve(curve: "LearningCurve") -> None:
     if curve.is_separable:
         verdict = f"selection is {'better' if change.low > 0 else 'worse'} than random choice"
     ends = f"({change.low:+.4f} to {change.high:+.4f}, p {change.p_value:.2g})"
-    line = f"{verdict}: mean difference {change.difference:+.4f} {ends} over {curve.seeds} seeds"
-    say(line, style="bold")
-    images = f"{curve.images:,} images of {curve.classes:,} labels"
-    say(f"{images}, the same model throughout; other images may differ")
+    say(f"{verdict}: mean difference {change.difference:+.4f} {ends} over {curve.seeds} seeds", style="bold")
+    say(f"{curve.images:,} images of {curve.classes:,} labels, the same model throughout; other images may differ")

@@ -130,8 +130,7 @@ def describe(study: "Study", output: Path) -> None:
     for note in notes:
         say(f"note: {note}")
     if study.most_added_runs:
-        why = "for values beyond the edges of grids and for added seeds"
-        say(f"up to {study.most_added_runs} more runs, {why}")
+        say(f"up to {study.most_added_runs} more runs, for values beyond the edges of grids and for added seeds")
     finished = f"{complete} models in {output} are finished"
     say(f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {finished}")
     say("dry run: nothing was trained or written")
