@@ -68,8 +68,7 @@ def test_a_member_that_comes_late_is_in_every_union():
     class LateConfig(PlaceConfig, frozen=True):
         name: Literal["late"] = "late"
 
-    inner = House.model_validate_json(text).wall.frames["left"].inner
-    assert inner == FrameConfig(inner=LateConfig())
+    assert House.model_validate_json(text).wall.frames["left"].inner == FrameConfig(inner=LateConfig())
 
 
 ASKED = {

@@ -73,8 +73,7 @@ def test_a_gallery_is_that_of_the_commands(place: Path, both: tuple[Path, Path],
     assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
     assert birds.labels() == {"crow": 3, "dove": 3, "finch": 3, "pigeon": 1} and len(birds) == 10
     assert birds.remove(labels=["crow"], images=[place / "photos" / "dove" / "0.jpg"]) == 4
-    words = ["--label", "crow", place / "photos" / "dove" / "0.jpg"]
-    assert dmlkit("gallery", "remove", typed, *words).code == 0
+    assert dmlkit("gallery", "remove", typed, "--label", "crow", place / "photos" / "dove" / "0.jpg").code == 0
     assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
     refuses("has this label; nothing was removed", birds.remove, labels=["crow"])
     assert len(birds) == 6
@@ -223,8 +222,7 @@ def test_what_is_offered_is_there_and_documented(name: str):
 
 def test_no_name_is_that_of_a_folder():
     """Importing ``dmlkit.gallery`` binds that module to the name, so that a function of the same name is gone."""
-    folders = {path.name for path in Path(package.__path__[0]).iterdir()}
-    assert not folders & {*package.__all__}
+    assert not {path.name for path in Path(package.__path__[0]).iterdir()} & {*package.__all__}
 
 
 def test_another_name_is_told_with_those_there_are():

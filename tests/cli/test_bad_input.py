@@ -133,8 +133,7 @@ def test_devices_that_are_not_there(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pa
 def test_checkpoints_that_cannot_be_read(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
     run = trained_once(tmp_path)
     path = run / "checkpoints" / "last.pt"
-    state = torch.load(path, weights_only=True)
-    torch.save({**state, "format": 99, "dmlkit": "9.0"}, path)
+    torch.save({**torch.load(path, weights_only=True), "format": 99, "dmlkit": "9.0"}, path)
     dmlkit("eval", run, "--checkpoint", "last").refused("a checkpoint of format 99 (dmlkit 9.0)", "reads format 1")
     torch.save({"format": 1, "model": Path("x")}, path)  # needs pickle, which could run code
     dmlkit("eval", run, "--checkpoint", "last").refused("cannot read this checkpoint")

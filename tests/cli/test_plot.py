@@ -55,8 +55,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_every_kind_is_drawn(dmlkit, here: Path, words: str, message: str, written: str):
-    result = dmlkit("plot", *words.split()).ok()
-    assert message in " ".join(result.out.split())
+    assert message in " ".join(dmlkit("plot", *words.split()).ok().out.split())
     assert (here / written).stat().st_size > 2000
 
 

@@ -61,8 +61,7 @@ def test_paths_and_names_are_hidden_and_names_of_dmlkit_are_not(tmp_path: Path, 
 def test_the_first_error_is_that_of_the_recipe_without_its_path(text: str, said: str, tmp_path: Path, dmlkit: Cli):
     (tmp_path / "ada.yaml").write_text(text)
     result = dmlkit("report-bug", tmp_path / "ada.yaml")
-    error = sections_of(result.out)["The first line of the error"]
-    assert result.code == 0 and said in error
+    assert result.code == 0 and said in sections_of(result.out)["The first line of the error"]
     assert "ada" not in result.out and "birds" not in result.out and str(tmp_path) not in result.out
 
 

@@ -283,8 +283,7 @@ def test_the_screens_of_the_first_hour_fit_80_columns(tmp_path: Path, monkeypatc
         result = dmlkit(*words.split(), "--device", "cpu", *(more if words.startswith("train") else [])).ok()
         lines = result.out.splitlines()
         assert [line for line in lines if len(line.rstrip()) > 80] == [], words
-        broken = [line for line in lines if "_a-kind" in line and not any(name in line for name in names)]
-        assert broken == [], words
+        assert [line for line in lines if "_a-kind" in line and not any(name in line for name in names)] == [], words
 
 
 def test_a_second_command_of_a_process_warns_and_prints_like_the_first_one(dmlkit, tmp_path: Path):
@@ -293,8 +292,7 @@ def test_a_second_command_of_a_process_warns_and_prints_like_the_first_one(dmlki
     first = dmlkit("data", "convert", table, "-o", tmp_path / "table.csv")
     assert "has no header" in first.err
     dmlkit("list", "recipes", "start")
-    as_json = dmlkit("gallery", "history", tmp_path, "--json")
-    assert as_json.code == 2
+    assert dmlkit("gallery", "history", tmp_path, "--json").code == 2
     assert dmlkit("data", "convert", table, "-o", tmp_path / "table.csv") == first
 
 

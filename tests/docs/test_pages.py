@@ -123,8 +123,7 @@ def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         keys = [key for key in TINY_PHOTOS if "vectors.yaml" not in arguments or not key.startswith(OF_IMAGES)]
         return [part for key in keys for part in ("--set", key)]
 
-    printed = run_blocks(blocks, dmlkit, tiny)
-    assert PRINTED.get(name, "") in printed
+    assert PRINTED.get(name, "") in run_blocks(blocks, dmlkit, tiny)
     assert all(Path(path).exists() for path in LEFT_BEHIND[name])
 
 
@@ -134,8 +133,7 @@ TYPED = ["README.md", "Makefile", "docs/*.md", "docs/papers/*.md", "docs/command
 @pytest.mark.parametrize("place", TYPED)
 def test_every_command_is_understood(place: str):
     for path in sorted(ROOT.glob(place)):
-        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-        found = COMMAND.findall(text)
+        found = COMMAND.findall(path.read_text(encoding="utf-8").replace("\\\n", " "))
         for command in found:
             words = re.split(r"  #| \|\| ", re.sub(r" --plugin \S+", "", command))[0]  # an option of all commands
             name, *rest = shlex.split(words)

@@ -55,8 +55,7 @@ def test_only_the_job_that_publishes_may_ask_for_a_token_of_the_index():
 
 def test_the_container_installs_extras_that_exist_and_copies_only_what_the_build_needs():
     text = (ROOT / "Dockerfile").read_text("utf-8")
-    extras = re.findall(r"'\.\[(.+)\]'", text)[0].split(",")
-    assert set(extras) <= set(PROJECT["optional-dependencies"])
+    assert set(re.findall(r"'\.\[(.+)\]'", text)[0].split(",")) <= set(PROJECT["optional-dependencies"])
     copied = [name for line in re.findall(r"^COPY (?!--from)(.+)", text, re.MULTILINE) for name in line.split()[:-1]]
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
     assert sorted(copied) == sorted(kept) and all((ROOT / name).exists() for name in copied)
