@@ -43,7 +43,7 @@ def cluster(
     from dmlkit.vectors.points import in_memory
 
     method = clustering_method(k, threshold, method)  # refuses before a run is embedded
-    collection = in_memory(points.open(source, bars()))
+    collection = in_memory(points.open(source))
     with bars()("clustering", len(collection)) as progress:
         clusters = find_clusters(collection, clusters=k, threshold=threshold, method=method, advance=progress)
     rows: list[list[str | list[str]]] = [["cluster", "images", "label", "share", "path"]]

@@ -45,10 +45,10 @@ def duplicates(
         raise UserError(
             f"duplicates: --output {output[0]} needs --threshold; run the command without it for a proposal"
         )
-    ours = in_memory(options_of(source, points, other or source).open(source, bars()))
+    ours = in_memory(options_of(source, points, other or source).open(source))
     theirs = None
     if other is not None:
-        theirs = in_memory(replace(options_of(other, points, source), labels=None).open(other, bars()))
+        theirs = in_memory(replace(options_of(other, points, source), labels=None).open(other))
     skipped = [*dict.fromkeys((*ours.skipped, *(() if theirs is None else theirs.skipped)))]
     if threshold is None:
         print_proposal(ours, theirs)
