@@ -191,7 +191,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     What it writes is checked by `check_written`, how a field becomes an option is said by `declared`.
     """
     own = signature(command).parameters
-    kinds = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
+    kinds: dict[str, Any] = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
     groups = {
         name: list(filter(None, map(declared, signature(kind).parameters.values()))) for name, kind in kinds.items()
     }
