@@ -179,7 +179,7 @@ def test_output_to_a_full_device_is_one_line_t4():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Path("/dev/full").open("w") as full:
-        words = [sys.executable, "-m", "dmlkit", "schema"]
+        words = [sys.executable, "-m", "dmlkit", "--version"]
         result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=END)
     assert result.returncode == 2 and result.stderr.splitlines() == ["error: [Errno 28] No space left on device"]
 
