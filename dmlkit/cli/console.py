@@ -26,12 +26,10 @@ UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
 PADDING = 3  # characters of a column besides its text: two spaces and a border
 COMMAND = re.compile(r"dmlkit \w+( '[^']*'| \S+)?( '[^']*'| \S+)?")
-TEXT_COLUMNS = (
-    *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
-    *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
-    *("label", "path", "image", "group", "best guess", "nearest", "asked by", "among"),
-    *("compared", "guess", "family", "members"),
-)
+TEXT_COLUMNS = {
+    *("run", "checkpoint", "split", "metric", "definition", "variant", "verdict", "a", "b", "known", "seeds", "label"),
+    *("path", "image", "group", "best guess", "guess", "nearest", "asked by", "among", "family", "members"),
+}
 
 
 class Output:
