@@ -161,11 +161,11 @@ def image_cell(path: str, box: "Box | None") -> str | list[str]:
     return near_path(path) if box is None else [near_path(path), box.sides]
 
 
-def say_skipped(messages: Sequence[str]) -> None:
-    """Print the number of images that could not be read, and a line per reason."""
+def say_skipped(messages: Sequence[str], why: str = "could not be read:") -> None:
+    """Print the number of images that a command left out, and a line per kind of message."""
     if not messages:
         return
-    say(f"{counted(len(messages), 'image')} could not be read:")
+    say(f"{counted(len(messages), 'image')} {why}")
     for line in merged(messages):
         say(f"  {line}")
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose
+from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose, say_skipped
 from dmlkit.cli.option_groups import BoxOptions, MovedModelOptions
 from dmlkit.cli.options import APPS, AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, second_run
-from dmlkit.errors import merged
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.labels import stated_label
 from dmlkit.files.outputs import check_folder
@@ -129,14 +128,8 @@ def print_incoming(incoming: "Incoming", gallery: Path) -> None:
         say(f"{len(incoming.labeled):,} of them were there without a label")
     if none := incoming.unlabeled:
         say(f"note: {none:,} without a label, which identify leaves out; --label names one")
-    for lines, reason in (
-        (incoming.repeated, "skipped: already in the gallery"),
-        (incoming.skipped, "skipped: could not be read"),
-    ):
-        if lines:
-            say(f"{counted(len(lines), 'image')} {reason}")
-        for line in merged(lines):
-            say(f"  {line}")
+    say_skipped(incoming.repeated, "skipped: already in the gallery")
+    say_skipped(incoming.skipped, "skipped: could not be read")
 
 
 @command("dmlkit gallery remove galleries/birds --label robin")
