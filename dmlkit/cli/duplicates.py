@@ -92,9 +92,8 @@ def print_groups(result: "DuplicateGroups") -> None:
     for group in result.groups[:MOST_SHOWN]:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])
-        alike = float(least_similarities[group].min())
         image = image_cell(collection.paths[first], collection.boxes[first])
-        rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), image])
+        rows.append([str(len(group)), f"{float(least_similarities[group].min()):.4f}", ", ".join(labels), image])
     if result.groups:
         print_table(rows, f"near-duplicates in {collection.source}")
     groups = counted(len(result.groups), "group")

@@ -57,12 +57,11 @@ def search(
     from dmlkit.identify.answers import write_neighbors
     from dmlkit.identify.search import search as search_images
 
-    reranking = rerank_of(rerank)
     answers = search_images(
         source,
         queries,
         k=k,
-        method=reranking or ("exact" if exact else "index"),
+        method=rerank_of(rerank) or ("exact" if exact else "index"),
         manifold=manifold,
         boxes=boxes.read(where),
         model=chosen.choose(source, queries),

@@ -120,9 +120,8 @@ def describe(study: "Study", output: Path) -> None:
     for name in cells(["variant", f"differs from {study.variants[0].name} by", "values to tune"]):
         table.add_column(name)
     for variant in study.variants:
-        changes = list(differences("", first, plain(variant.candidates[0].recipe)))
         labels = [candidate.label for candidate in variant.candidates if candidate.label]
-        table.add_row(*cells([variant.name, changes, labels]))
+        table.add_row(*cells([variant.name, [*differences("", first, plain(variant.candidates[0].recipe))], labels]))
     say(study.config.claim)
     show_table(table)
     complete = len(list((output / "runs").rglob("summary.json")))
