@@ -33,17 +33,17 @@ def birds() -> Path:
 
 
 def test_an_existing_recipe_is_replaced_only_by_its_name(dmlkit, birds: Path):
-    assert dmlkit("start", birds, "--device", "cpu").code == 0
+    assert dmlkit("start", birds, "--quick").code == 0
     path = Path("birds.yaml")
     assert read_recipe(path).dataset.name == "folder" and "trains on 6 photos of 2 classes" in path.read_text()
     path.write_text("# my notes\n")
-    dmlkit("start", birds, "--device", "cpu").refused("birds.yaml: exists already; choose another name with -o, or")
+    dmlkit("start", birds, "--quick").refused("birds.yaml: exists already; choose another name with -o, or")
     assert path.read_text() == "# my notes\n"
     for label in range(4):
         trees.photo(birds / f"class_{label}" / "more.png", 20 + label)
-    assert dmlkit("start", birds, "-o", path, "--device", "cpu").code == 0
+    assert dmlkit("start", birds, "-o", path, "--quick").code == 0
     assert "trains on 8 photos of 2 classes" in path.read_text()
-    result = dmlkit("start", birds, "-o", "my other.yaml", "--device", "cpu")
+    result = dmlkit("start", birds, "-o", "my other.yaml", "--quick")
     following = next(line for line in result.out.splitlines() if line.startswith("next: "))
     assert shlex.split(following)[1:] == ["dmlkit", "train", "my other.yaml", "-o", "runs/my other"]
 
@@ -105,15 +105,6 @@ def test_a_class_of_a_single_photo_stops_nothing(dmlkit: Cli, caplog):
     assert "12 queries" in dmlkit("eval", "run").out  # of the other four test classes
 
 
-def test_the_classes_that_validate_are_not_counted_as_trained(dmlkit: Cli):
-    """Of 20 classes the first half is for training, of which 3 validate: 7 are trained on, with 3 photos each."""
-    trees.birds(Path("photos"), [f"class_{number:02}" for number in range(20)], 3)
-    result = dmlkit("start", "photos", "--device", "cpu")
-    rows = [line.strip("│ ").replace(" ", "").split("│") for line in result.out.splitlines() if line.startswith("│")]
-    assert rows[:3] == [["train", "21", "7"], ["validation", "9", "3"], ["test", "30", "10"]]
-    assert "trains on 21 photos of 7 classes" in Path("photos.yaml").read_text()
-
-
 def test_labels_that_look_like_several_are_named(dmlkit: Cli):
     trees.birds(Path("photos"), "abcd", 3)
     files = sorted(Path("photos").rglob("*.jpg"))
@@ -121,7 +112,7 @@ def test_labels_that_look_like_several_are_named(dmlkit: Cli):
     for joint, names in (("|", True), ("-", False)):
         rows = [f"{file},{file.parent.name}{joint}all" for file in files]
         Path("photos.csv").write_text("\n".join(["path,label", *rows]))
-        result = dmlkit("start", "photos.csv", "-o", "r.yaml", "--device", "cpu")
+        result = dmlkit("start", "photos.csv", "-o", "r.yaml", "--quick")
         assert result.code == 0 and (advice in " ".join(result.out.split())) == names, result.out
 
 
@@ -140,6 +131,9 @@ def test_the_screen_names_what_is_left_out_within_80_columns(dmlkit: Cli, caplog
         "cannot be opened: 1 of 43 images: ...",
     ):
         assert line in lines, result.out
+    rows = [line.strip("│ ").replace(" ", "").split("│") for line in lines if line.startswith("│")]
+    assert rows[:3] == [["train", "15", "7"], ["validation", "6", "3"], ["test", "22", "11"]]
+    assert "trains on 15 photos of 7 classes" in Path("recipe.yaml").read_text()
     assert any(line.startswith("training takes ") and line.endswith("images/s)") for line in lines)
     assert "photos: 2 files are left out: 1 in no class folder, e.g. top.jpg; 1 .txt, e.g. notes.txt" in caplog.messages
 
