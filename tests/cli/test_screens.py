@@ -80,16 +80,32 @@ def test_no_message_holds_what_a_terminal_obeys_s4_s5_t9(dmlkit, tiny_recipe: Pa
     assert held(dmlkit(*(places.get(word, word) for word in words)))
 
 
-def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a function prints in a console of some width, by default a file."""
+
+    def printed(
+        function: Callable[..., None], *arguments: object, width: int | None = 80, is_terminal: bool = False
+    ) -> str:
+        console = Console(file=(file := StringIO()), width=width, force_terminal=is_terminal, color_system=None)
+        monkeypatch.setattr(Output, "console", console)
+        function(*arguments)
+        return file.getvalue()
+
+    return printed
+
+
+def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch, printed: Callable[..., str]):
+    def draw() -> None:
+        with RunsProgress() as progress:
+            progress.expect(1, 1)
+            progress.start_run(HOSTILE, 1).start_model()
+            progress.bar.refresh()
+
     monkeypatch.setenv("TERM", "xterm")
-    shown = StringIO()
-    monkeypatch.setattr(Output, "console", Console(file=shown, force_terminal=True, width=200))
-    with RunsProgress() as progress:
-        progress.expect(1, 1)
-        progress.start_run(HOSTILE, 1).start_model()
-        progress.bar.refresh()
-    assert "]0;pwn" in shown.getvalue() and "[/x][red]" in shown.getvalue()
-    assert not [mark for mark in ("\x1b]", "\x07", "\u202e", "\x9b") if mark in shown.getvalue()]
+    shown = printed(draw, width=200, is_terminal=True)
+    assert "]0;pwn" in shown and "[/x][red]" in shown
+    assert not [mark for mark in ("\x1b]", "\x07", "\u202e", "\x9b") if mark in shown]
 
 
 @pytest.mark.parametrize("command", [words for words, _ in every_command()])
@@ -133,15 +149,11 @@ def test_a_message_has_a_most_of_lines_and_of_characters_u7():
 
 
 @pytest.mark.parametrize("columns", ["40", "1", "0", "\u00b2"])
-def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatch, columns: str):
+def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatch, columns: str, printed):
     monkeypatch.setenv("COLUMNS", columns)
     prepare_environment()
-    file = TextIOWrapper(BytesIO(), encoding="utf-8")
     rows = [["metric", "run", "value", "95 % interval"], ["map@r", "runs/a", "0.2708", "0.1719 .. 0.3698"]]
-    monkeypatch.setattr(Output, "console", Console(file=file))
-    print_table(rows)
-    file.seek(0)
-    text = file.read()
+    text = printed(print_table, rows, width=None)
     assert all(cell in text for row in rows for cell in row) and "…" not in text
 
 
@@ -189,19 +201,6 @@ def test_python_without_docstrings_is_refused_t15():
     result = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=END)
     assert result.returncode == 2 and "python -OO removes docstrings" in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What a function prints in a console of some width, by default a file."""
-
-    def printed(function: Callable[..., None], *arguments: object, width: int = 80, is_terminal: bool = False) -> str:
-        console = Console(file=(file := StringIO()), width=width, force_terminal=is_terminal, color_system=None)
-        monkeypatch.setattr(Output, "console", console)
-        function(*arguments)
-        return file.getvalue()
-
-    return printed
 
 
 def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(printed: Callable[..., str]):
