@@ -180,8 +180,8 @@ def some_of(names: Sequence[str], most: int = MOST_NAMED) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-VARYING = re.compile(r"""'[^']*'|"[^"]*"|[^\s;,()]*[/\\.0-9][^\s;,()]*""")
-"""What differs between two problems of one kind: quoted values, paths and numbers."""
+VARYING = re.compile(r"""'[^']*'|"[^"]*"|(?<![^\s;,()'"])[^\s;,()/\\.0-9]*[/\\.0-9][^\s;,()]*""")
+"""What differs between two problems of one kind: quoted values, paths and numbers, each from the start of its word."""
 
 
 def merged(lines: Sequence[str]) -> list[str]:

@@ -210,10 +210,9 @@ class MobiusLinear(_HyperbolicLinear, name="mobius_linear"):
     .. math:: y = (W \otimes \exp_0(h)) \oplus \exp_0(b), \quad W \otimes \exp_0(h) = \exp_0(W h)
 
     Zhang et al. describe the exponential map in their section 3.3. By the identity on the right (lemma 6 of Ganea et
-    al.) the product is computed in the tangent space. W h is clipped by the manifold, h is not (up to dmlkit 0.1.0 h
-    was clipped too, which moved points that need no clipping). b and the sum are kept inside the ball. With the same
-    parameters `LorentzLinear` computes points with the same log maps. By the same identity the layer without the bias
-    is a linear layer followed by an exponential map: see docs/geometry.md.
+    al.) the product is computed in the tangent space. W h is clipped by the manifold, h is not. b and the sum are kept
+    inside the ball. With the same parameters `LorentzLinear` computes points with the same log maps. By the same
+    identity the layer without the bias is a linear layer followed by an exponential map: see docs/geometry.md.
 
     Example:
         >>> from dmlkit.manifolds import Poincare

@@ -163,8 +163,7 @@ class DistanceWeighted(Miner, name="distance_weighted"):
 
     def __post_init__(self) -> None:
         if not isinstance(self.manifold, Sphere):
-            name = type(self.manifold).__name__
-            raise ValueError(f"DistanceWeighted: expected Sphere, because {REASON}; got {name}")
+            raise ValueError(f"DistanceWeighted: expected Sphere, because {REASON}; got {type(self.manifold).__name__}")
         self.dim, self.is_arc = self.manifold.dim, self.manifold.metric == "arc"
 
     @torch.no_grad()

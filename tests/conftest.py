@@ -244,6 +244,15 @@ Cli = Callable[..., Result]
 """The command line: the fixture `dmlkit`."""
 
 
+def every_command(command: Any = None, words: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dmlkit, each command and each group, with its words."""
+    if command is None:
+        command = typer.main.get_command(import_module("dmlkit.cli.app").app)
+    yield words, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from every_command(below, f"{words} {name}".strip())
+
+
 def csv_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -341,31 +350,23 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(defaults, "patience", 0.1)
 
 
-@contextmanager
-def plugins_removed() -> Iterator[None]:
-    """Remove the plug-ins that are loaded within the block, and their members, at its end."""
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Load the text of a plug-in file, which is removed after the test with its members."""
     plugins = import_module("dmlkit.recipe.plugin")
     families = import_module("dmlkit.recipe.schema").FAMILIES
     before, loaded = {root: dict(root.variants) for root in families.values()}, list(plugins._loaded)
-    yield
-    plugins._loaded[:] = loaded
-    for root, variants in before.items():
-        root.variants.clear()
-        root.variants.update(variants)
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Load the text of a plug-in file, which is removed after the test."""
-    from dmlkit.recipe.plugin import load_file
 
     def load(text: str) -> None:
         path = tmp_path / f"plugin_{len(list(tmp_path.iterdir()))}.py"
         path.write_text(text)
-        load_file(path)
+        plugins.load_file(path)
 
-    with plugins_removed():
-        yield load
+    yield load
+    plugins._loaded[:] = loaded
+    for root, variants in before.items():
+        root.variants.clear()
+        root.variants.update(variants)
 
 
 @pytest.fixture(scope="session")

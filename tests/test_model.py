@@ -35,6 +35,5 @@ def test_inputs_are_normalized_as_published(name: str):
 def test_bgr_input_survives_export():
     config = TransformConfig.variants["bn_inception"]()
     layer = Normalization(config.mean, config.std, config.channels, config.pixel_max)
-    batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(layer, (IMAGES,), dynamic_shapes={"images": {0: batch}})
+    program = torch.export.export(layer, (IMAGES,), dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}})
     assert torch.equal(program.module()(IMAGES[:1]), layer(IMAGES[:1]))

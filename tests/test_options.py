@@ -3,6 +3,7 @@
 import inspect
 import pickle
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -60,17 +61,13 @@ class Spoked(Wheel, name="spoked"):
 
 
 @pytest.mark.parametrize("config", DERIVED, ids=lambda config: config.__name__)
-def test_constructor_and_configuration_have_the_same_options_and_defaults(config: Any):
+def test_constructor_and_configuration_have_the_same_options_and_defaults_and_it_can_be_pickled(config: Any):
     parameters = inspect.signature(config.component).parameters.values()
     options = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
     required = inspect.Parameter.empty
     fields = {key: required if one.is_required() else one.default for key, one in config.model_fields.items()}
     assert options == {key: default for key, default in fields.items() if key not in ONLY_IN_RECIPES}
     assert config.component.__name__ + "Config" == config.__name__
-
-
-@pytest.mark.parametrize("config", DERIVED, ids=lambda config: config.__name__)
-def test_configurations_can_be_pickled(config: Any):
     needed = {key: "a run" for key, field in config.model_fields.items() if field.is_required()}
     built = config.model_validate(needed, context={"is_trained": True})
     assert pickle.loads(pickle.dumps(built)) == built
@@ -88,6 +85,8 @@ def test_options_arguments_and_presets_are_attributes():
     assert Spoked("steel", spokes=5).axle == Spoked(axle="steel", spokes=5).axle
     said = str(inspect.signature(Wheel)).replace("typing.", "")  # Python 3.13 leaves the module out
     assert said == "(axle: str, *, radius: Annotated[float, Ge(ge=0)] = 1.0)"
+    with pytest.raises(TypeError, match="Spoked: missing a required argument: 'axle'"):
+        Spoked()  # pyright: ignore[reportCallIssue]
 
 
 def test_the_configuration_builds_what_the_constructor_builds():
@@ -103,9 +102,7 @@ def test_the_configuration_builds_what_the_constructor_builds():
 
 WRONG = [
     ({"spokes": 2}, ValueError, "Spoked: spokes: got 2, expected greater than or equal to 3"),
-    ({"spokes": 3.5}, ValueError, "Spoked: spokes: got 3.5, expected a valid integer"),
     ({"spokes": "5"}, ValueError, "Spoked: spokes: got '5', expected a valid integer"),
-    ({"radius": -1}, ValueError, "Spoked: radius: got -1, expected greater than or equal to 0"),
     ({"color": "green"}, ValueError, "Spoked: color: got 'green', expected 'red' or 'blue'"),
     ({"first_count": 5}, TypeError, "Spoked: got an unexpected keyword argument 'first_count'"),
     ({"state": "old"}, TypeError, "Spoked: got an unexpected keyword argument 'state'"),
@@ -119,11 +116,6 @@ def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], kind: ty
     assert str(raised.value) == message
     with pytest.raises(ValidationError):
         Spoked.Config(**options)
-
-
-def test_arguments_are_required():
-    with pytest.raises(TypeError, match="Spoked: missing a required argument: 'axle'"):
-        Spoked()  # pyright: ignore[reportCallIssue]
 
 
 def test_a_nested_component_is_given_as_such_or_by_its_configuration():
@@ -161,12 +153,6 @@ def test_an_attribute_without_a_value_is_refused_at_its_definition():
             margin: float
 
 
-def test_the_configuration_of_a_class_can_be_imported_by_its_name():
-    import dmlkit.losses.triplet
-
-    assert vars(Triplet)["Config"] is dmlkit.losses.triplet.TripletConfig  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def test_a_key_of_recipes_is_no_parameter_of_the_constructor():
     config = GraphConsistency.Config(weight=0.5, bandwidth=2.0)
     assert (config.weight, GraphConsistency.Config().weight, config.build(Sphere(2)).bandwidth) == (0.5, 0.001, 2.0)
@@ -191,6 +177,7 @@ def test_a_derived_configuration_has_its_own_keys_after_those_of_its_bases():
     own = ["proxy_norm", "margin", "scale"]
     assert list(ProxyAnchor.Config.model_fields) == ["name", "chunk_size", "negative_fraction", *own]
     assert issubclass(Contrastive.Config, PairLoss.Config) and issubclass(PairLoss.Config, LossConfig)
+    assert vars(Triplet)["Config"] is import_module("dmlkit.losses.triplet").TripletConfig
     assert not issubclass(TransportWeights.Config, ComponentConfig)
     assert issubclass(TransportWeights.Config, OptionsConfig)
 
@@ -207,13 +194,10 @@ def test_values_of_options_are_in_the_state_of_the_class_and_not_of_its_module()
     assert not any("margin" in key for key in MultiSimilarity(Sphere(2)).state_dict())
 
 
-class Counted(Loss):
-    """A base without a name adds its options to those of its subclasses, and is no member."""
+def test_a_class_without_a_name_is_no_member_and_adds_its_options_to_those_of_its_subclasses():
+    class Counted(Loss):
+        least: PositiveInt = 1
 
-    least: PositiveInt = 1
-
-
-def test_a_class_without_a_name_is_no_member():
     assert "least" in Counted.Config.model_fields
     assert not any(issubclass(variant, Counted.Config) for variant in LossConfig.variants.values())
 

@@ -54,8 +54,7 @@ def align(
     print_table(rows)
     for name, gain in alignment.gain.items():
         ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]"
-        line = f"{name} of new among old minus old among old: {gain.difference:+.3f}{ends}, p = {gain.p_value:.3g}"
-        say(line)
+        say(f"{name} of new among old minus old among old: {gain.difference:+.3f}{ends}, p = {gain.p_value:.3g}")
     say_skipped(alignment.skipped)
     say(f"wrote {place}: its embeddings may be compared with {older}, e.g.")
     say(f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")

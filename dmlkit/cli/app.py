@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -36,17 +37,14 @@ RETRY = 0.01  # seconds, after which the code that ignored an interrupt has retu
 MOST_LINES = 21  # per message: 20 problems, and the number of the others, see `raise_faults`
 MOST_CHARACTERS = 2000  # per line of a message
 PANELS = {
-    "Train and measure": ("start", "data", "train", "eval", "compare", "calibrate", "final"),
-    "Use": (
-        *("embed", "search", "gallery", "identify", "verify", "review", "select", "serve", "duplicates", "cluster"),
-        *("export", "align"),
-    ),
-    "Look": ("inspect", "why", "plot"),
-    "Research": ("study", "report", "status", "curvature"),
-    "More": ("list", "copy", "check", "schema", "report-bug"),
+    "Train and measure": "start data train eval compare calibrate final",
+    "Use": "embed search gallery identify verify review select serve duplicates cluster export align",
+    "Look": "inspect why plot",
+    "Research": "study report status curvature",
+    "More": "list copy check schema report-bug",
 }
 """Panels of ``dmlkit --help``, with the names of their commands."""
-PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 MODULES = {
     **{"eval": "evaluate", "report-bug": "report_bug", "curvature": "geometry"},
     **{"final": "train", "report": "study", "status": "study"},
@@ -137,15 +135,10 @@ def refuse_second_values(parse: Callable[..., list[str]]) -> Callable[..., list[
     @wraps(parse)
     def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
         _, _, parameters = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
-        for parameter in parameters:
-            if (
-                isinstance(parameter, TyperOption)
-                and not parameter.multiple
-                and not parameter.is_flag
-                and parameters.count(parameter) > 1
-            ):
-                name = max(parameter.opts, key=len)
-                raise UserError(f"{name}: given {parameters.count(parameter)} times, but takes one value; give it once")
+        single = [one for one in parameters if isinstance(one, TyperOption) and not (one.multiple or one.is_flag)]
+        for option, times in Counter(single).items():
+            if times > 1:
+                raise UserError(f"{max(option.opts, key=len)}: given {times} times, but takes one value; give it once")
         return parse(command, ctx, args)
 
     return parse_args

@@ -1,6 +1,5 @@
 """``dmlkit calibrate``: a threshold for pairs of images, or for the labels of a gallery."""
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,32 +32,7 @@ if TYPE_CHECKING:
 
 def require_calibratable(path: Path) -> None:
     """Check that a folder is a run or a gallery."""
-    is_gallery = path.exists() and kind_of(path) == "gallery"
-    (require_gallery if is_gallery else require_run)(path)
-
-
-@dataclass(frozen=True)
-class LabelOptions:
-    """Options on the threshold for the labels of a gallery."""
-
-    fpir: Annotated[
-        float | None,
-        "RATE",
-        "Gallery: expected share of images of other labels, which are not in it, that get a label. Default: 0.01, "
-        "or the lowest that the number of these images allows.",
-    ] = None
-    strangers: Annotated[
-        Path | None,
-        "IMAGES",
-        "Images whose labels are not in the gallery. Default: the validation images of its run.",
-        require_addable,
-    ] = None
-    near: Annotated[
-        float | None,
-        "SIMILARITY",
-        "Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
-    ] = None
-    where: Conditions = None
+    (require_gallery if path.exists() and kind_of(path) == "gallery" else require_run)(path)
 
 
 @command("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01")
@@ -71,8 +45,24 @@ def calibrate(
         "Run: false accept rate, the share of different-class pairs that may count as same. Default: 0.001, "
         "or the lowest that the number of pairs allows.",
     ] = None,
-    *,
-    labels: LabelOptions,
+    fpir: Annotated[
+        float | None,
+        "RATE",
+        "Gallery: expected share of images of other labels, which are not in it, that get a label. Default: 0.01, "
+        "or the lowest that the number of these images allows.",
+    ] = None,
+    strangers: Annotated[
+        Path | None,
+        "IMAGES",
+        "Images whose labels are not in the gallery. Default: the validation images of its run.",
+        require_addable,
+    ] = None,
+    near: Annotated[
+        float | None,
+        "SIMILARITY",
+        "Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
+    ] = None,
+    where: Conditions = None,
     by: Annotated[
         str | None,
         COLUMN,
@@ -82,6 +72,7 @@ def calibrate(
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
+    *,
     chosen: MovedModelOptions,
     json: Json = False,
 ) -> None:
@@ -92,15 +83,15 @@ def calibrate(
     an image gets a label, chosen on images whose label is left out.
     """
     kind, column = kind_of(source), column_of(by)
-    options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
-    of_gallery = {f"--{name}": value for name, value in asdict(labels).items()}
-    check_options(source, kind, options | of_gallery)
+    of_run = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
+    of_gallery = {"--fpir": fpir, "--strangers": strangers, "--near": near, "--where": where}
+    check_options(source, kind, of_run | of_gallery)
     for name, moved in (("--run", chosen.run), ("--with", chosen.second)):
         if moved is not None and kind == "run":
             raise UserError(f"calibrate: {name} {moved}: names a run of a gallery, but {source} is a run; remove it")
-    if labels.where is not None and column is not None:
-        raise UserError(f"calibrate: --by {by}: does not apply to --where {labels.where}; leave one out")
-    conditions = where_of(labels.where)
+    if where is not None and column is not None:
+        raise UserError(f"calibrate: --by {by}: does not apply to --where {where}; leave one out")
+    conditions = where_of(where)
     if kind == "run":
         _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, column, conditions, json=json)
         return
@@ -113,8 +104,7 @@ def calibrate(
     from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_by_value, calibrate_gallery
 
     model = chosen.choose(source)
-    label_options = {"fpir": labels.fpir, "strangers": labels.strangers, "near": labels.near}
-    arguments: dict[str, Any] = {**label_options, "model": model, "bar": bars()}
+    arguments: dict[str, Any] = {"fpir": fpir, "strangers": strangers, "near": near, "model": model, "bar": bars()}
     by_value, values = None, dict[str, "Identification | UserError"]()
     if column is not None and column[1] is None:
         result, values = calibrate_by_value(source, column[0], **arguments)
@@ -134,13 +124,13 @@ def calibrate(
         say_json(result.stamped() | {name: value for name, value in more.items() if value})
     else:
         print_identification(result, source)
-        if labels.fpir is None and result.requested > USUAL_FPIR:
+        if fpir is None and result.requested > USUAL_FPIR:
             images = f"{result.fits[0].fpir.images:,} images of absent labels"
             say_lowest("FPIR", result.requested, images, USUAL_FPIR, LEAST_ACCEPTED)
         print_values(by_value, ["fpir", "fnir"])
         print_thresholds(values, by or "")
         say(f"written to {calibration_file(source, conditions)} and {plot}")
-        option = f" --where {command_word(labels.where)}" if labels.where else ""
+        option = f" --where {command_word(where)}" if where else ""
         say(f"next: dmlkit identify {command_word(source)} IMAGES{option}")
 
 
@@ -183,25 +173,24 @@ def print_identification(result: "Identification", gallery: Path) -> None:
 def print_thresholds(values: "dict[str, Identification | UserError]", column: str) -> None:
     """Print the threshold of each value of a column with its rates, and which values have too few images for one."""
     rows = [[column, "images", "labels", "least probability", "FPIR, 95 % interval", "FNIR, 95 % interval"]]
-    requested, failed = (
-        list[str](),
-        [(value, str(error)) for value, error in values.items() if isinstance(error, UserError)],
-    )
+    requested, failed = list[str](), dict[str, UserError]()
     for value, outcome in values.items():
-        if not isinstance(outcome, UserError):
-            fit = outcome.fits[0]
-            rates = (
-                f"{rate.rate:.3f}" + ("  {:.3f} .. {:.3f}".format(*rate.interval) if rate.interval else "")
-                for rate in (fit.fpir, fit.fnir)
-            )
-            rows.append([value, f"{outcome.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
-            requested.append(f"{value} {outcome.requested:g}")
+        if isinstance(outcome, UserError):
+            failed[value] = outcome
+            continue
+        fit = outcome.fits[0]
+        rates = (
+            f"{rate.rate:.3f}" + ("  {:.3f} .. {:.3f}".format(*rate.interval) if rate.interval else "")
+            for rate in (fit.fpir, fit.fnir)
+        )
+        rows.append([value, f"{outcome.images:,}", f"{fit.fnir.labels:,}", f"{fit.threshold:.3f}", *rates])
+        requested.append(f"{value} {outcome.requested:g}")
     if requested:
         print_table(rows, f"per {column}, among the images of the same {column} alone")
         say_prose(f"requested FPIR: {some_of(requested)}")
     if failed:
-        names, (first, reason) = some_of([value for value, _ in failed]), failed[0]
-        say_prose(f"note: identify takes the threshold of all images for {names}; {first}: {reason}")
+        first, reason = next(iter(failed.items()))
+        say_prose(f"note: identify takes the threshold of all images for {some_of([*failed])}; {first}: {reason}")
 
 
 def say_lowest(rate: str, requested: float, items: str, usual: float, least: int) -> None:

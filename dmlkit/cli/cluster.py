@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import PAGE, Files, SourcePath, command
-from dmlkit.cli.search import tell_page
+from dmlkit.cli.search import write_pictures
 
 if TYPE_CHECKING:
     from dmlkit.identify.clusters import Clusters
@@ -40,11 +40,10 @@ def cluster(
     """Cluster images by their embeddings."""
     from dmlkit.identify.clusters import cluster as find_clusters
     from dmlkit.identify.clusters import clustering_method
-    from dmlkit.identify.page import write_page
     from dmlkit.vectors.points import in_memory
 
     method = clustering_method(k, threshold, method)  # refuses before a run is embedded
-    collection = in_memory(points.open(source, bars()))
+    collection = in_memory(points.open(source))
     with bars()("clustering", len(collection)) as progress:
         clusters = find_clusters(collection, clusters=k, threshold=threshold, method=method, advance=progress)
     rows: list[list[str | list[str]]] = [["cluster", "images", "label", "share", "path"]]
@@ -61,8 +60,7 @@ def cluster(
     for path in output or []:
         if path.suffix.lower() == PAGE:
             notes = [summary_of(clusters), "The first picture of each row is the medoid."]
-            gone = write_page(path, f"clusters of {source}", notes, clusters.shelves(), rows="clusters")
-            tell_page(path, gone, len(clusters.members), [source], rows="clusters")
+            write_pictures(path, f"clusters of {source}", notes, clusters.shelves(), [source], "clusters")
         else:
             clusters.write(path)
             say(f"wrote {path}")

@@ -26,12 +26,10 @@ UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
 PADDING = 3  # characters of a column besides its text: two spaces and a border
 COMMAND = re.compile(r"dmlkit \w+( '[^']*'| \S+)?( '[^']*'| \S+)?")
-TEXT_COLUMNS = (
-    *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
-    *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
-    *("label", "path", "image", "group", "best guess", "nearest", "asked by", "among"),
-    *("compared", "guess", "family", "members"),
-)
+TEXT_COLUMNS = {
+    *("run", "checkpoint", "split", "metric", "definition", "variant", "verdict", "a", "b", "known", "seeds", "label"),
+    *("path", "image", "group", "best guess", "guess", "nearest", "asked by", "among", "family", "members"),
+}
 
 
 class Output:
@@ -51,15 +49,14 @@ def say(text: str, *, style: str = "") -> None:
 
 def say_prose(text: str) -> None:
     """Print a sentence, also in a file as lines of the terminal's width, without breaking a name or a short command."""
-    for line in wrapped(printable(text), Output.console.width):
-        Output.console.print(Text(line), soft_wrap=True)
+    for line in wrapped(text, Output.console.width):
+        Output.console.print(Text(printable(line)), soft_wrap=True)
 
 
 def say_metrics(start: str, metrics: Mapping[str, float]) -> None:
     """Print metrics after the start of a line, without breaking a name from its value."""
     parts = [f"{name} {value:.3f}".replace(" ", "\0") for name, value in metrics.items()]
-    for line in wrapped("  ".join([f"{start} {parts[0]}", *parts[1:]]) if parts else start, Output.console.width):
-        Output.console.print(Text(printable(line)), soft_wrap=True)
+    say_prose("  ".join([f"{start} {parts[0]}", *parts[1:]]) if parts else start)
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -164,11 +161,11 @@ def image_cell(path: str, box: "Box | None") -> str | list[str]:
     return near_path(path) if box is None else [near_path(path), box.sides]
 
 
-def say_skipped(messages: Sequence[str]) -> None:
-    """Print the number of images that could not be read, and a line per reason."""
+def say_skipped(messages: Sequence[str], why: str = "could not be read:") -> None:
+    """Print the number of images that a command left out, and a line per kind of message."""
     if not messages:
         return
-    say(f"{counted(len(messages), 'image')} could not be read:")
+    say(f"{counted(len(messages), 'image')} {why}")
     for line in merged(messages):
         say(f"  {line}")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import PAGE, Files, SourcePath, command
-from dmlkit.cli.search import tell_page
+from dmlkit.cli.search import write_pictures
 from dmlkit.errors import UserError
 from dmlkit.files.source import APPLIES, require_source
 
@@ -39,17 +39,16 @@ def duplicates(
     Without --threshold, print the most similar pairs and propose a threshold.
     """
     from dmlkit.identify.duplicates import duplicate_groups, matches
-    from dmlkit.identify.page import write_page
     from dmlkit.vectors.points import in_memory
 
     if threshold is None and output:
         raise UserError(
             f"duplicates: --output {output[0]} needs --threshold; run the command without it for a proposal"
         )
-    ours = in_memory(options_of(source, points, other or source).open(source, bars()))
+    ours = in_memory(options_of(source, points, other or source).open(source))
     theirs = None
     if other is not None:
-        theirs = in_memory(replace(options_of(other, points, source), labels=None).open(other, bars()))
+        theirs = in_memory(replace(options_of(other, points, source), labels=None).open(other))
     skipped = [*dict.fromkeys((*ours.skipped, *(() if theirs is None else theirs.skipped)))]
     if threshold is None:
         print_proposal(ours, theirs)
@@ -57,14 +56,13 @@ def duplicates(
         return
     if theirs is None:
         result = duplicate_groups(ours, threshold, bar=bars())
-        shelves = len(result.groups)
         print_groups(result)
     else:
         result = matches(ours, theirs, threshold, bar=bars())
-        (shelves, another), pairs = result.images, len(result.pairs.first)
+        (one, another), pairs = result.images, len(result.pairs.first)
         if pairs:
             print_pairs(result, "near-duplicates")
-        where = f"{shelves} of {len(ours)} images in a, {another} of {len(theirs)} in b"
+        where = f"{one} of {len(ours)} images in a, {another} of {len(theirs)} in b"
         say(f"{counted(pairs, 'pair')} of near-duplicates: {where}")
         if pairs > MOST_SHOWN:
             say(f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")
@@ -73,8 +71,7 @@ def duplicates(
     notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
     for path in output or []:
         if path.suffix.lower() == PAGE:
-            gone, read = write_page(path, title, notes, result.shelves()), [source, *([] if other is None else [other])]
-            tell_page(path, gone, shelves, read, rows="rows")
+            write_pictures(path, title, notes, result.shelves(), [source, other or source], "rows")
         else:
             result.write(path)
             say(f"wrote {path}")
@@ -95,9 +92,8 @@ def print_groups(result: "DuplicateGroups") -> None:
     for group in result.groups[:MOST_SHOWN]:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])
-        alike = float(least_similarities[group].min())
         image = image_cell(collection.paths[first], collection.boxes[first])
-        rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), image])
+        rows.append([str(len(group)), f"{float(least_similarities[group].min()):.4f}", ", ".join(labels), image])
     if result.groups:
         print_table(rows, f"near-duplicates in {collection.source}")
     groups = counted(len(result.groups), "group")

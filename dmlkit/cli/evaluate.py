@@ -199,8 +199,7 @@ def check_evidence(evidence: str, images: Path | None, changes: list[str] | str 
 
 def array_labels(source: Path, kind: Kind, other: Path | None, labels: list[Path]) -> dict[Path, Path]:
     """Return the file of labels of each file of vectors, given in their order; those with labels inside need none."""
-    is_points = kind not in ("run", "backbone")
-    sources = [path for path in (source, other) if is_points and path is not None]
+    sources = [path for path in (source, other) if kind not in ("run", "backbone") and path is not None]
     arrays = [path for path in sources if require_source(path) == "array"]
     if labels and len(labels) < len(arrays):
         from dmlkit.files.vector_file import VectorFile
@@ -323,8 +322,7 @@ def print_values(by: "ByColumn | None", metrics: "Sequence[str] | None" = None) 
     if by is None:
         return
     for name in metrics or [list(by.values[0].metrics)[-1]]:
-        intervals = (f"{name}, 95 % interval", "to others, 95 % interval")
-        rows = [[by.column, "queries", "classes", *intervals, "Holm's p"]]
+        rows = [[by.column, "queries", "classes", f"{name}, 95 % interval", "to others, 95 % interval", "Holm's p"]]
         for of_value in by.values[:VALUES_SHOWN]:
             figures = of_value.metrics[name]
             ends, change = figures.interval, figures.difference_interval

@@ -67,8 +67,7 @@ def _tracing() -> "Progress":
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(file=sys.stderr)  # PyTorch's exporters get another stream meanwhile
-    text = "tracing the model, which can take minutes"
-    columns = (SpinnerColumn(), TextColumn(text), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("tracing the model, which can take minutes"), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    progress.add_task(text)
+    progress.add_task("")
     return progress

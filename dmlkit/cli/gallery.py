@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose
+from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose, say_skipped
 from dmlkit.cli.option_groups import BoxOptions, MovedModelOptions
 from dmlkit.cli.options import APPS, AS_PARTNER, Checkpoint, Json, ModelDevice, RunPath, Writes, command, second_run
-from dmlkit.errors import merged
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.labels import stated_label
 from dmlkit.files.outputs import check_folder
@@ -129,14 +128,8 @@ def print_incoming(incoming: "Incoming", gallery: Path) -> None:
         say(f"{len(incoming.labeled):,} of them were there without a label")
     if none := incoming.unlabeled:
         say(f"note: {none:,} without a label, which identify leaves out; --label names one")
-    for lines, reason in (
-        (incoming.repeated, "skipped: already in the gallery"),
-        (incoming.skipped, "skipped: could not be read"),
-    ):
-        if lines:
-            say(f"{counted(len(lines), 'image')} {reason}")
-        for line in merged(lines):
-            say(f"  {line}")
+    say_skipped(incoming.repeated, "skipped: already in the gallery")
+    say_skipped(incoming.skipped, "skipped: could not be read")
 
 
 @command("dmlkit gallery remove galleries/birds --label robin")
@@ -234,10 +227,9 @@ def history(gallery: GalleryPath, /, json: Json = False) -> None:
         ]
         say_json([entry | {"run": run} for entry, run in zip(entries, runs, strict=True)])
         return
-    before = [0, *(version.images for version in versions)]
     rows = [
         [str(version.number), f"{version.time:%Y-%m-%d %H:%M:%S}", str(version.images), f"{version.images - last:+d}"]
-        for version, last in zip(versions, before, strict=False)
+        for version, last in zip(versions, [0, *(version.images for version in versions)], strict=False)
     ]
     header = ["version", "time", "images", "change"]
     if len(set(runs)) > 1:
@@ -276,8 +268,7 @@ def migrate(
     """Embed all images again with a newer run, and replace the old embeddings when all are done."""
     from dmlkit.gallery.migrate import migrate_gallery
 
-    model = chosen.choose(run)
-    migrated = migrate_gallery(gallery, run, images, model=model, bar=bars())
+    migrated = migrate_gallery(gallery, run, images, model=chosen.choose(run), bar=bars())
     count = counted(migrated.images, "image")
     if not migrated.is_new:
         say(f"{gallery} has the embeddings of {run} already: {count}, version {migrated.version}")

@@ -27,8 +27,7 @@ def curvature(
     count = len(points)
     say(f"{count} {description}")
     samples = f"{len(tree.deltas)} samples of {min(SAMPLE, count)}"
-    spread = f"{tree.mean:.3f} ± {tree.deviation:.3f} ({samples}; 0 is a tree)"
-    say(f"relative delta-hyperbolicity {spread}")
+    say(f"relative delta-hyperbolicity {tree.mean:.3f} ± {tree.deviation:.3f} ({samples}; 0 is a tree)")
     ends = tree.curvatures_within_deviation()
     within = " ({:.3f} to {:.3f} within one standard deviation of delta)".format(*ends) if ends else ""
     say(f"suggested curvature: {tree.curvature:.3f}{within}")

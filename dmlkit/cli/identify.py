@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmlkit.cli.console import bars, counted, percent, print_table, say, say_prose, say_skipped
-from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, FusedModelOptions
-from dmlkit.cli.options import PAGE, Conditions, QueryPath, SourcePath, Writes, command
-from dmlkit.cli.search import pictures_of, tell_page
+from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
+from dmlkit.cli.options import PAGE, ArrayLabels, ArrayManifold, Conditions, QueryPath, SourcePath, Writes, command
+from dmlkit.cli.search import pictures_of, write_pictures
 from dmlkit.files.outputs import check_file
 from dmlkit.identify.rule import LabelRule
 
@@ -39,7 +39,8 @@ def identify(
     where: Conditions = None,
     boxes: BoxOptions,
     chosen: FusedModelOptions,
-    array: ArrayOptions,
+    labels: ArrayLabels = None,
+    manifold: ArrayManifold = None,
 ) -> None:
     """Label images by the most similar labeled images, e.g. of a gallery, or report them as unknown.
 
@@ -53,7 +54,7 @@ def identify(
     rule.check()  # before images are embedded to choose a weight
     model = chosen.choose(source, images)
     identified = identify_images(
-        source, images, rule=rule, boxes=read, model=model, labels=array.labels, manifold=array.manifold, bar=bars()
+        source, images, rule=rule, boxes=read, model=model, labels=labels, manifold=manifold, bar=bars()
     )
     print_answers(identified, images, is_kept=bool(output))
     size = len(identified.neighbors.searched)
@@ -91,8 +92,7 @@ def print_answers(identified: "Identified", images: Path, *, is_kept: bool) -> N
     unknown = sum(answer.label == UNKNOWN for answer in identified.answers)
     say(f"{counted(count, one, many)}, {unknown} unknown{floor_of(identified)}")
     if right := identified.accuracy:
-        wrong = right.images - right.right - right.unknown
-        counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
+        counts = f"{right.right} right, {right.unknown} unknown, {right.images - right.right - right.unknown} wrong"
         checked = counted(right.images, f"{one} with a known label", f"{many} with known labels")
         say(f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
         say(f"the best guess is correct for {right.guessed} of {right.images}")
@@ -137,7 +137,7 @@ def within(path: str, folder: Path) -> str:
 def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, Path]) -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures of what was read are gone."""
     from dmlkit.files.labels import UNKNOWN
-    from dmlkit.identify.page import Picture, Shelf, write_page
+    from dmlkit.identify.page import Picture, Shelf
 
     doubtful = identified.most_doubtful_first()
     nearest = doubtful.neighbors
@@ -155,8 +155,7 @@ def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, P
     notes = [f"{len(identified.answers)} {many}, {unknown} unknown{floor_of(identified)}; the most doubtful first"]
     if right := identified.accuracy:
         notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} {many} with known labels")
-    gone = write_page(path, f"{read[0]} in {read[1]}", notes, shelves)
-    tell_page(path, gone, len(identified.answers), read)
+    write_pictures(path, f"{read[0]} in {read[1]}", notes, shelves, read)
 
 
 def lines_of(answer: "Answer", group: str | None) -> list[str]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
     from dmlkit.vectors.fusion import ModelChoice
     from dmlkit.vectors.points import PointSet
-    from dmlkit.vectors.progress_bar import Bar
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,6 @@ class BoxOptions(TableOptions):
 
 
 @dataclass(frozen=True)
-class ArrayOptions:
-    """Options of a command that reads an array of vectors with their labels."""
-
-    labels: ArrayLabels = None
-    manifold: ArrayManifold = None
-
-
-@dataclass(frozen=True)
 class SourceOptions:
     """Options of a command that reads any points."""
 
@@ -120,8 +111,8 @@ class SourceOptions:
     device: RunDevice = None
     where: Conditions = None
 
-    def open(self, source: Path, bar: "Bar") -> "PointSet":
-        """Open points, see `open_points`."""
+    def open(self, source: Path) -> "PointSet":
+        """Open points with a progress bar, see `open_points`."""
         from dmlkit.gallery.sources import open_points
         from dmlkit.vectors.fusion import ModelChoice
 
@@ -133,7 +124,7 @@ class SourceOptions:
             manifold=self.manifold,
             where=where_of(self.where),
             model=ModelChoice(device=self.device),
-            bar=bar,
+            bar=bars(),
         )
 
 

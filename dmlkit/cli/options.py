@@ -190,33 +190,25 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     What it writes is checked by `check_written`, how a field becomes an option is said by `declared`.
     """
-    own_parameters = signature(command).parameters
-    kinds = {
-        name: parameter.annotation
-        for name, parameter in own_parameters.items()
-        if isinstance(parameter.annotation, type)
-    }
-    fields_of = {name: signature(kind).parameters.values() for name, kind in kinds.items() if is_dataclass(kind)}
+    own = signature(command).parameters
+    kinds: dict[str, Any] = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
     groups = {
-        name: {field.name: field for field in map(declared, fields) if field} for name, fields in fields_of.items()
+        name: list(filter(None, map(declared, signature(kind).parameters.values()))) for name, kind in kinds.items()
     }
-    fields = {
-        field.name: field
-        for name, parameter in own_parameters.items()
-        for field in (groups[name].values() if name in groups else filter(None, [declared(parameter)]))
-    }
-    parameters = [field.replace(kind=Parameter.KEYWORD_ONLY) for field in fields.values()]
-    parameters.sort(key=lambda parameter: LAST.index(parameter.name) if parameter.name in LAST else -1)
+    fields = [field for name, one in own.items() for field in groups.get(name, [declared(one)]) if field]
+    fields.sort(key=lambda field: LAST.index(field.name) if field.name in LAST else -1)
+    parameters = [field.replace(kind=Parameter.KEYWORD_ONLY) for field in fields]
     annotations = {parameter.name: parameter.annotation for parameter in parameters}
-    arguments = [name for name, parameter in own_parameters.items() if parameter.kind is Parameter.POSITIONAL_ONLY]
+    arguments = [name for name, one in own.items() if one.kind is Parameter.POSITIONAL_ONLY]
 
     @wraps(command)
     def run(**options: Any) -> None:
         check_written(annotations, options)
         Output.console = Console(stderr=options.get("json", False))
-        values = {name: options[name] for name in own_parameters if name not in groups}
+        values = {name: options[name] for name in own if name not in groups}
         for name, group in groups.items():
-            values[name] = kinds[name](**{field: options[field] for field in group if options[field] is not None})
+            given = {field.name: options[field.name] for field in group if options[field.name] is not None}
+            values[name] = kinds[name](**given)
         try:
             command(*[values.pop(name) for name in arguments], **values)
         except UserError as error:

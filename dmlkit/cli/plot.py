@@ -13,7 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_place
 from dmlkit.files.pictures import PICTURES
 from dmlkit.files.regular import EXTENSIONS
-from dmlkit.files.source import is_study, require_run
+from dmlkit.files.source import is_study, require_run, require_study
 
 if TYPE_CHECKING:
     from dmlkit.plots.geometry import MapKind
@@ -39,12 +39,6 @@ def require_runs_or_study(paths: list[Path]) -> None:
     """Check that paths are runs, or a single study."""
     if not (len(paths) == 1 and is_study(paths[0])):
         each(require_run)(paths)
-
-
-def require_results(path: Path) -> None:
-    """Check that a folder is a study."""
-    if not is_study(path):
-        raise UserError(f"{path}: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs")
 
 
 PlottedRun = Annotated[Path, "RUN", "Run folder, written by train.", require_plotted_run]
@@ -94,9 +88,8 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         from dmlkit.plots.geometry import check_map, plot_map
 
         check_map(run, kind)
-        embedded = options.embed(run, split)
         path, shown, present = plot_map(
-            embedded, options.output, kind=kind, classes=number, images=thumbnails, bar=bars()
+            options.embed(run, split), options.output, kind=kind, classes=number, images=thumbnails, bar=bars()
         )
         say(f"wrote {path}: {counted(shown, 'image')} of {counted(present, 'class', 'classes')}")
 
@@ -123,8 +116,7 @@ def retrieval(
 
     embedded = options.embed(run, split, with_gallery=True)
     written, panel = plot_retrieval(embedded, options.output, queries=number, neighbors=k, bar=bars())
-    count = counted(len(panel.queries), "query", "queries")
-    say(f"wrote {written}: {count}, including the {panel.worst} worst")
+    say(f"wrote {written}: {counted(len(panel.queries), 'query', 'queries')}, including the {panel.worst} worst")
 
 
 @command("dmlkit plot heatmap runs/demo --split train")
@@ -147,8 +139,7 @@ def histogram(run: PlottedRun, /, split: Split = "test", *, options: PictureOpti
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.plots.similarities import plot_histogram
 
-    embedded = options.embed(run, split)
-    written, _, after = plot_histogram(embedded, options.output, bar=bars())
+    written, _, after = plot_histogram(options.embed(run, split), options.output, bar=bars())
     same, different = int(after.same.sum()), int(after.different.sum())
     say(f"wrote {written}: {same:,} same-class pairs and {different:,} different-class pairs")
 
@@ -178,7 +169,7 @@ def epochs(sources: RunsOrStudy, /, metric: Metric = None, output: Output = None
 
 @command("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf")
 def results(
-    study: Annotated[Path, "STUDY", "Study folder, written by study.", require_results],
+    study: Annotated[Path, "STUDY", "Study folder, written by study.", require_study],
     /,
     metric: Annotated[str | None, "NAME", "Metric to draw. Default: all."] = None,
     output: Output = None,
@@ -188,8 +179,7 @@ def results(
 
     output, figures = output or study / "plots" / "results.png", read_results(study)
     plot_study(figures, output, metric=metric)
-    variants = counted(len(figures.variants), "variant")
-    say(f"wrote {output}: {variants}, {counted(len(figures.seeds), 'seed')}")
+    say(f"wrote {output}: {counted(len(figures.variants), 'variant')}, {counted(len(figures.seeds), 'seed')}")
 
 
 def check_target(output: Path | None, runs: Sequence[Path]) -> None:

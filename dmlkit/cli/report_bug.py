@@ -21,7 +21,7 @@ OWN_NAMES = ("backbone", "model"), ("metrics",)  # keys below which texts are na
 FOR_DEVELOPMENT = re.compile("extra == .(dev|docs)")
 NAME = re.compile(r"[^\w.-]")  # what follows the name of a package
 PLAIN = re.compile(r"[\w.@]+")
-PATH = re.compile(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*")
+PATH = re.compile(r"(?<![^\s:;,'\"()])[^\s:;,'\"()/\\]*[/\\][^\s:;,'\"()]*")
 
 
 @command("dmlkit report-bug recipe.yaml")

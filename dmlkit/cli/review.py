@@ -1,7 +1,7 @@
 """``dmlkit review``: check the labels that a gallery gives, with a bound on how many are wrong."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.gallery import print_incoming
@@ -61,10 +61,8 @@ def review(
     from dmlkit.review.table import LABELS
     from dmlkit.review.table import review as review_labels
 
-    queries = [] if add else [images]  # with --add, the images are embedded
-    model = chosen.choose(gallery, *queries)
-    options: Any = {"ask": number, "wrong": wrong, "model": model, "bar": bars()}
-    folder, added_labels = review_labels(gallery, images, output, **options)
+    model = chosen.choose(gallery, *([] if add else [images]))  # with --add, the images are embedded
+    folder, added_labels = review_labels(gallery, images, output, ask=number, wrong=wrong, model=model, bar=bars())
     print_review(folder)
     if add and added_labels:
         raise UserError(
@@ -113,8 +111,7 @@ def print_review(opened: "ReviewFolder") -> None:
     if statement.most_wrong > wrong * statement.labels:
         say(f"about {statement.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
     if opened.waiting or statement.unknown:
-        table = opened.folder / QUESTIONS
-        say(f"next: write answers into {table}, and run this command again")
+        say(f"next: write answers into {opened.folder / QUESTIONS}, and run this command again")
         if kind_of(Path(opened.review.gallery)) == "gallery":  # --allow-writes needs one
             gallery, folder = command_word(opened.review.gallery), command_word(opened.folder)
             say(f"or answer on a page: dmlkit serve {gallery} --review {folder} --allow-writes")

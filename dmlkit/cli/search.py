@@ -23,7 +23,7 @@ from dmlkit.files.source import kind_of
 
 if TYPE_CHECKING:
     from dmlkit.identify.answers import Answers, Neighbor
-    from dmlkit.identify.page import Picture
+    from dmlkit.identify.page import Picture, Shelf
     from dmlkit.metrics.ranking.rerank import Rerank
 
 MOST_SHOWN = 10  # queries printed in the terminal
@@ -57,16 +57,14 @@ def search(
     from dmlkit.identify.answers import write_neighbors
     from dmlkit.identify.search import search as search_images
 
-    reranking = rerank_of(rerank)
-    model = chosen.choose(source, queries)
     answers = search_images(
         source,
         queries,
         k=k,
-        method=reranking or ("exact" if exact else "index"),
+        method=rerank_of(rerank) or ("exact" if exact else "index"),
         manifold=manifold,
         boxes=boxes.read(where),
-        model=model,
+        model=chosen.choose(source, queries),
         bar=bars(),
     )
     if json:
@@ -99,8 +97,7 @@ def print_neighbors(answers: "Answers") -> None:
             [str(rank), f"{similarity:.4f}", item.label or "", image_cell(item.path, item.box)]
             for rank, similarity, item in neighbors
         ]
-        title = path if box is None else f"{path}, {box.sides}"
-        print_table([["rank", "similarity", "label", "path"], *rows], title)
+        print_table([["rank", "similarity", "label", "path"], *rows], path if box is None else f"{path}, {box.sides}")
     more = len(answers.queries) - MOST_SHOWN
     if more > 0:
         say(f"and {more} more queries; -o FILE.csv, -o FILE.html and --json contain all")
@@ -108,7 +105,7 @@ def print_neighbors(answers: "Answers") -> None:
 
 def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]) -> None:
     """Write the page of a search for queries in a source, and print how many pictures are missing."""
-    from dmlkit.identify.page import Picture, Shelf, write_page
+    from dmlkit.identify.page import Picture, Shelf
 
     shelves = (
         Shelf(Picture(picture, box=box), pictures_of(neighbors))
@@ -118,8 +115,7 @@ def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]
         f"{counted(len(answers.queries), 'query', 'queries')}, the {answers.k} nearest of each by "
         f"{answers.similarity_name.replace('_', ' ')}, nearest first"
     ]
-    gone = write_page(path, f"{read[0]} in {read[1]}", notes, shelves)
-    tell_page(path, gone, len(answers.queries), read)
+    write_pictures(path, f"{read[0]} in {read[1]}", notes, shelves, read)
 
 
 def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
@@ -132,14 +128,22 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
     ]
 
 
-def tell_page(path: Path, gone: int, count: int, read: Sequence[Path], *, rows: str = "queries") -> None:
-    """Print where a page is, and how many pictures of what was read are missing."""
-    from dmlkit.identify.page import MOST
+def write_pictures(
+    path: Path,
+    title: str,
+    notes: Sequence[str],
+    shelves: "Iterable[Shelf]",
+    read: Sequence[Path],
+    rows: str = "queries",
+) -> None:
+    """Write a page of some rows of pictures, and print where it is and how many pictures of what was read are gone."""
+    from dmlkit.identify.page import MOST, write_page
 
-    say(f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
+    first = list(islice(shelves, MOST + 1))
+    gone = write_page(path, title, notes, first, rows=rows)
+    say(f"wrote {path}" + (f": the first {MOST} {rows}" if len(first) > MOST else ""))
     if gone:
-        pictures = counted(gone, "picture is a placeholder", "pictures are placeholders")
-        say(f"note: {pictures}: {why_missing(*read)}")
+        say(f"note: {counted(gone, 'picture is a placeholder', 'pictures are placeholders')}: {why_missing(*read)}")
 
 
 def why_missing(*read: Path) -> str:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
-from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
-from dmlkit.cli.options import Json, SourcePath, SplitName, Writes, command
+from dmlkit.cli.option_groups import ModelOptions
+from dmlkit.cli.options import ArrayLabels, ArrayManifold, Json, SourcePath, SplitName, Writes, command
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
@@ -51,7 +51,8 @@ def select(
     ] = None,
     *,
     chosen: ModelOptions,
-    array: ArrayOptions,
+    labels: ArrayLabels = None,
+    manifold: ArrayManifold = None,
     json: Json = False,
 ) -> None:
     """Choose which images to label next: similar to many unlabeled images and to no labeled one.
@@ -83,8 +84,7 @@ def select(
     model = ModelChoice(chosen.run, device=chosen.device)
     if kind == "run" and split is None and not measure:
         split = "all"
-    of_array = {"labels": array.labels, "manifold": array.manifold}
-    labeled = in_memory(open_searched(source, model, bars(), split=split, **of_array))
+    labeled = in_memory(open_searched(source, model, bars(), split=split, labels=labels, manifold=manifold))
     if measure:
         curve = measure_selection(labeled, number, rule=method, threshold=threshold, bar=bars())
         say_json(curve.plain()) if json else print_curve(curve)
@@ -107,8 +107,7 @@ def print_selection(selection: "ChosenImages", count: int) -> None:
     numbers = zip(selection.similarities.tolist(), selection.margins.tolist(), selection.scores.tolist(), strict=True)
     for row, guess, figures in list(zip(selection.rows.tolist(), selection.guesses, numbers, strict=True))[:MOST_SHOWN]:
         cells = [f"{figure:.4f}" if abs(figure) < float("inf") else "" for figure in figures]
-        image = image_cell(selection.images.short_paths[row], selection.images.boxes[row])
-        rows.append([image, guess or "", *cells])
+        rows.append([image_cell(selection.images.short_paths[row], selection.images.boxes[row]), guess or "", *cells])
     chosen, whole = len(selection.rows), len(selection.images)
     if chosen:
         print_table(rows, f"{chosen} of {counted(whole, 'image')} to label next")
@@ -137,7 +136,5 @@ def print_curve(curve: "LearningCurve") -> None:
     if curve.is_separable:
         verdict = f"selection is {'better' if change.low > 0 else 'worse'} than random choice"
     ends = f"({change.low:+.4f} to {change.high:+.4f}, p {change.p_value:.2g})"
-    line = f"{verdict}: mean difference {change.difference:+.4f} {ends} over {curve.seeds} seeds"
-    say(line, style="bold")
-    images = f"{curve.images:,} images of {curve.classes:,} labels"
-    say(f"{images}, the same model throughout; other images may differ")
+    say(f"{verdict}: mean difference {change.difference:+.4f} {ends} over {curve.seeds} seeds", style="bold")
+    say(f"{curve.images:,} images of {curve.classes:,} labels, the same model throughout; other images may differ")

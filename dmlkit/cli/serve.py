@@ -44,11 +44,9 @@ def serve(
         raise UserError(f"this needs {error.name}; install it with: pip install 'dmlkit[serve]'") from None
 
     access = replace(access, token=os.environ.get("DMLKIT_TOKEN") or None)
-    model = chosen.choose(source)
 
     def started(address: str, count: int) -> None:
-        images = counted(count, "image")
         by = f" by {workers} processes" if workers > 1 else ""
-        say(f"{source}: {images}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
+        say(f"{source}: {counted(count, 'image')}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
-    run_server(source, access, model, port=port, workers=workers, started=started)
+    run_server(source, access, chosen.choose(source), port=port, workers=workers, started=started)

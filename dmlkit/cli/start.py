@@ -81,8 +81,7 @@ def start(
         say_prose(line)
     run = command_word(f"runs/{stem_of(output)}")
     say(f"next: dmlkit train {command_word(output)} -o {run}")
-    whole = "image" if choice.survey.dataset.tests_known else "class"
-    say(f"then: dmlkit final {run}, to train on every {whole}")
+    say(f"then: dmlkit final {run}, to train on every {'image' if choice.survey.dataset.tests_known else 'class'}")
 
 
 def print_measured(start: "Start") -> None:
@@ -95,8 +94,7 @@ def print_measured(start: "Start") -> None:
     if start.measured:
         evaluation = start.measured[0].evaluation
         classes = counted(len(evaluation.labels.unique()), "training class", "training classes")
-        images = counted(len(evaluation.labels), "photo")
-        print_table(rows, f"before training, on {images} of {classes}")
+        print_table(rows, f"before training, on {counted(len(evaluation.labels), 'photo')} of {classes}")
     if start.better is not None:
         say_prose(
             f"{start.better.backbone.title} is better, but has the license {start.better.license}, which does not "
@@ -133,8 +131,7 @@ def print_survey(survey: "Survey", title: str) -> None:
     for split, names in survey.held_out.items() if not is_known else ():
         say(with_names(f"not trained on: {len(names)} {split} classes", names))
     if "validation" not in survey.held_out:
-        units = "images of each class" if is_known else "training classes"
-        say(f"no validation: too few {units} to hold some out")
+        say(f"no validation: too few {'images of each class' if is_known else 'training classes'} to hold some out")
     for note in survey.notes:
         say_prose(note)
     if survey.unreadable:

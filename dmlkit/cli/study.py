@@ -120,9 +120,8 @@ def describe(study: "Study", output: Path) -> None:
     for name in cells(["variant", f"differs from {study.variants[0].name} by", "values to tune"]):
         table.add_column(name)
     for variant in study.variants:
-        changes = list(differences("", first, plain(variant.candidates[0].recipe)))
         labels = [candidate.label for candidate in variant.candidates if candidate.label]
-        table.add_row(*cells([variant.name, changes, labels]))
+        table.add_row(*cells([variant.name, [*differences("", first, plain(variant.candidates[0].recipe))], labels]))
     say(study.config.claim)
     show_table(table)
     complete = len(list((output / "runs").rglob("summary.json")))
@@ -130,8 +129,7 @@ def describe(study: "Study", output: Path) -> None:
     for note in notes:
         say(f"note: {note}")
     if study.most_added_runs:
-        why = "for values beyond the edges of grids and for added seeds"
-        say(f"up to {study.most_added_runs} more runs, {why}")
+        say(f"up to {study.most_added_runs} more runs, for values beyond the edges of grids and for added seeds")
     finished = f"{complete} models in {output} are finished"
     say(f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {finished}")
     say("dry run: nothing was trained or written")

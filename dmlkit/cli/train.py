@@ -68,8 +68,7 @@ def train(
 
         Output.console.quiet = not is_first_rank()
         kept = kept_keys(recipe, overrides or [])
-        table = table_of_review(review, folder, kept, resume=resume)
-        overrides = [table, *(overrides or [])]
+        overrides = [table_of_review(review, folder, kept, resume=resume), *(overrides or [])]
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
         print_experiment(resolved, RunFolder(folder), device, resume=resume)
@@ -132,11 +131,9 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], *, resume: bo
     levels = kept.get("levels")
     levels = list(map(str, levels)) if isinstance(levels, list) else []
     table = write_training_table(review, run.name, levels=levels, bar=bars())
-    held_out = counted(table.held_out, "answer")
-    say(f"{counted(table.images, 'image')} to train on: {table.file}; {held_out} held out")
+    say(f"{counted(table.images, 'image')} to train on: {table.file}; {counted(table.held_out, 'answer')} held out")
     if table.left_out:
-        images = counted(table.left_out, "image")
-        say(f"{images} left out: the file is missing or has changed, or the image is a box")
+        say(f"{counted(table.left_out, 'image')} left out: the file is missing or has changed, or the image is a box")
     return override_of(table.file, table.root, kept)
 
 
@@ -145,8 +142,7 @@ def has_held_out(review: Path, recipe: "Recipe") -> bool:
     from dmlkit.review.folder import ReviewFolder
     from dmlkit.review.retraining import NONE_HELD_OUT, held_out_answers
 
-    images = recipe.dataset.build(recipe.dataset.default_split)
-    if held_out_answers(ReviewFolder(review), images):
+    if held_out_answers(ReviewFolder(review), recipe.dataset.build(recipe.dataset.default_split)):
         return True
     say_prose(f"{review}: {NONE_HELD_OUT}; the model is trained and not compared")
     return False
@@ -159,8 +155,7 @@ def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool)
 
     ranks = ranks_of(device)
     if is_compared:
-        compared = compare_on_answers(review, RunFolder(run), ranks, bar=bars())
-        say_prose(compared.line(str(run)))
+        say_prose(compare_on_answers(review, RunFolder(run), ranks, bar=bars()).line(str(run)))
     table = RunFolder(run).recipe().dataset.model_dump()
     images = command_word(table["file"])
     images += "" if table["root"] is None else f" --root {command_word(table['root'])}"
@@ -201,8 +196,7 @@ def train_and_print(
     for line in filter(None, costs_of(summary, recipe)):
         say_prose(line)
     if summary.skipped_images:
-        images = counted(len(summary.skipped_images), "image")
-        say(f"{images} could not be read; summary.json lists them")
+        say(f"{counted(len(summary.skipped_images), 'image')} could not be read; summary.json lists them")
     say(f"run folder: {output}")
     if not has_next:
         return
@@ -289,5 +283,4 @@ def parameters_of(module: "nn.Module") -> str:
 
 def size_of(dataset: "Dataset") -> str:
     """Return the numbers of images and classes."""
-    classes = len(dataset.class_names)
-    return f"{counted(len(dataset), 'image')} of {counted(classes, 'class', 'classes')}"
+    return f"{counted(len(dataset), 'image')} of {counted(len(dataset.class_names), 'class', 'classes')}"

@@ -120,6 +120,5 @@ def print_verdicts(result: "Verification") -> None:
     for fault in result.skipped[:SHOWN]:
         say(f"could not be read: {fault}")
     if result.skipped:
-        without = sum(pair.same is None for pair in result.pairs)
-        left = f"{counted(without, 'pair')} without a verdict"
+        left = f"{counted(sum(pair.same is None for pair in result.pairs), 'pair')} without a verdict"
         say(f"{counted(len(result.skipped), 'image')} could not be read; {left}")

@@ -47,10 +47,9 @@ def why(
             table.append([f"{contribution:.4f}", *ends])
         print_table(table, f"patches of a grid of {rows} x {columns}")
         total = sum(map(sum, explanation.contributions))
-        pairs = f"{(rows * columns) ** 2:,} pairs of patches"
         gradient = f"{total:.4g}: they are the gradient of the {name} along the inner product"
         whole = f"the {name}" if explanation.is_sum else f"{gradient}; the rest depends on the lengths of both vectors"
-        say(f"the contributions of all {pairs} sum to {whole}")
+        say(f"the contributions of all {(rows * columns) ** 2:,} pairs of patches sum to {whole}")
         for image, falls in zip("AB", explanation.falls, strict=True):
             most = max(falls)
             row, column = divmod(falls.index(most), columns)

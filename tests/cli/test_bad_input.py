@@ -12,17 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY_RECIPE, Cli, Result
+from dmlkit.cli.app import main
+from dmlkit.errors import UserError
+from tests.conftest import TINY_RECIPE, Cli
 from tests.training.test_train import assert_same_weights
-
-
-def refused(result: Result, *parts: str):
-    assert result.code == 2, result.out + result.err
-    lines = result.err.strip().splitlines()
-    assert all(line.startswith("error: ") for line in lines), result.err
-    for part in parts:
-        assert part in result.err
-    assert "Traceback" not in result.out + result.err
 
 
 @pytest.fixture
@@ -46,9 +39,11 @@ def test_faults_of_a_recipe(dmlkit: Cli, tmp_path: Path):
     recipe = tmp_path / "bad.yaml"
     recipe.write_text("dataset: {name: glyphs}\nloss:\n  name: proxy_anchr\ntraining:\n  epochs: two\n  lr: 3\n")
     result = dmlkit("train", recipe)
-    refused(result, "bad.yaml:3: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'?")
-    refused(result, "bad.yaml:5: training.epochs: got 'two', expected a valid integer")
-    refused(result, "bad.yaml:6: training.lr: unknown key")
+    lines = result.err.splitlines()
+    assert result.code == 2 and all(line.startswith("error: ") for line in lines)
+    assert "bad.yaml:3: loss.name: unknown loss 'proxy_anchr'; did you mean 'proxy_anchor'?" in lines[0]
+    assert "bad.yaml:5: training.epochs: got 'two', expected a valid integer" in lines[1]
+    assert "bad.yaml:6: training.lr: unknown key" in lines[2]
 
 
 def test_broken_images_stop_or_are_skipped_and_counted(dmlkit, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
@@ -57,7 +52,7 @@ def test_broken_images_stop_or_are_skipped_and_counted(dmlkit, tiny_recipe: Path
     for path in (broken, unseen):
         path.write_bytes(path.read_bytes()[:60])
     run = tmp_path / "run"
-    refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)), f"{broken}: cannot read this image")
+    dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)).refused(f"{broken}: cannot read this image")
     options = folder_options(image_folder, "dataset.on_bad_image=skip", "training.epochs=1")
     result = dmlkit("train", tiny_recipe, "-o", run, "--overwrite", *options).ok()
     skipped = json.loads((run / "summary.json").read_text())["skipped_images"]
@@ -74,7 +69,7 @@ def test_a_run_that_a_broken_image_stops_at_its_end_resumes_without_it(
     options = folder_options(image_folder, "training.epochs=1")
     skips = (*options, "--set", "dataset.on_bad_image=skip")
     stopped = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options)
-    refused(stopped, f"{broken}: cannot read this image", "or skip such images with dataset.on_bad_image=skip")
+    stopped.refused(f"{broken}: cannot read this image", "or skip such images with dataset.on_bad_image=skip")
     dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--resume", *skips).ok()
     dmlkit("train", tiny_recipe, "-o", tmp_path / "whole", *skips).ok()
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
@@ -86,44 +81,31 @@ def test_a_run_that_a_broken_image_stops_at_its_end_resumes_without_it(
 def test_workers_name_the_broken_image_too(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
     (image_folder / "class0" / "2.png").write_bytes(b"")
     options = folder_options(image_folder, "training.workers=1")
-    refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options), "2.png: cannot read this image")
+    dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options).refused("2.png: cannot read this image")
     gc.collect()  # what the loader's process still writes is written here
-
-
-@pytest.mark.usefixtures("images_have_readers")
-def test_every_kind_of_image_trains(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
-    for index, mode in enumerate(("L", "RGBA", "CMYK", "I;16")):
-        (image_folder / "class0" / f"{index}.png").unlink()
-        suffix = ".tif" if mode in ("CMYK", "I;16") else ".png"
-        Image.new(mode, (30, 12)).save(image_folder / "class0" / f"{index}{suffix}")
-    options = folder_options(image_folder, "training.epochs=1")
-    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options).code == 0
 
 
 def test_a_folder_with_a_run_is_kept(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
     run, recipe = trained_once(tmp_path), tmp_path / "recipe.yaml"
     before = (run / "checkpoints" / "last.pt").read_bytes()
-    refused(dmlkit("train", recipe, "-o", run), "already holds a run", "--resume", "--overwrite")
+    dmlkit("train", recipe, "-o", run).refused("already holds a run", "--resume", "--overwrite")
     changed = dmlkit("train", recipe, "-o", run, "--resume", "--set", "loss.margin=0.3")
-    refused(changed, "the recipe has changed", "loss.margin: was 0.1, now 0.3")
-    refused(dmlkit("train", recipe, "-o", run, "--resume", "--overwrite"), "use only one of them")
+    changed.refused("the recipe has changed", "loss.margin: was 0.1, now 0.3")
+    for dry in ((), ("--dry-run",)):
+        dmlkit("train", recipe, "-o", run, "--resume", "--overwrite", *dry).refused("use only one of them")
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
     for options in ((), ("--overwrite",)):
-        refused(dmlkit("train", recipe, "-o", tmp_path / "other", *options), "is not a dmlkit run")
+        dmlkit("train", recipe, "-o", tmp_path / "other", *options).refused("is not a dmlkit run")
     assert (tmp_path / "other" / "thesis.txt").exists()
-
-
-def test_a_dry_run_refuses_what_training_would(dmlkit: Cli, tiny_recipe: Path):
-    refused(dmlkit("train", tiny_recipe, "--dry-run", "--resume", "--overwrite"), "use only one of them")
 
 
 def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_path: Path):
     recipe, run = tmp_path / "tiny.yaml", tmp_path / "run"
     recipe.write_text(TINY_RECIPE.replace("lr_multipliers: {loss: 10}", "weight_decay: 0.0"))
     result = dmlkit("train", recipe, "-o", run, "--set", "optimizer.lr=3e36", "--device", "cpu")
-    refused(result, "epoch 1, step 2: embeddings are not finite", "no checkpoint was written yet")
+    result.refused("epoch 1, step 2: embeddings are not finite", "no checkpoint was written yet")
 
     # one step an epoch: the last update of an epoch destroys the weights just before they would be saved
     recipe.write_text(TINY_RECIPE.replace("batch_size: 8", "batch_size: 18"))
@@ -137,53 +119,40 @@ def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_pa
     torch.save({**state, "epoch": 2}, path)
     before = path.read_bytes()
     result = dmlkit("train", recipe, "-o", run, "--resume", "--device", "cpu")
-    refused(result, "epoch 3, step 1: weights are not finite", "the last good checkpoint is", "Lower optimizer.lr")
+    result.refused("epoch 3, step 1: weights are not finite", "the last good checkpoint is", "Lower optimizer.lr")
     assert path.read_bytes() == before
 
 
 def test_devices_that_are_not_there(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    refused(dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cuda"), "no CUDA device")
+    dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cuda").refused("no CUDA device")
     assert not (tmp_path / "run").exists()
 
 
 def test_checkpoints_that_cannot_be_read(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
     run = trained_once(tmp_path)
     path = run / "checkpoints" / "last.pt"
-    state = torch.load(path, weights_only=True)
-    torch.save({**state, "format": 99, "dmlkit": "9.0"}, path)
-    refused(dmlkit("eval", run, "--checkpoint", "last"), "a checkpoint of format 99 (dmlkit 9.0)", "reads format 1")
-    path.write_bytes(path.read_bytes()[:1000])
-    refused(dmlkit("eval", run, "--checkpoint", "last"), "cannot read this checkpoint")
+    torch.save({**torch.load(path, weights_only=True), "format": 99, "dmlkit": "9.0"}, path)
+    dmlkit("eval", run, "--checkpoint", "last").refused("a checkpoint of format 99 (dmlkit 9.0)", "reads format 1")
+    torch.save({"format": 1, "model": Path("x")}, path)  # needs pickle, which could run code
+    dmlkit("eval", run, "--checkpoint", "last").refused("cannot read this checkpoint")
     path.unlink()
-    refused(dmlkit("eval", run, "--checkpoint", "last"), "no such checkpoint")
+    dmlkit("eval", run, "--checkpoint", "last").refused("no such checkpoint")
 
 
-def test_a_checkpoint_never_runs_code(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
+def test_embed_leaves_nothing_of_an_image_that_it_cannot_read(
+    dmlkit: Cli, trained_once, tmp_path: Path, image_folder: Path
+):
     run = trained_once(tmp_path)
-    torch.save({"format": 1, "model": Path("x")}, run / "checkpoints" / "last.pt")  # needs pickle
-    refused(dmlkit("eval", run, "--checkpoint", "last"), "cannot read this checkpoint")
-
-
-def test_embed_and_export_mistakes(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path, image_folder: Path):
-    run = trained_once(tmp_path)
-    refused(dmlkit("embed", run), "expected either IMAGES or --split")
-    broken = image_folder / "class0" / "2.png"
-    broken.write_bytes(b"broken")
-    refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e1"), f"{broken}: cannot read this image")
-    assert not list((tmp_path / "e1").glob("*"))
-    assert dmlkit("embed", run, image_folder, "-o", tmp_path / "e2", "--skip-bad-images").code == 0
-    refused(dmlkit("embed", run, image_folder, "-o", tmp_path / "e2"), f"{broken}: cannot read this image")
+    dmlkit("embed", run).refused("expected either IMAGES or --split")
+    (broken := image_folder / "class0" / "2.png").write_bytes(b"broken")
+    dmlkit("embed", run, image_folder, "-o", tmp_path / "out").refused(f"{broken}: cannot read this image")
+    assert not list((tmp_path / "out").glob("*"))
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    import sys
-
-    from dmlkit.cli.app import main
-    from dmlkit.errors import UserError
-
-    monkeypatch.setattr(sys, "argv", ["dmlkit", "check", str(tmp_path / "none.yaml"), "--debug"])
+    monkeypatch.setattr("sys.argv", ["dmlkit", "check", str(tmp_path / "none.yaml"), "--debug"])
     with pytest.raises(UserError):
         main()
 

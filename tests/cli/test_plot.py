@@ -55,8 +55,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_every_kind_is_drawn(dmlkit, here: Path, words: str, message: str, written: str):
-    result = dmlkit("plot", *words.split()).ok()
-    assert message in " ".join(result.out.split())
+    assert message in " ".join(dmlkit("plot", *words.split()).ok().out.split())
     assert (here / written).stat().st_size > 2000
 
 
@@ -73,12 +72,9 @@ def test_a_picture_replaces_the_one_before(dmlkit, here: Path):
     [
         ("epochs one two", "the curves of 2 runs need --output FILE"),
         ("epochs one one -o e.png", "a run is given twice"),
-        ("epochs one study -o e.png", "study: no run here"),
         ("epochs one --metric nonsense", "choose one of map@r, recall@1"),
         ("results study --metric nonsense", "not a metric of this study; expected one of recall@1, map@r"),
         ("pca one -o e.jpg", "e.jpg: expected a name that ends in .png, .svg or .pdf"),
-        ("epochs one -o r.yaml", "expected a name that ends in"),
-        ("results study -o r.yaml", "expected a name that ends in"),
         ("disk one", "the disk shows 2-d embeddings on poincare or lorentz"),
     ],
 )
@@ -88,11 +84,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(dmlkit, here: Path, words:
     assert sorted(here.rglob("*")) == before  # not even embeddings: every mistake is found before they are computed
 
 
-OF_OTHERS = "results study --split train, epochs one --thumbnails, disk one -k 4, retrieval one --thumbnails"
-OF_OTHERS += ", histogram one -n 4, tsne one --metric map@r, pca one two"
-
-
-@pytest.mark.parametrize("words", OF_OTHERS.split(", "))
+@pytest.mark.parametrize("words", ["epochs one --thumbnails", "disk one -k 4", "histogram one -n 4", "pca one two"])
 def test_options_of_other_kinds_are_refused(dmlkit, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for name in ("one/recipe.yaml", "one/environment.json", "study/study.json"):
@@ -102,15 +94,12 @@ def test_options_of_other_kinds_are_refused(dmlkit, words: str, tmp_path: Path, 
     assert result.code == 2 and ("No such option" in result.err or "unexpected extra argument" in result.err)
 
 
-def test_a_study_that_is_not_finished_says_how_to_go_on(dmlkit, here: Path):
-    (here / "study" / "results.json").unlink()
-    dmlkit("plot", "results", "study").refused("this study is not finished; continue it with")
-
-
-def test_a_study_whose_runs_are_gone_is_one_line(dmlkit, here: Path):
+def test_a_study_whose_runs_are_gone_or_that_is_not_finished_is_one_line(dmlkit, here: Path):
     shutil.rmtree(here / "study" / "runs")
     dmlkit("plot", "epochs", "study").refused("its runs are missing")
     assert dmlkit("plot", "results", "study").code == 0
+    (here / "study" / "results.json").unlink()
+    dmlkit("plot", "results", "study").refused("this study is not finished; continue it with")
 
 
 def test_another_checkpoint_has_a_picture_of_its_own(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

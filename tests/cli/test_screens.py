@@ -7,21 +7,21 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.main import get_command
 
-from dmlkit.cli.app import MOST_LINES, app, lines_of, prepare_environment, show_warning
+from dmlkit.cli.app import MOST_LINES, lines_of, prepare_environment, show_warning
 from dmlkit.cli.console import Output, print_table, say
 from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.errors import UserError
 from dmlkit.files.escape import UNPRINTABLE, printable
 from dmlkit.files.paths import raise_faults
 from dmlkit.training import estimate
-from tests.conftest import END, ROOT, TINY_RECIPE, Cli, Result
+from tests.conftest import END, ROOT, TINY_RECIPE, Cli, Result, every_command
 from tests.datasets import trees
 
 HOSTILE = "\x1b]0;pwn\x07[/x][red]\u202e\x9b31m[link=http://evil]"
@@ -52,25 +52,19 @@ def photos(tmp_path: Path) -> Path:
     [
         ["check", "{recipe}", "--set", f"{HOSTILE}=1"],
         ["check", "{recipe}", "--set", f"seed={HOSTILE}"],
-        ["check", "{recipe}", "--set", f"seed='{HOSTILE}'"],
         ["check", "{hostile}"],
         ["check", HOSTILE],
         ["train", "{recipe}", "--device", HOSTILE],
         ["train", "{recipe}", f"--{HOSTILE}"],
         ["train", "{recipe}", HOSTILE],
-        ["train", "{recipe}", f"-{HOSTILE}"],
         ["train", f"--debug={HOSTILE}"],
         [f"--{HOSTILE}"],
-        ["data", HOSTILE],
-        ["eval", HOSTILE, "--split", HOSTILE],
         ["export", HOSTILE, "--format", HOSTILE],
         ["gallery", "create", HOSTILE, HOSTILE, "-o", HOSTILE, "--label", HOSTILE],
         ["duplicates", HOSTILE, "--threshold", HOSTILE],
-        ["plot", HOSTILE],
         ["study", "{hostile}"],
         ["data", "check", "{table}"],
         ["list", HOSTILE],
-        ["list", "recipes", "--root", HOSTILE],
         ["list", "recipes", "--root", "{collection}"],
         [HOSTILE],
     ],
@@ -86,29 +80,39 @@ def test_no_message_holds_what_a_terminal_obeys_s4_s5_t9(dmlkit, tiny_recipe: Pa
     assert held(dmlkit(*(places.get(word, word) for word in words)))
 
 
-def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a function prints in a console of some width, by default a file."""
+
+    def printed(
+        function: Callable[..., None], *arguments: object, width: int | None = 80, is_terminal: bool = False
+    ) -> str:
+        console = Console(file=(file := StringIO()), width=width, force_terminal=is_terminal, color_system=None)
+        monkeypatch.setattr(Output, "console", console)
+        function(*arguments)
+        return file.getvalue()
+
+    return printed
+
+
+def test_a_bar_holds_no_name_raw_s4_s5(monkeypatch: pytest.MonkeyPatch, printed: Callable[..., str]):
+    def draw() -> None:
+        with RunsProgress() as progress:
+            progress.expect(1, 1)
+            progress.start_run(HOSTILE, 1).start_model()
+            progress.bar.refresh()
+
     monkeypatch.setenv("TERM", "xterm")
-    shown = StringIO()
-    monkeypatch.setattr(Output, "console", Console(file=shown, force_terminal=True, width=200))
-    with RunsProgress() as progress:
-        progress.expect(1, 1)
-        progress.start_run(HOSTILE, 1).start_model()
-        progress.bar.refresh()
-    assert "]0;pwn" in shown.getvalue() and "[/x][red]" in shown.getvalue()
-    assert not [mark for mark in ("\x1b]", "\x07", "\u202e", "\x9b") if mark in shown.getvalue()]
+    shown = printed(draw, width=200, is_terminal=True)
+    assert "]0;pwn" in shown and "[/x][red]" in shown
+    assert not [mark for mark in ("\x1b]", "\x07", "\u202e", "\x9b") if mark in shown]
 
 
-GROUPED: dict[str, list[str]] = {
-    name: list(getattr(command, "commands", {})) for name, command in get_command(app).commands.items()
-}
-HELP = [[], *([name] for name in GROUPED), *([name, one] for name, below in GROUPED.items() for one in below)]
-
-
-@pytest.mark.parametrize("command", HELP, ids=" ".join)
+@pytest.mark.parametrize("command", [words for words, _ in every_command()])
 def test_help_obeys_no_text_and_has_choices_in_its_texts_and_not_in_a_wide_column_s4(dmlkit, command, monkeypatch):
     """A column with <nearest|vote|mean> left 32 of 80 columns; --overwrite <bool> reads as if a value followed."""
     monkeypatch.setenv("COLUMNS", "80")
-    shown = held(dmlkit(*command, "--help"))
+    shown = held(dmlkit(*command.split(), "--help"))
     lines = shown.splitlines()
     assert "Usage" in shown and max(map(len, lines)) <= 80
     assert not [line for line in lines if re.search(r"(?<!\?P)<\w+[|>\[]", line)]
@@ -140,20 +144,16 @@ def test_a_message_has_a_most_of_lines_and_of_characters_u7():
     assert len(lines) == MOST_LINES + 1 and lines[-1] == "and 879 more"
     assert max(map(len, lines)) < 2100
     with pytest.raises(UserError) as raised:
-        raise_faults(f"a{'b' * number}: no" for number in range(900))
-    assert lines_of(str(raised.value))[-1] == "and 880 more"
+        raise_faults([*(f"a{'b' * number}: no" for number in range(900)), "b" * 200_000])  # its time was quadratic once
+    assert lines_of(str(raised.value))[-1] == "and 881 more"
 
 
-@pytest.mark.parametrize("columns", ["40", "1", "0", "-5", "\u00b2", "many"])
-def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatch, columns: str):
+@pytest.mark.parametrize("columns", ["40", "1", "0", "\u00b2"])
+def test_a_narrow_terminal_cuts_no_figure_off_u13(monkeypatch: pytest.MonkeyPatch, columns: str, printed):
     monkeypatch.setenv("COLUMNS", columns)
     prepare_environment()
-    file = TextIOWrapper(BytesIO(), encoding="utf-8")
     rows = [["metric", "run", "value", "95 % interval"], ["map@r", "runs/a", "0.2708", "0.1719 .. 0.3698"]]
-    monkeypatch.setattr(Output, "console", Console(file=file))
-    print_table(rows)
-    file.seek(0)
-    text = file.read()
+    text = printed(print_table, rows, width=None)
     assert all(cell in text for row in rows for cell in row) and "…" not in text
 
 
@@ -187,69 +187,48 @@ def test_an_ascii_output_gets_every_character_t15(monkeypatch: pytest.MonkeyPatc
     assert out.read() == "0.1 \\xb1 0.2 \\u2026\n"
 
 
-def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    started = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=started, timeout=END)
-
-
 def test_output_to_a_full_device_is_one_line_t4():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Path("/dev/full").open("w") as full:
-        words = [sys.executable, "-m", "dmlkit", "schema"]
+        words = [sys.executable, "-m", "dmlkit", "--version"]
         result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=END)
     assert result.returncode == 2 and result.stderr.splitlines() == ["error: [Errno 28] No space left on device"]
 
 
 def test_python_without_docstrings_is_refused_t15():
-    result = command("-OO", "-m", "dmlkit", "list", "losses")
+    words = [sys.executable, "-OO", "-m", "dmlkit", "list", "losses"]
+    result = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=END)
     assert result.returncode == 2 and "python -OO removes docstrings" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(printed: Callable[..., str]):
     paths = [f"photos/{letter * 30}/test_001.jpg" for letter in "ab"]
     rows = [["similarity", "a", "b", "images"], ["0.9749", *paths, "12"]]
-    monkeypatch.setattr(Output, "console", Console(width=80))
-    print_table(rows)
-    stacked = capsys.readouterr().out
-    monkeypatch.setattr(Output, "console", Console(width=140))
-    print_table(rows)
-    side_by_side = capsys.readouterr().out
+    stacked, side_by_side = printed(print_table, rows), printed(print_table, rows, width=140)
     assert max(map(len, stacked.splitlines())) <= 80
     assert [path in line for line in stacked.splitlines() for path in paths if path in line] == [True, True]
     assert [paths[0] in line and paths[1] in line for line in side_by_side.splitlines()].count(True) == 1
     assert stacked.index("0.9749") < stacked.index("12") < stacked.index(paths[0]) < stacked.index(paths[1])
 
 
-def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(
-    capsys: pytest.CaptureFixture[str], monkeypatch
-):
+def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(printed: Callable[..., str]):
     heads = ["group", "queries", "map@r, 95 % interval", "to others, 95 % interval", "Holm's p"]
     rows = [heads, ["front door camera", "40", "0.3826  0.273 .. 0.597", "-0.0376  -0.114 .. +0.017", "1.0000"]]
-    monkeypatch.setattr(Output, "console", Console(width=80))
-    print_table(rows)
-    narrow = capsys.readouterr().out
-    monkeypatch.setattr(Output, "console", Console(width=140))
-    print_table(rows)
-    assert max(map(len, narrow.splitlines())) <= 80 and rows[1][2] in capsys.readouterr().out
+    narrow = printed(print_table, rows)
+    assert max(map(len, narrow.splitlines())) <= 80 and rows[1][2] in printed(print_table, rows, width=140)
     number, interval = (next(line for line in narrow.splitlines() if part in line) for part in ("0.3826", "0.273"))
     assert "-0.0376" in number and "-0.114 .. +0.017" in interval and number.index("0.3826") > interval.index("0.273")
 
 
-def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line(monkeypatch: pytest.MonkeyPatch):
-    def printed(text: str, *, is_terminal: bool) -> str:
-        console = Console(file=(file := StringIO()), width=80, force_terminal=is_terminal, color_system=None)
-        monkeypatch.setattr(Output, "console", console)
-        say(text)
-        return file.getvalue()
-
+def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line(printed: Callable[..., str]):
     line = " ".join(f"{number:07}" for number in range(30))
-    screen = printed(line, is_terminal=True)
-    assert printed(line, is_terminal=False) == line + "\n"
+    screen = printed(say, line, is_terminal=True)
+    assert printed(say, line) == line + "\n"
     assert len(screen.splitlines()) == 3 and screen.split() == line.split()
     command = f"next: dmlkit serve {'x' * 60} --review june --allow-writes"
-    assert printed(command, is_terminal=True) == command + "\n"
+    assert printed(say, command, is_terminal=True) == command + "\n"
 
 
 def test_a_terminal_gets_messages_wrapped_between_words_and_a_file_one_line(monkeypatch: pytest.MonkeyPatch):
@@ -303,8 +282,7 @@ def test_the_screens_of_the_first_hour_fit_80_columns(tmp_path: Path, monkeypatc
         result = dmlkit(*words.split(), "--device", "cpu", *(more if words.startswith("train") else [])).ok()
         lines = result.out.splitlines()
         assert [line for line in lines if len(line.rstrip()) > 80] == [], words
-        broken = [line for line in lines if "_a-kind" in line and not any(name in line for name in names)]
-        assert broken == [], words
+        assert [line for line in lines if "_a-kind" in line and not any(name in line for name in names)] == [], words
 
 
 def test_a_second_command_of_a_process_warns_and_prints_like_the_first_one(dmlkit, tmp_path: Path):
@@ -313,8 +291,7 @@ def test_a_second_command_of_a_process_warns_and_prints_like_the_first_one(dmlki
     first = dmlkit("data", "convert", table, "-o", tmp_path / "table.csv")
     assert "has no header" in first.err
     dmlkit("list", "recipes", "start")
-    as_json = dmlkit("gallery", "history", tmp_path, "--json")
-    assert as_json.code == 2
+    assert dmlkit("gallery", "history", tmp_path, "--json").code == 2
     assert dmlkit("data", "convert", table, "-o", tmp_path / "table.csv") == first
 
 

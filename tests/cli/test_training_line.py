@@ -91,15 +91,15 @@ def test_waiting_for_images_is_noted_once_above_the_line(monkeypatch: pytest.Mon
     assert "note: epoch 2 spent 50% of the time waiting for images" in screen.getvalue()
 
 
-@pytest.mark.parametrize("speed", [8.0, 1_024.0, 123_456.0])
-def test_lines_of_epochs_keep_within_80_columns_at_any_speed(monkeypatch: pytest.MonkeyPatch, speed: float):
+def test_lines_of_epochs_keep_within_80_columns_at_any_speed(monkeypatch: pytest.MonkeyPatch):
     values = {f"recall@{k}": 0.5 for k in (1, 2, 4, 8)} | {"map@r": 0.25}
     screen = io.StringIO()
     monkeypatch.setattr(Output, "console", Console(file=screen, width=80))
     progress = TrainingProgress(200, "map@r")
-    progress.epoch(row(100, 0.5, waiting=0.3).model_copy(update={"images_per_second": speed, "validation": values}))
+    change = {"images_per_second": 123_456.0, "validation": values}
+    progress.epoch(row(100, 0.5, waiting=0.3).model_copy(update=change))
     lines = screen.getvalue().splitlines()
-    assert f"  {speed:,.0f} images/s  validation recall@1 0.500" in lines[0] and max(map(len, lines)) <= 80
+    assert "  123,456 images/s  validation recall@1 0.500" in lines[0] and max(map(len, lines)) <= 80
     said = " ".join(line.strip() for line in lines)
     assert all(f"{name} {value:.3f}" in said for name, value in values.items())
 

@@ -120,8 +120,7 @@ def test_both_sides_of_the_guide_from_pml_agree():
     torch.testing.assert_close(
         ours["loss"](points, ours["labels"]), theirs["loss"](theirs["embeddings"], theirs["labels"])
     )
-    expected = their_figures["figures"]
-    found = our_figures["figures"]
+    expected, found = their_figures["figures"], our_figures["figures"]
     assert found["recall@1"] == pytest.approx(expected["precision_at_1"])
     assert found["map@r"] == pytest.approx(expected["mean_average_precision_at_r"])
 

@@ -18,10 +18,9 @@ TEXT = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
 
 def listed() -> dict[str, list[tuple[str, str]]]:
     """Return the titles and paths of each section."""
-    sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
     return {
         section.partition("\n")[0]: re.findall(r"^- \[(.+?)\]\((.+?)\): \S", section, re.MULTILINE)
-        for section in sections
+        for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
     }
 
 

@@ -34,7 +34,7 @@ TINY_PHOTOS = [
 ]
 
 
-NAMES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+COMMAND = re.compile(r"^\s*(?:[^`|\n]*-m |#\s*Run:\s*)?@?(?:\.venv/bin/|\$\(BIN\)/)?dmlkit ([a-z].*)$", re.MULTILINE)
 OF_IMAGES = ("backbone", "transform", "training.workers")
 
 
@@ -86,25 +86,18 @@ def glyphs_run(dmlkit) -> None:
     assert dmlkit("train", recipe, "-o", "runs/demo").code == 0
 
 
-PREPARED: dict[str, Callable[..., None]] = {
-    "data": lambda _: photos_and_table(),
-    "embedding": run_and_photos,
-    "evaluation": two_runs,
-    "gallery": run_and_birds,
-    "geometry": glyphs_run,
-    "loggers": lambda _: None,
-    "pictures": two_runs,
-    "python": run_and_birds,
-}
-LEFT_BEHIND = {
-    "data": ["embeddings/catalogue/index.faiss", "runs/catalogue/classes.json", "runs/vectors/exports/model.onnx"],
-    "embedding": ["embeddings/photos/embeddings.npy"],
-    "evaluation": ["classes.csv", "runs/folds/results.md"],
-    "gallery": ["galleries/birds/gallery.json", "answers.csv", "answers.html"],
-    "geometry": ["runs/disk/plots/test-disk.png", "runs/demo/plots/test-tsne.png"],
-    "loggers": ["runs/logged/loggers.json", "runs/logged/tensorboard"],
-    "pictures": ["panel.pdf", "epochs.png", "margin.pdf", "runs/study/margin/plots/epochs.png"],
-    "python": ["galleries/birds/gallery.json"],
+PREPARED: dict[str, tuple[Callable[..., None], str]] = {  # and what the blocks of the page leave behind
+    "data": (
+        lambda _: photos_and_table(),
+        "embeddings/catalogue/index.faiss runs/catalogue/classes.json runs/vectors/exports/model.onnx",
+    ),
+    "embedding": (run_and_photos, "embeddings/photos/embeddings.npy"),
+    "evaluation": (two_runs, "classes.csv runs/folds/results.md"),
+    "gallery": (run_and_birds, "galleries/birds/gallery.json answers.csv answers.html"),
+    "geometry": (glyphs_run, "runs/disk/plots/test-disk.png runs/demo/plots/test-tsne.png"),
+    "loggers": (lambda _: None, "runs/logged/loggers.json runs/logged/tensorboard"),
+    "pictures": (two_runs, "panel.pdf epochs.png margin.pdf runs/study/margin/plots/epochs.png"),
+    "python": (run_and_birds, "galleries/birds/gallery.json"),
 }
 PRINTED = {"data": "photos/", "geometry": "[[0, "}  # an image finds itself first
 
@@ -113,7 +106,8 @@ PRINTED = {"data": "photos/", "geometry": "[[0, "}  # an image finds itself firs
 @pytest.mark.parametrize("name", sorted(PREPARED))
 def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit):
     monkeypatch.chdir(tmp_path)
-    PREPARED[name](dmlkit)
+    prepare, left_behind = PREPARED[name]
+    prepare(dmlkit)
     blocks = blocks_of(page(name), "sh", "yaml", "python")
     assert {kind for kind, _ in blocks} >= {"sh"}
 
@@ -123,20 +117,42 @@ def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         keys = [key for key in TINY_PHOTOS if "vectors.yaml" not in arguments or not key.startswith(OF_IMAGES)]
         return [part for key in keys for part in ("--set", key)]
 
-    printed = run_blocks(blocks, dmlkit, tiny)
-    assert PRINTED.get(name, "") in printed
-    assert all(Path(path).exists() for path in LEFT_BEHIND[name])
+    assert PRINTED.get(name, "") in run_blocks(blocks, dmlkit, tiny)
+    assert all(Path(path).exists() for path in left_behind.split())
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(f"papers/{path.stem}" for path in (ROOT / "docs/papers").glob("*.md"))])
-def test_every_command_is_understood(name: str):
-    text = page(name).replace("\\\n", " ")
-    found = re.findall(r"^(?:    )?(?:[^`|\n]*-m |\.venv/bin/)?(?<!\w)dmlkit ([a-z].*)$", text, re.MULTILINE)
-    for command in found:
-        words = re.sub(r" --plugin \S+", "", command.split("  #")[0])  # an option of all commands
-        subcommand, *rest = shlex.split(words)
-        get_command(app).commands[subcommand].make_context(subcommand, rest)
-    assert found or name not in (*PREPARED, "scale")
+TYPED = ["README.md", "Makefile", "docs/*.md", "docs/papers/*.md", "docs/commands/*.md", "recipes/**/*.yaml"]
+
+
+@pytest.mark.parametrize("place", TYPED)
+def test_every_command_is_understood(place: str):
+    for path in sorted(ROOT.glob(place)):
+        found = COMMAND.findall(path.read_text(encoding="utf-8").replace("\\\n", " "))
+        for command in found:
+            words = re.split(r"  #| \|\| ", re.sub(r" --plugin \S+", "", command))[0]  # an option of all commands
+            name, *rest = shlex.split(words)
+            get_command(app).commands[name].make_context(name, rest)
+        assert found or path.stem not in (*PREPARED, "scale", "Makefile", "README"), path
+
+
+def test_the_library_example_runs():
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(code, scope)
+    assert scope["loss"].proxies.grad.isfinite().all()
+
+
+@pytest.mark.slow
+def test_the_example_of_commands_as_functions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    pytest.importorskip("lancedb", reason="the extra dmlkit[lancedb] is not installed")
+    monkeypatch.chdir(tmp_path)  # where no recipes are
+    for seed, name in enumerate(("robin", "wren")):
+        trees.photo(Path("photos") / name / "1.jpg", seed)
+    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(code, {})
+    figures, shape, answers = capsys.readouterr().out.splitlines()
+    recall, low, high = map(float, re.findall(r"[\d.]+", figures))
+    assert low <= recall <= high and shape == "(2, 2)" and answers == "{'photos/wren/1.jpg': 'wren'}"
 
 
 def test_scale_tells_how_ranks_are_restarted():

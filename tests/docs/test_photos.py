@@ -68,8 +68,7 @@ def test_the_home_page_and_the_readme_have_the_figures_of_the_tutorial():
     for start in ("map@r on test:", "accuracy "):
         assert re.findall(rf"{start}.*", readme)[0] in tutorial
     right, unknown, wrong = re.findall(r"(\d+) right, (\d+) unknown, (\d+) wrong", tutorial)[0]
-    home = " ".join(page("index").split())
-    assert f"{right} got the right label, {wrong} a wrong one, and {unknown} none" in home
+    assert f"{right} got the right label, {wrong} a wrong one, and {unknown} none" in " ".join(page("index").split())
 
 
 def test_the_page_on_installing_lists_every_extra():

@@ -4,14 +4,11 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from dmlkit.cli.app import app
 from dmlkit.study.report import BEGINNING, END
-from tests.conftest import ROOT
+from tests.conftest import ROOT, every_command
 from tests.test_architecture import tree_of
 
 INSTEAD = {
@@ -55,14 +52,6 @@ def docstrings_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.value.value
 
 
-def help_texts(command: Any, words: str = "dmlkit") -> Iterator[tuple[str, str]]:
-    """Yield each text of ``--help`` of a command and of those below it, with the command line that shows it."""
-    yield from ((words, text) for text in (command.help, command.epilog) if text)
-    yield from ((words, parameter.help) for parameter in command.params if getattr(parameter, "help", None))
-    for name, below in getattr(command, "commands", {}).items():
-        yield from help_texts(below, f"{words} {name}")
-
-
 def messages_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the texts of the errors that a module raises."""
     for node in nodes:
@@ -87,14 +76,16 @@ def test_docstrings_and_errors_are_in_plain_english(entry: str):
         )
 
 
-def test_help_texts_are_in_plain_english():
-    texts = list(help_texts(get_command(app)))
-    assert {"dmlkit", "dmlkit train", "dmlkit gallery create", "dmlkit plot tsne"} <= {words for words, _ in texts}
-    assert [(words, avoided(text)) for words, text in texts if avoided(text)] == [], f"write instead: {INSTEAD}"
-
-
-def test_help_texts_are_sentences():
+def test_help_texts_are_sentences_in_plain_english():
     """A command's help starts with a capital and ends with a full stop; so does the help of each of its options."""
-    for words, text in help_texts(get_command(app)):
-        if not text.startswith(("Example", "Start with")):
+    for words, command in every_command():
+        texts = [command.help, *(one.help for one in command.params)]
+        assert all(texts), f"{words}: without help"
+        for text in texts:
             assert re.match(r"[A-Z0-9.\[-]", text) and text.endswith("."), f"{words}: {text}"
+        assert [avoided(text) for text in [*texts, command.epilog or ""] if avoided(text)] == [], words
+        if not hasattr(command, "commands"):
+            assert f"dmlkit {words}" in command.epilog, f"{words}: --help needs an example"
+        for paragraph in command.help.split("\n\n")[1:]:  # typer keeps their line breaks
+            lines = paragraph.splitlines()
+            assert len(lines) == 1 or max(map(len, lines)) <= 78, f"{words}: lines that break again at 80 columns"

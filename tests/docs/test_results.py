@@ -75,7 +75,7 @@ def test_the_page_of_a_paper_tells_of_every_study(page: Path):
 
 def test_the_summary_tells_of_the_studies_that_are_not_one_papers_own():
     shared = [study for study in STUDIES if StudyResults.read(study / "results.json").paper is None]
-    assert {study.name for study in shared} == {*DATA.values()}
+    assert {study.name for study in shared} == {*DATA.values()} and {*PAPERS} <= {*PAGES} and len(PAPERS) == 5
     assert all(f"](papers/{study.name}.png)" in SUMMARY.read_text("utf-8") for study in shared)
 
 
@@ -96,7 +96,3 @@ def test_the_table_of_the_summary_has_the_differences_that_are_decided():
             cell = shown.get(str(one.corrected_verdict), f"**{one.difference:+.3f}**")
             words.setdefault((column, one.better, one.than), {})[one.metric] = cell
     assert table == {key: f"{by['recall@1']} / {by['map@r']}" for key, by in words.items()}
-
-
-def test_there_are_such_pages():
-    assert len(PAPERS) == 5 and {*PAPERS} <= set(PAGES)

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from dmlkit.cli.app import app
 from dmlkit.recipe.schema import FAMILIES
-from tests.conftest import ROOT
+from tests.conftest import ROOT, every_command
 
 pytest.importorskip("mkdocs", reason="the extra dmlkit[docs] is not installed")
 
@@ -37,11 +35,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 pytestmark = pytest.mark.heavy
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path):
-    """A reader without network sees all of it, and nobody is told who reads what."""
-    for path in site.rglob("*.html"):
-        loaded = re.findall(r"<(?:script|img|link)[^>]+?(?:src|href)=\"?(https?://[^\" >]+)", path.read_text("utf-8"))
-        assert loaded == [], path
+def test_nothing_is_loaded_from_elsewhere_and_no_line_becomes_a_quotation(site: Path):
+    """A reader without network sees all of it, and nobody is told who reads what.
+
+    No page quotes anyone, so a quotation is a line that started with > by accident: > 0, or a doctest.
+    """
+    pages = {path: path.read_text("utf-8") for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        assert re.findall(r"<(?:script|img|link)[^>]+?(?:src|href)=\"?(https?://[^\" >]+)", page) == [], path
+        assert re.findall(r"<blockquote[^>]*>\s*(.{0,60})", page) == [], path
+    assert len(pages) > 80
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -59,23 +62,12 @@ def test_equations_are_mathml(site: Path):
     assert page.count("<mtable") >= 1  # those of several lines
 
 
-@pytest.mark.parametrize("name", sorted(get_command(app).commands))
-def test_the_page_of_a_command_has_all_its_options(site: Path, name: str):
-    page = (site / "commands" / name / "index.html").read_text("utf-8")
-    command = get_command(app).commands[name]
-    for leaf in getattr(command, "commands", {name: command}).values():
-        for parameter in leaf.params:
-            if parameter.param_type_name == "option":
-                assert f"<code>{', '.join(parameter.opts)}</code>" in page
-
-
-def test_no_line_becomes_a_quotation(site: Path):
-    """No page quotes anyone, so a quotation is a line that started with > by accident: > 0, or a doctest."""
-    quoted = {
-        str(path.relative_to(site)): re.findall(r"<blockquote[^>]*>\s*(.{0,60})", path.read_text("utf-8"))
-        for path in site.rglob("*.html")
-    }
-    assert {page: lines for page, lines in quoted.items() if lines} == {} and len(quoted) > 80
+def test_the_page_of_a_command_has_all_its_options(site: Path):
+    for words, command in every_command():
+        if not hasattr(command, "commands"):
+            page = (site / "commands" / words.split()[0] / "index.html").read_text("utf-8")
+            options = [", ".join(one.opts) for one in command.params if one.param_type_name == "option"]
+            assert [option for option in options if f"<code>{option}</code>" not in page] == [], words
 
 
 CUT = """() => {

@@ -32,7 +32,7 @@ def labelled(path: Path, labels: list[str | None]) -> Path:
     return path
 
 
-def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp_path: Path):
+def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp_path: Path, monkeypatch):
     # 0, 1 and 2 are alike, 4 and 5 too; 6 is a link from 5 to 7, which is not like 5
     source = labelled(embeddings_at(tmp_path / "e", turned(0, 1, 2, 40, 80, 81, 89, 97)), ["a", "a", "b", *"cdefg"])
     table, page = tmp_path / "groups.csv", tmp_path / "page.html"
@@ -51,6 +51,9 @@ def test_groups_are_told_on_the_screen_as_a_table_and_as_a_page(dmlkit: Cli, tmp
     assert least == pytest.approx(np.cos(np.deg2rad([2, 1, 2, 1, 1, 8, 8])).tolist(), abs=1e-6)
     text = page.read_text(encoding="utf-8")
     assert "<b>" not in text and "\u202e" not in text and text.count("<section ") == 3
+    monkeypatch.setattr("dmlkit.identify.page.MOST", 2)
+    short = dmlkit("duplicates", source, "--threshold", np.cos(np.deg2rad(8.5)), "-o", page).ok()
+    assert f"wrote {page}: the first 2 rows" in short.out and "after the first 2 rows." in page.read_text("utf-8")
 
 
 def test_pairs_of_two_folders(dmlkit: Cli, tmp_path: Path):
