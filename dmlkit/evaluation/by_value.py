@@ -88,19 +88,14 @@ def figures_by_value(
     has_value = codes >= 0
     per_query = {name: figures[has_value] for name, figures in per_query.items()}
     codes, classes = codes[has_value], classes[has_value]
-    changes = [
-        part_comparison(figures, codes == code, classes) for code in range(len(names)) for figures in per_query.values()
-    ]
-    corrected = iter(holm([change.p_value for change in changes]))
-    compared = iter(changes)
+    parts = [codes == code for code in range(len(names))]
+    changes = [[part_comparison(figures, part, classes) for figures in per_query.values()] for part in parts]
+    corrected = iter(holm([change.p_value for of_value in changes for change in of_value]))
     value_figures: list[ValueFigures] = []
-    for code, value in enumerate(names):
-        part = codes == code
+    for value, part, of_value in zip(names, parts, changes, strict=True):
         intervals = bootstrap_intervals({name: figures[part] for name, figures in per_query.items()}, classes[part])
-        metrics: dict[str, PartFigures] = {}
-        for name, interval in intervals.items():
-            change = next(compared)
-            metrics[name] = PartFigures(
+        metrics = {
+            name: PartFigures(
                 mean=interval.mean,
                 interval=interval.ends,
                 difference=change.difference,
@@ -108,6 +103,8 @@ def figures_by_value(
                 p_value=change.p_value,
                 corrected=next(corrected),
             )
+            for (name, interval), change in zip(intervals.items(), of_value, strict=True)
+        }
         value_figures.append(
             ValueFigures(value=value, queries=int(part.sum()), classes=len(classes[part].unique()), metrics=metrics)
         )
@@ -154,28 +151,24 @@ def read_column(images: Sequence[str], source: TableConfig | None, column: str) 
     values: list[str | None] = text_column(table, str(file), LABEL).to_pylist()
     boxes = list(zip(*(table[name].to_pylist() for name in BOX), strict=True)) if BOX[0] in table.column_names else []
     paths = [absolute(root / name) for name in names]
-    whole: dict[str, set[str | None]] = {}
+    listed: dict[str, set[str | None]] = {}
     for name, path, value in zip(names, paths, values, strict=True):
         for key in {name, path}:  # names of samples that are not files stand in the table as they are
-            whole.setdefault(key, set()).add(value)
-    parts = {
-        f"{path} {tuple(map(float, box))}": value
-        for path, value, box in zip(paths, values, boxes, strict=False)
-        if None not in box
-    }
-    cells: list[str | None] = []
-    known = 0
+            listed.setdefault(key, set()).add(value)
+    for path, value, box in zip(paths, values, boxes, strict=False):
+        if None not in box:
+            listed[f"{path} {tuple(map(float, box))}"] = {value}
+    cells, is_any_listed = list[str | None](), False
     for image in images:
-        key = next((key for key in (image, absolute(image)) if key in parts or key in whole), None)
-        known += key is not None
-        options = {None} if key is None else {parts[key]} if key in parts else whole[key]
+        options = listed.get(image) or listed.get(absolute(image)) or set()
+        is_any_listed |= bool(options)
         if len(options) > 1:
             raise UserError(
                 f"{file}: the boxes of {image} have different values of {column}; evaluate the run, which knows the "
                 "box of each image"
             )
-        cells.append(next(iter(options)))
-    if images and not known:
+        cells.append(next(iter(options), None))
+    if images and not is_any_listed:
         evaluated = f"{len(images)} evaluated images, e.g. {images[0]}"
         raise UserError(f"{file}: has none of the {evaluated}; expected a table that lists them")
     return cells

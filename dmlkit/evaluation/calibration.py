@@ -39,7 +39,6 @@ from dmlkit.vectors.trained import TrainedModel, load_model
 
 LEAST_ACCEPTED = 10  # pairs: the relative error of a rate from fewer accepted pairs is above a third
 MARGIN = 10  # times as many of the best pairs are kept, because other classes may accept more at the same threshold
-MOST_COUNTED = 1e12  # pairs, from a million images; larger numbers are printed in scientific notation
 MOST_KEPT = 2**22  # pairs, 84 MB; more only if the rate itself needs more
 RESAMPLES = 1000
 USUAL_FAR = 1e-3
@@ -145,8 +144,7 @@ def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibrati
             "no class has two images, so the false reject rate cannot be measured; use classes with at least two"
         )
     if far * different < LEAST_ACCEPTED:
-        pairs = LEAST_ACCEPTED / far
-        needed = f"{pairs:,.0f}" if pairs < MOST_COUNTED else f"{pairs:.2g}"
+        needed = f"{np.round(LEAST_ACCEPTED / far):,.12g}"
         lowest = lowest_share(LEAST_ACCEPTED, different)
         advice = f"use --far {lowest:g} or more, or validate" if lowest < 1 else "validate"
         raise ValueError(
@@ -178,22 +176,15 @@ def least_far(classes: int) -> tuple[int, float]:
 
 def rates_at(pairing: Pairing, threshold: float) -> PairRates:
     """Count the error rates of a threshold over all pairs."""
-    accepted, lock = 0, Lock()
-
-    def use(scores: Tensor, _rows: slice, _columns: slice) -> None:
-        nonlocal accepted
-        count = int((scores >= threshold).sum())
-        with lock:
-            accepted += count
-
-    pairing.each_block(use)
+    accepted = list[int]()  # of each block
+    pairing.each_block(lambda scores, _rows, _columns: accepted.append(int((scores >= threshold).sum())))
     rejected = sum(int((scores < threshold).sum()) for scores in pairing.same_scores())
     return PairRates(
         classes=len(pairing.row_labels.unique()),
         images=len(pairing.rows),
         same=pairing.same,
         different=pairing.different,
-        far=accepted / max(1, pairing.different),
+        far=sum(accepted) / max(1, pairing.different),
         frr=rejected / max(1, pairing.same),
     )
 

@@ -78,27 +78,19 @@ class Evaluation:
     images: Sequence[str]  # Q unique names of the queries
     classes: int  # number of classes, including those of queries without a positive
     faults: list[str]  # one message per image that could not be read
-    alternative: Scores | None = None  # of the same queries, re-ranked or with mirror images
-    rescoring: Rescoring | None = None  # None where only the scores are known
+    alternative: Scores | None  # of the same queries, re-ranked or with mirror images
+    rescoring: Rescoring
 
     def class_figures(self) -> list[ClassFigures]:
         """Compute the mean of each metric per class that has queries, in the order of labels."""
         classes, index, counts = self.labels.unique(return_inverse=True, return_counts=True)
-        empty = torch.zeros(len(classes), dtype=torch.float64)
-        columns: dict[str, list[float]] = {
-            name: (empty.index_add(0, index, value.double()) / counts).tolist()
-            for name, value in self.scores.per_query.items()
-        }
-        return [
-            ClassFigures.model_validate(
-                {
-                    "class": self.class_names[label],
-                    "queries": count,
-                    "metrics": {name: column[row] for name, column in columns.items()},
-                }
-            )
-            for row, (label, count) in enumerate(zip(classes.tolist(), counts.tolist(), strict=True))
+        empty, per_query = torch.zeros(len(classes), dtype=torch.float64), self.scores.per_query
+        means = ((empty.index_add(0, index, value.double()) / counts).tolist() for value in per_query.values())
+        rows: list[dict[str, Any]] = [
+            {"class": self.class_names[label], "queries": count, "metrics": dict(zip(per_query, values, strict=True))}
+            for label, count, *values in zip(classes.tolist(), counts.tolist(), *means, strict=True)
         ]
+        return [ClassFigures.model_validate(row) for row in rows]
 
     def worst_classes(self) -> list[ClassFigures]:
         """Compute the metrics of every class, the worst by the last metric first."""

@@ -2,6 +2,7 @@
 pairs of the same class and of different classes, and labels that are probably wrong."""
 
 from collections import Counter
+from collections.abc import Iterator
 from threading import Lock
 from typing import NamedTuple
 
@@ -84,28 +85,23 @@ def score_histograms(points: Points) -> ScoreHistograms:
         rows = torch.randperm(len(points.labels), generator=torch.Generator().manual_seed(0))[:MOST_IMAGES]
         labels = points.labels[rows].unique(return_inverse=True)[1]
         sample = Pairing.of(Points(points.embeddings[rows], labels, points.manifold))
-    low, high, lock = torch.inf, -torch.inf, Lock()
+    extremes = list[float]()  # of each piece; appending needs no lock
 
     def widen(scores: Tensor, *_: slice) -> None:
-        nonlocal low, high
-        for piece in scores.flatten().split(PIECE):
-            finite = piece[piece > -torch.inf]
-            if len(finite):
-                lowest, highest = float(finite.min()), float(finite.max())
-                with lock:
-                    low, high = min(low, lowest), max(high, highest)
+        for piece in _finite_pieces(scores):
+            extremes.extend([float(piece.min()), float(piece.max())])
 
     sample.each_block(widen)
     for scores in whole.same_scores():
         widen(scores)
-    high = max(high, low + 1e-6 * max(1.0, abs(low)))
+    low = min(extremes)
+    high = max(*extremes, low + 1e-6 * max(1.0, abs(low)))
     edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64)
-    same, different = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64)
+    same, different, lock = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64), Lock()
 
     def count(scores: Tensor, into: Tensor) -> None:
-        for piece in scores.flatten().split(PIECE):
-            finite = piece[piece > -torch.inf].double()
-            counts = torch.bucketize(finite, edges[1:-1], right=True).bincount(minlength=BINS)
+        for piece in _finite_pieces(scores):
+            counts = torch.bucketize(piece.double(), edges[1:-1], right=True).bincount(minlength=BINS)
             with lock:
                 into.add_(counts)
 
@@ -113,6 +109,12 @@ def score_histograms(points: Points) -> ScoreHistograms:
     for scores in whole.same_scores():
         count(scores, same)
     return ScoreHistograms(edges, same, different, len(sample.rows))
+
+
+def _finite_pieces(scores: Tensor) -> Iterator[Tensor]:
+    """Yield the scores of pairs, those of no pair left out, in pieces that are not empty."""
+    pieces = (piece[piece > -torch.inf] for piece in scores.flatten().split(PIECE))
+    yield from (piece for piece in pieces if len(piece))
 
 
 NEIGHBORS = 20  # with 5 % wrong labels the precision on glyphs and Grocery is 0.99 and 0.95; with 10, 0.97 and 0.90

@@ -292,9 +292,9 @@ def store(report: Report, evaluation: Evaluation, path: Path) -> None:
 
 def with_stored_forms(report: Report, evaluation: Evaluation, wanted: Sequence[Stored]) -> Report:
     """Return a report with the metrics of each stored form, and their paired differences from the full embeddings."""
-    rescoring = evaluation.rescoring
-    if not wanted or rescoring is None:
+    if not wanted:
         return report
+    rescoring, notes = evaluation.rescoring, [*report.notes]
     forms: list[FormFigures] = []
     for stored in wanted:
         try:
@@ -315,15 +315,12 @@ def with_stored_forms(report: Report, evaluation: Evaluation, wanted: Sequence[S
                 differences={name: change.as_dict() for name, change in changes.items()},
             )
         )
-    notes = report.notes
-    if any(stored.precision == "int8" for stored in wanted):
-        notes = (*notes, f"int8: the ranges of the coordinates are those of {rescoring.ranges_of}")
-    if any(stored.precision == "rescored" for stored in wanted):
+    precisions = {stored.precision for stored in wanted}
+    if "int8" in precisions:
+        notes.append(f"int8: the ranges of the coordinates are those of {rescoring.ranges_of}")
+    if "rescored" in precisions:
         count = len(rescoring.points)
-        all_of_them = f", which are all {count} images here" if count <= RESCORED + 1 else ""
-        notes = (
-            *notes,
-            f"rescored: signs choose {RESCORED} candidates of each query{all_of_them}; the full vectors, kept "
-            "elsewhere, order them",
-        )
-    return report.model_copy(update={"forms": tuple(forms), "notes": notes})
+        candidates = f"{RESCORED} candidates of each query"
+        candidates += f", which are all {count} images here" if count <= RESCORED + 1 else ""
+        notes.append(f"rescored: signs choose {candidates}; the full vectors, kept elsewhere, order them")
+    return report.model_copy(update={"forms": tuple(forms), "notes": tuple(notes)})

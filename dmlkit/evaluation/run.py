@@ -193,12 +193,9 @@ def _is_current(report: Report, recipe: Recipe, split: Split) -> bool:
         if recipe.dataset.titled_by is not None and (place.is_file() or any(place.glob("*"))):
             raise
         return True
-    return are_same_files(dataset, report.files, report.contents) or _are_gone(dataset)
-
-
-def _are_gone(dataset: Dataset) -> bool:
-    """Return whether the samples are in files, none of which exists: lists and tables name them without opening one."""
-    indices = range(len(dataset))
+    if are_same_files(dataset, report.files, report.contents):
+        return True
+    indices = range(len(dataset))  # lists and tables name files without opening one
     files = [dataset.paths[row] for row in indices if dataset.box(row) is not None or dataset.file(row) is not None]
     return bool(files) and not any(map(os.path.exists, files))
 
@@ -226,8 +223,6 @@ def _seen_notes(run: RunFolder, dataset: Dataset) -> list[str]:
 
 def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, ranks: Ranks, bar: Bar) -> Evaluation:
     """Take the ranges of integers from the training split, which is embedded when a stored form needs them."""
-    if not evaluation.rescoring:
-        return evaluation
 
     def ranges() -> Tensor:
         images = model.recipe.dataset.build("train")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -43,17 +43,6 @@ LEAST = 3  # validation classes with two images
 WEIGHTS: tuple[Weights, ...] = ("mean", "logistic")
 
 
-class WeightChoice(NamedTuple):
-    """Weight of a second similarity, as `Fusion` has it."""
-
-    weights: Weights
-    share: float
-    alone: float | None
-    """map@r without it; None for fewer than 3 classes with two images, like the next one."""
-    together: float | None
-    """map@r with it."""
-
-
 class Weighing:
     """Choice of the weight of a second similarity.
 
@@ -75,8 +64,8 @@ class Weighing:
         self.labels, self.scores, self.map_at_r = labels, scores, map_at_r
         self.classes = labels.numpy()[np.stack(pairs, axis=1)]
 
-    def choice(self) -> WeightChoice:
-        """Choose the share of the second similarity.
+    def choice(self) -> dict[str, Any]:
+        """Choose the share of the second similarity, and return what a `Fusion` has of it.
 
         For fewer than 3 classes with two images, of which two fit the weights, these are the mean, and the map@r is not
         measured.
@@ -84,7 +73,7 @@ class Weighing:
         names, codes, counts = self.labels.unique(return_inverse=True, return_counts=True)
         everything = np.ones(len(self.classes), bool)
         if (counts > 1).sum() < LEAST:
-            return WeightChoice("mean", self.share("mean", everything), None, None)
+            return {"weights": "mean", "share": self.share("mean", everything), "alone": None, "together": None}
         count = min(FOLDS, len(names))
         of_classes = np.random.default_rng(0).permutation(len(names)) % count
         folds, of_pairs = of_classes[codes], of_classes[np.searchsorted(names.numpy(), self.classes)]
@@ -96,7 +85,8 @@ class Weighing:
                 values[name].append(self.map_at_r(share, torch.from_numpy(folds == fold)))
         means = {name: float(torch.cat(parts).mean()) for name, parts in values.items()}
         best = max(WEIGHTS, key=lambda weights: means[weights])
-        return WeightChoice(best, self.share(best, everything), means["alone"], means[best])
+        share = self.share(best, everything)
+        return {"weights": best, "share": share, "alone": means["alone"], "together": means[best]}
 
     def share(self, weights: Weights, pairs: np.ndarray) -> float:
         """Fit the share of the second model to some of the pairs (P,) bool."""
@@ -142,7 +132,7 @@ def choose_second(
     folder = RunFolder(run)
     trained = load_model(folder, ranks, checkpoint)
     if other in PARTNERS:
-        return choose_local(folder, trained, ranks, bar).fusion
+        return choose_local(folder, trained, ranks, bar)[0]
     return choose_fusion(folder, trained, other, ranks, bar)
 
 
@@ -198,12 +188,9 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, ranks: Ran
     spaces = [deepcopy(model.manifold).cpu() for model in models]
     points = [side.points[rows] for side, rows in zip(embeddings, in_both, strict=True)]
     choice = weigh_models(spaces, points, embeddings[0].labels[in_both[0]]).choice()
-    return Fusion(**_named(str(place_of_run(other)), models[1]), **choice._asdict())
-
-
-def _named(second: str, model: TrainedModel) -> dict[str, Any]:
-    """Return what a `Fusion` names: the second similarity, and the model that it was chosen with."""
-    return {"run": second, "checkpoint": model.checkpoint, "fingerprint": model.fingerprint}
+    _, second = models
+    place = str(place_of_run(other))
+    return Fusion(run=place, checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice)
 
 
 def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> Weighing:
@@ -221,18 +208,15 @@ def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels
 ROWS = 16  # whose pairs are matched at once
 
 
-class LocalChoice(NamedTuple):
-    """Weight of local scores, and what it was chosen on."""
-
-    fusion: LocalFusion
-    embeddings: Embeddings  # of validation images
-    features: Tensor  # (N, P, C) float16, their local features
-
-
-def choose_local(run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar = no_bar) -> LocalChoice:
+def choose_local(
+    run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar
+) -> tuple[LocalFusion, Embeddings, Tensor]:
     """Choose the weight of local scores on the validation classes of a run, as `choose_fusion` does.
 
     The pairs are those of each validation image and its nearest candidates.
+
+    Returns:
+        The weight, and the embeddings and local features (N, P, C) float16 of the validation images.
     """
     trained.recipe.dataset.require_one_label(f"--with {LOCAL}")
     require_torch(trained)
@@ -244,16 +228,18 @@ def choose_local(run: RunFolder, trained: TrainedModel, ranks: Ranks, bar: Bar =
         scores = match_scores(features.__getitem__, advance)
         choice = weigh_scores(embeddings, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
     fusion = LocalFusion(
-        **_named(LOCAL, trained),
-        **choice._asdict(),
+        run=LOCAL,
+        checkpoint=trained.checkpoint,
+        fingerprint=trained.fingerprint,
+        **choice,
         mean=tuple(mean.tolist()),
         shape=(features.shape[1], features.shape[2]),
     )
-    return LocalChoice(fusion, embeddings, features)
+    return fusion, embeddings, features
 
 
-def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
-    """Choose the weight of the scores of each image's nearest ones, each of which is computed once."""
+def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer) -> dict[str, Any]:
+    """Choose the weight of the scores of each image's nearest ones, each of which is computed once, see `Weighing`."""
     from scipy.sparse import csr_array, vstack
 
     points, labels, size = embeddings.points, embeddings.labels, len(embeddings.points)

@@ -4,7 +4,7 @@ First the files of pairs, then the documents and tables of the results, the veri
 with matches of local features.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 from pydantic import BaseModel, FiniteFloat
-from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError, warn, warn_once
@@ -25,7 +24,7 @@ from dmlkit.evaluation.calibration import (
     threshold_of_pairs,
     threshold_on,
 )
-from dmlkit.evaluation.second import ROWS, LocalChoice, by_features, choose_fusion, choose_local
+from dmlkit.evaluation.second import ROWS, by_features, choose_fusion, choose_local
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt
@@ -36,6 +35,7 @@ from dmlkit.files.source import PARTNERS
 from dmlkit.identify.probability import drawn_rows
 from dmlkit.metrics.pairing import Pairing
 from dmlkit.metrics.reliability import Share
+from dmlkit.nearest.rescore import Rescorer
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairProbability, Threshold, threshold_of
 from dmlkit.vectors.fusion import fuse, with_local
@@ -249,17 +249,19 @@ def verify(
         threshold = threshold_on(validation, run, trained, threshold.far)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
     embeddings, space = embed_files(trained, ranks, ImageList(images), "pairs", bar), deepcopy(trained.manifold).cpu()
-
-    rescorer = None
+    rows = {images[index]: row for row, index in enumerate(embeddings.indices.tolist())}
+    read = [[rows[pair.a], rows[pair.b]] for pair in pairs if pair.a in rows and pair.b in rows]
+    first, other = torch.tensor(read, dtype=torch.int64).reshape(-1, 2).T
+    similarity = space.paired_similarity(embeddings.points[first].double(), embeddings.points[other].double())
     if local is not None:
         assert embeddings.local is not None  # computed with the points
-        rescorer = by_features(embeddings.local, local)
-
-    def similarities(first: Tensor, second: Tensor) -> Tensor:
-        similarity = space.paired_similarity(embeddings.points[first].double(), embeddings.points[second].double())
-        return similarity if rescorer is None else rescorer.mixed(similarity[:, None], first, second[:, None])[:, 0]
-
-    judged = judge(pairs, images, embeddings, similarities, threshold, prior)
+        similarity = by_features(embeddings.local, local).mixed(similarity[:, None], first, other[:, None])[:, 0]
+    scores, judged = iter(similarity.float().tolist()), list[JudgedPair]()
+    for pair in pairs:
+        score = next(scores) if pair.a in rows and pair.b in rows else None
+        same = None if score is None else score >= threshold.threshold
+        probability = None if score is None else probability_at(score, threshold.probability, prior)
+        judged.append(JudgedPair(a=pair.a, b=pair.b, score=score, same=same, known=pair.same, probability=probability))
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {embeddings.faults[0]}")
     return Verification(
@@ -273,29 +275,6 @@ def verify(
         correctness=correctness(judged),
         skipped=tuple(embeddings.faults),
     )
-
-
-def judge(
-    pairs: Sequence[ImagePair],
-    images: Sequence[str],
-    embeddings: Embeddings,
-    similarities: Callable[[Tensor, Tensor], Tensor],
-    threshold: Threshold,
-    prior: float,
-) -> list[JudgedPair]:
-    """Compute the verdict and probability of each pair from the similarities (P,) of rows (P,) of the embeddings."""
-    rows = {images[index]: row for row, index in enumerate(embeddings.indices.tolist())}
-    read = [pair for pair in pairs if pair.a in rows and pair.b in rows]
-    sides = [pair.a for pair in read], [pair.b for pair in read]
-    first, second = (torch.tensor([rows[name] for name in side], dtype=torch.int64) for side in sides)
-    scores = iter(similarities(first, second).float().tolist())
-    judged: list[JudgedPair] = []
-    for pair in pairs:
-        score = next(scores) if pair.a in rows and pair.b in rows else None
-        same = None if score is None else score >= threshold.threshold
-        probability = None if score is None else probability_at(score, threshold.probability, prior)
-        judged.append(JudgedPair(a=pair.a, b=pair.b, score=score, same=same, known=pair.same, probability=probability))
-    return judged
 
 
 def correctness(pairs: Sequence[JudgedPair]) -> Correctness | None:
@@ -345,9 +324,9 @@ def local_threshold(
         stored = LocalThreshold.read(place)
         if (stored.images, stored.points, stored.threshold.far) == (*current, far):
             return stored
-    choice = choose_local(run, trained, ranks, bar)
-    threshold = _chosen_threshold(choice, run, trained, far, bar)
-    chosen = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=current[0], points=current[1])
+    fusion, embeddings, features = choose_local(run, trained, ranks, bar)
+    threshold = _chosen_threshold(embeddings, by_features(features, fusion), run, trained, far, bar)
+    chosen = LocalThreshold(fusion=fusion, threshold=threshold, images=current[0], points=current[1])
     try:
         chosen.write(place)
     except OSError as error:
@@ -355,12 +334,14 @@ def local_threshold(
     return chosen
 
 
-def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel, far: float, bar: Bar) -> Threshold:
+def _chosen_threshold(
+    embeddings: Embeddings, rescorer: Rescorer, run: RunFolder, trained: TrainedModel, far: float, bar: Bar
+) -> Threshold:
     """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
-    embeddings, space = choice.embeddings, deepcopy(trained.manifold).cpu()
+    space = deepcopy(trained.manifold).cpu()
     rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(embeddings.labels)), embeddings.labels.numpy(), MOST)))
     points, labels = embeddings.points[rows].double(), embeddings.labels[rows].unique(return_inverse=True)[1]
-    rescorer = by_features(choice.features[rows], choice.fusion)
+    rescorer = rescorer.between(rows, rows)
     table = torch.zeros(len(points), len(points), dtype=torch.float64)
     with bar("matching images", len(points)) as advance:
         for part in torch.arange(len(points)).split(ROWS):

@@ -88,10 +88,10 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
     labels = torch.arange(10).repeat_interleave(8)
     noise = torch.nn.functional.normalize(torch.randn(80, 16, generator=torch.Generator().manual_seed(3)), dim=1)
     good = drawn(10, 8, 1.5, 1)
-    _, share, alone, together = weigh_models(SPACES, [good, noise], labels).choice()
+    _, share, alone, together = weigh_models(SPACES, [good, noise], labels).choice().values()
     assert share < 0.1 and alone is not None and together is not None and abs(alone - together) < 0.03
     pair = weigh_models(SPACES, [noise, good], labels)
-    weights, share, alone, together = pair.choice()
+    weights, share, alone, together = pair.choice().values()
     folds = np.random.default_rng(0).permutation(10) % 5
     values: dict[Any, list[torch.Tensor]] = {"mean": [], "logistic": []}
     for fold in range(5):  # each class is asked with weights that were fitted to pairs of other folds
@@ -103,7 +103,7 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
     assert together == pytest.approx(means[weights]) and means[weights] == max(means.values())
     assert share > 0.9 and alone is not None and together is not None and together > alone + 0.2
     few = weigh_models(SPACES, [noise[:16], good[:16]], labels[:16]).choice()
-    assert few[0] == "mean" and few[2:] == (None, None)
+    assert (few["weights"], few["alone"], few["together"]) == ("mean", None, None)
 
 
 def test_a_validation_class_of_one_image_asks_for_nothing():
@@ -115,10 +115,10 @@ def test_a_validation_class_of_one_image_asks_for_nothing():
         order = np.argsort(-np.where(np.arange(33) == query, -2, cosines[query]))[:7]
         hits = labels.numpy()[order] == int(labels[query])
         values.append(float((hits * hits.cumsum() / np.arange(1, 8)).sum() / 7))
-    assert weigh_models(SPACES, points, labels).choice().alone == pytest.approx(np.mean(values), abs=1e-6)
+    assert weigh_models(SPACES, points, labels).choice()["alone"] == pytest.approx(np.mean(values), abs=1e-6)
     chosen = [0, 1, 8, 9, 16, 24, 32]  # two classes with two images, and three with one
     few = weigh_models(SPACES, [side[chosen] for side in points], labels[chosen]).choice()
-    assert few[0] == "mean" and few[2:] == (None, None)
+    assert (few["weights"], few["alone"], few["together"]) == ("mean", None, None)
 
 
 @pytest.mark.parametrize("other", ["local", "other"])
@@ -304,7 +304,7 @@ def test_advice_on_an_unreadable_image_names_no_option_that_a_second_similarity_
     run: Any = None
     monkeypatch.setattr(second, "require_torch", lambda _: None)
     monkeypatch.setattr(second, "split_embeddings", lambda *_, **__: SimpleNamespace(faults=["a.jpg: cannot read it"]))
-    refuses("^a.jpg: cannot read it; repair or remove it$", second.choose_local, run, trained, run)
+    refuses("^a.jpg: cannot read it; repair or remove it$", second.choose_local, run, trained, run, second.no_bar)
 
 
 def test_advice_quotes_a_run_with_a_blank():

@@ -192,7 +192,7 @@ def test_the_first_rank_embeds_the_ranges_of_int8_alone_since_the_others_have_en
     model: Any = SimpleNamespace(recipe=SimpleNamespace(dataset=SimpleNamespace(build=lambda _: dataset)))
     run: Any = None
     rescoring = with_ranges(evaluation, run, model, replace(start_ranks("cpu"), world_size=2), no_bar).rescoring
-    assert rescoring is not None and rescoring.ranges().tolist() == [[1.0, 1.0]]
+    assert rescoring.ranges().tolist() == [[1.0, 1.0]]
     assert [ranks.world_size for ranks in asked] == [1]
 
 

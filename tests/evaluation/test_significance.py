@@ -1,5 +1,7 @@
 """Intervals and p-values against closed forms, SciPy and their own promises."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,9 @@ def test_breakdown_against_loops():
     names = [f"class {c}" for c in range(9)]
     rows = torch.arange(200)
     scores = Scores({}, {}, {"x": torch.from_numpy(values)}, rows, rows, 0, ())
-    evaluation = Evaluation(scores, torch.from_numpy(labels), torch.from_numpy(nearest), names, [""] * 200, 9, [])
+    rescoring: Any = None
+    sides = torch.from_numpy(labels), torch.from_numpy(nearest)
+    evaluation = Evaluation(scores, *sides, names, [""] * 200, 9, [], None, rescoring)
     found = evaluation.class_figures()
     assert [one.metrics["x"] for one in found] == pytest.approx([values[labels == c].mean() for c in range(9)])
     assert [(one.name, one.queries) for one in found] == [(names[c], (labels == c).sum()) for c in range(9)]

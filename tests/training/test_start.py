@@ -74,7 +74,9 @@ def measured(
     """A model with a MAP@R for each of 12 classes of 4 queries."""
     queries, labels = torch.tensor(values).double().repeat_interleave(4), torch.arange(12).repeat_interleave(4)
     scores = Scores({}, {}, {"map@r": queries}, torch.arange(48), torch.arange(48), 0, ())
-    evaluation = Evaluation(scores, labels, labels, [str(c) for c in range(12)], [str(i) for i in range(48)], 12, [])
+    rescoring: Any = None
+    names, images = [str(c) for c in range(12)], [str(i) for i in range(48)]
+    evaluation = Evaluation(scores, labels, labels, names, images, 12, [], None, rescoring)
     intervals = bootstrap_intervals(scores.per_query, labels)
     return MeasuredModel(LITE0._replace(title=title), license_name, size, speed, intervals, evaluation)
 
