@@ -28,8 +28,7 @@ import numpy as np
 from report import write_report
 
 from dmlkit.gallery.sources import open_points
-from dmlkit.identify.calibrated import SIZES
-from dmlkit.identify.calibration import MOST, fit_of, threshold_for
+from dmlkit.identify.calibration import MOST, SIZES, fit_of, threshold_for
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.probability import Strangers, Trials, trials_of
 from dmlkit.metrics.reliability import balanced

@@ -24,7 +24,7 @@ from dmlkit.files.source import check_options, kind_of, require_addable, require
 
 if TYPE_CHECKING:
     from dmlkit.files.where import Where
-    from dmlkit.identify.calibrated import Identification
+    from dmlkit.identify.calibration import Identification
     from dmlkit.metrics.reliability import Reliability
     from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold
@@ -100,8 +100,13 @@ def calibrate(
     from dmlkit.evaluation.calibration import plot_reliability
     from dmlkit.evaluation.rates_by_value import identification_rates_by_value
     from dmlkit.gallery.folder import GalleryFolder
-    from dmlkit.identify.calibrated import calibration_file
-    from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_by_value, calibrate_gallery
+    from dmlkit.identify.calibration import (
+        LEAST_ACCEPTED,
+        USUAL_FPIR,
+        calibrate_by_value,
+        calibrate_gallery,
+        calibration_file,
+    )
 
     model = chosen.choose(source)
     arguments: dict[str, Any] = {"fpir": fpir, "strangers": strangers, "near": near, "model": model, "bar": bars()}

@@ -1,7 +1,7 @@
 """Comparison of several runs on the same queries, with intervals, paired tests, and their tables."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from os.path import commonprefix
 from pathlib import Path
@@ -15,7 +15,6 @@ from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, Scope, evaluate_scope
 from dmlkit.files.escape import Rows, command_word
 from dmlkit.files.pictures import distinct_tails, shortened_apart
-from dmlkit.files.source import require_run
 from dmlkit.metrics.statistics import Comparison, Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
@@ -30,11 +29,11 @@ class Result:
     classes: Tensor | None  # (Q,) int64, of the queries; None if single queries are the units of the tests
     selected_by: str  # metric that chooses the run's checkpoints
     epochs: int  # of its recipe
-    notes: tuple[str, ...] = ()  # why stored metrics could not be used, if so
-    pretrained: Figures | None = None  # of that checkpoint, if they are stored for the same question
-    gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # over that checkpoint, by metric
-    missing: str | None = None  # why that checkpoint is left out, if so
-    changes: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # from the first run, by metric
+    notes: tuple[str, ...]  # why stored metrics could not be used, if so
+    pretrained: Figures | None  # of that checkpoint, if they are stored for the same question
+    gains: dict[str, Comparison]  # over that checkpoint, by metric
+    missing: str | None  # why that checkpoint is left out, if so
+    changes: dict[str, Comparison]  # from the first run, by metric
 
 
 def compare_runs(
@@ -59,22 +58,15 @@ def compare_runs(
         raise UserError(f"compare: expected at least two runs, got {len(paths)}")
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("compare: got the same run twice; remove one of them")
-    for path in paths:
-        require_run(path)
-    evaluated = [
-        evaluate_scope(path, ranks, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths
-    ]
-    results = [result_of(path, run, by, overrides) for path, run in zip(paths, evaluated, strict=True)]
-    first, *others = results
-    return [
-        first,
-        *(
-            replace(other, changes=paired_differences(first.per_query, other.per_query, first.classes))
-            if other.report.images == first.report.images
-            else other
-            for other in others
-        ),
-    ]
+    scope = Scope(overrides=overrides)
+    evaluated = [evaluate_scope(path, ranks, scope, checkpoint=checkpoint, keep=True) for path in paths]
+    first, *others = (result_of(path, run, by, overrides) for path, run in zip(paths, evaluated, strict=True))
+    results = [first]
+    for other in others:
+        is_same = other.report.images == first.report.images
+        changes = paired_differences(first.per_query, other.per_query, first.classes) if is_same else {}
+        results.append(replace(other, changes=changes))
+    return results
 
 
 def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes", overrides: Sequence[str] = ()) -> Result:
@@ -108,7 +100,7 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes", overrides: Se
         report = _by_queries(Figures(report, run.per_query, run.classes))
         pretrained = pretrained and pretrained._replace(report=_by_queries(pretrained))
     chosen = training.select_by, training.trained_epochs
-    return Result(str(path), report, run.per_query, classes, *chosen, tuple(notes), pretrained, gains, missing)
+    return Result(str(path), report, run.per_query, classes, *chosen, tuple(notes), pretrained, gains, missing, {})
 
 
 def _by_queries(figures: Figures) -> Report:

@@ -13,8 +13,7 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.incoming import Incoming
 from dmlkit.gallery.migrate import Migrated, migrate_gallery
 from dmlkit.identify.answers import Answers, Identified
-from dmlkit.identify.calibrated import Identification
-from dmlkit.identify.calibration import calibrate_by_value, calibrate_gallery
+from dmlkit.identify.calibration import Identification, calibrate_by_value, calibrate_gallery
 from dmlkit.identify.identify import identify
 from dmlkit.identify.rule import LabelRule, Rule
 from dmlkit.identify.search import search
@@ -111,14 +110,8 @@ class ImageGallery:
             UserError: there is nothing to search in or with, or the queries come from another model.
         """
         paths = _paths("search", queries)
-        return search(
-            self.path,
-            paths,
-            k=k,
-            method="exact" if exact else "index",
-            boxes=_boxes(boxes),
-            model=self._model_for(paths),
-        )
+        model = self._model_for(paths)
+        return search(self.path, paths, k=k, method="exact" if exact else "index", boxes=_boxes(boxes), model=model)
 
     def identify(
         self,
@@ -144,14 +137,8 @@ class ImageGallery:
         Raises:
             UserError: the gallery has no image with a label, or the queries come from another model.
         """
-        paths = _paths("identify", queries)
-        return identify(
-            self.path,
-            paths,
-            rule=LabelRule(method, k, threshold, by),
-            boxes=_boxes(boxes),
-            model=self._model_for(paths),
-        )
+        paths, rule = _paths("identify", queries), LabelRule(method, k, threshold, by)
+        return identify(self.path, paths, rule=rule, boxes=_boxes(boxes), model=self._model_for(paths))
 
     def calibrate(
         self,

@@ -15,8 +15,7 @@ from dmlkit.files.csv_table import column_called
 from dmlkit.files.image_table import SIGHTING
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points, split_points
-from dmlkit.identify.calibrated import Identification
-from dmlkit.identify.calibration import most_tried
+from dmlkit.identify.calibration import Identification, most_tried
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.probability import Trials, are_repeated, drawn_rows
 from dmlkit.identify.search import LocalMatches
@@ -132,10 +131,8 @@ def identification_rates_by_value(path: Path, calibration: Identification, colum
     gallery = open_points(path)
     own_table = column_table(column, table, gallery.run)
     names, decider = labeled_decider(gallery, near=calibration.near, second=LocalMatches.of(gallery))
-    allowed = (
-        np.ones(len(names), bool) if calibration.is_optimistic else ~np.isin(names, calibration.trained_labels or ())
-    )
-    rows = np.flatnonzero(are_repeated(decider) & allowed[decider.codes])
+    left_out = np.isin(names, () if calibration.is_optimistic else calibration.trained_labels or ())
+    rows = np.flatnonzero(are_repeated(decider) & ~left_out[decider.codes])
     rows = drawn_rows(rows, decider.codes, most_tried(decider))
     points, classes = decider.points_of(rows[:, None]), decider.codes[rows]
     numbers = decider.numbers[torch.from_numpy(rows)]

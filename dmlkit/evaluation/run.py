@@ -269,21 +269,13 @@ def evaluated_recipe(run: RunFolder, scope: Scope) -> Recipe:
 
 def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
     """Return a recipe with the dataset and the metrics of a scope."""
-    for override in scope.overrides if scope.images is not None else ():
-        if parse_override(override).key.partition(".")[0] == "dataset":
-            raise UserError(f"--set {override}: {scope.images} replaces the dataset; use only one of them")
     if scope.metrics:
         try:
             recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(scope.metrics))})
         except ValueError as error:
             raise UserError(f"--metric: {error}") from None
-    if scope.images is not None and not samples_named(recipe.dataset.sample).has_pixels:
-        raise UserError(
-            f"{scope.images}: these are images, but the run takes {recipe.dataset.sample}s; "
-            "use --set dataset.embeddings=FILE to evaluate other vectors"
-        )
     if scope.images is not None:
-        images = _other_images(scope.images, recipe.dataset, scope.evaluated_split)
+        images = _other_images(scope.images, recipe.dataset, scope)
         recipe = recipe.model_copy(update={"dataset": images})
     if scope.where is not None:
         recipe = recipe.model_copy(update={"dataset": recipe.dataset.limited(scope.where)})
@@ -292,8 +284,16 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
     return recipe
 
 
-def _other_images(images: Path, dataset: DatasetConfig, split: Split) -> DatasetConfig:
+def _other_images(images: Path, dataset: DatasetConfig, scope: Scope) -> DatasetConfig:
     """Return the configuration of a folder or table of images that takes the place of a run's dataset."""
+    for override in scope.overrides:
+        if parse_override(override).key.partition(".")[0] == "dataset":
+            raise UserError(f"--set {override}: {images} replaces the dataset; use only one of them")
+    if not samples_named(dataset.sample).has_pixels:
+        raise UserError(
+            f"{images}: these are images, but the run takes {dataset.sample}s; "
+            "use --set dataset.embeddings=FILE to evaluate other vectors"
+        )
     require_readable([str(images)])
     table = dataset if isinstance(dataset, TableConfig) else None
     kept: dict[str, Any] = {name: getattr(dataset, name) for name in KEPT}
@@ -302,6 +302,6 @@ def _other_images(images: Path, dataset: DatasetConfig, split: Split) -> Dataset
         config = FolderConfig(root=str(images), **kept)
     else:
         if table is not None and table.separator is not None:
-            kept |= {"separator": table.separator, "split": "all" if split == "all" else "official"}
+            kept |= {"separator": table.separator, "split": "all" if scope.evaluated_split == "all" else "official"}
         config = other_table(images, table).model_copy(update=kept)
     return config.of_run(dataset.classes_of_run)

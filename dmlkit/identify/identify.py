@@ -22,8 +22,7 @@ from dmlkit.files.where import Where
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.sources import open_queries, path_of
 from dmlkit.identify.answers import NEAREST, Answer, Answers, Decision, Identified, Sigmoid, are_nearest, known_labels
-from dmlkit.identify.calibrated import SIZES, Fit, Identification
-from dmlkit.identify.calibration import MORE_IMAGES, SECOND_IMAGE, lacks_absent
+from dmlkit.identify.calibration import MORE_IMAGES, SECOND_IMAGE, SIZES, Fit, Identification, lacks_absent
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.probability import estimate_probability
 from dmlkit.identify.rule import NEAREST_IMAGE, LabelRule
@@ -254,19 +253,17 @@ class Identifier:
         self.names, self.decider = labeled_decider(searched, rule.method, rule.k, second=second)
         self.searched, self.unlabeled = self.decider.searched, len(searched) - len(self.decider.codes)
         self.fits, self.estimated = dict[int, Fit](), dict[int, Sigmoid | None]()  # by the size of a group
-        self.note, calibration = None, None
+        self.note, self.column, calibration = None, None, None
         if self.gallery is not None:
             calibration = Identification.of(self.gallery)
             if self.threshold is None and self.gallery.manifest.threshold_is_own:
                 self.threshold = self.gallery.manifest.threshold
-        self.column = None if calibration is None else calibration.column  # whose values were calibrated
         if calibration is not None:
             compared = self.decider.similarity_name
             self.fits = {fit.size: fit for fit in calibration.fits if fit.similarity == compared}
-        if not self.fits or self.threshold is not None:
-            self.column = None
         if self.gallery is not None and calibration is not None and self.fits:
             self.note = _note_of_changes(self.gallery, calibration)
+            self.column = calibration.column if self.threshold is None else None  # whose values were calibrated
         elif self.threshold is None:
             if second is None:  # a threshold for pairs is one of points alone
                 self.threshold = self._pair_threshold()
@@ -330,7 +327,7 @@ class Identifier:
         if self.note:
             yield self.note
         local = None if self.gallery is None else self.gallery.manifest.local
-        if local is not None and not self.decider.compares_matches:
+        if local is not None and not self.decider.rescored:
             yield f"the patches of {self.source.source} are not compared here"
         note = of_other_model(query_points.manifest, self.source)  # a model that was mapped into the gallery's space
         if note and self.fits and self.threshold is None:

@@ -5,7 +5,6 @@ that is not there. Both kinds have the same weight: the probability holds if eve
 A calibrated gallery keeps it, see `Identification`; otherwise it is estimated.
 """
 
-from collections.abc import Iterable
 from copy import copy
 from itertools import combinations_with_replacement
 from typing import NamedTuple, Self
@@ -63,11 +62,6 @@ class Trials(NamedTuple):
             classes,
             codes,
         )
-
-    @classmethod
-    def joined(cls, several: Iterable[Self]) -> Self:
-        """Return the decisions of at least one series of trials."""
-        return cls(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
 
     def chosen(self, rows: np.ndarray) -> Self:
         """Return some of the decisions."""
@@ -134,7 +128,7 @@ def trials_of(
     """
     codes, labels = decider.codes, len(decider.sizes)
     trained = np.zeros(labels, bool) if is_trained is None else is_trained
-    draws = 1 if size == 1 or decider.compares_matches else min(size, -(-SAMPLE * size // len(codes)))
+    draws = 1 if size == 1 or decider.rescored else min(size, -(-SAMPLE * size // len(codes)))
     series, is_optimistic = list[Trials](), False
     for seed in range(draws):
         part, groups = together(decider, size, seed)
@@ -153,7 +147,7 @@ def trials_of(
         if len(others.classes):
             points, classes, numbers = others
             series.append(Trials.of(part, points, labels + classes, absent=True, numbers=numbers))
-    return Trials.joined(series), is_optimistic
+    return Trials(*(np.concatenate(columns) for columns in zip(*series, strict=True))), is_optimistic
 
 
 def together(decider: Decider, size: int, seed: int) -> tuple[Decider, np.ndarray]:
@@ -236,7 +230,7 @@ def estimate_probability(decider: Decider, size: int = 1) -> Sigmoid | None:
     """
     if len(decider.sizes) < 2:
         return None
-    trials = trials_of(decider, size, SAMPLE_MATCHED // size if decider.compares_matches else SAMPLE)[0]
+    trials = trials_of(decider, size, SAMPLE_MATCHED // size if decider.rescored else SAMPLE)[0]
     return None if (~trials.absent).sum() < LEAST else trials.fit()
 
 

@@ -53,12 +53,6 @@ class LocalMatches:
         gallery = gallery_of(opened)
         return None if gallery is None or gallery.manifest.local is None else cls(gallery, gallery.manifest.local)
 
-    def add(self, features: Tensor) -> Tensor:
-        """Add the features of images (M, P, C), and return the numbers (M,) of the images."""
-        first = len(self.gallery) + len(self.added)
-        self.added = torch.cat([self.added, features])
-        return torch.arange(first, first + len(features))
-
     def at(self, numbers: Tensor) -> Tensor:
         """Return the features (M, P, C) float16 of images; those of the gallery are read when they are needed."""
         stored = numbers < len(self.gallery)
@@ -81,16 +75,20 @@ class LocalMatches:
             return chosen
         gallery = gallery_of(asked)
         if gallery is not None and gallery.manifest.local == local:
-            return self.add(gallery.local_at(chosen))
-        if asked.images is not None:
-            embedder, dataset, dataset_rows, features = asked.images
-            if features is not None:
-                return self.add(features[chosen])
-            trained = with_local(embedder, local, self.gallery.source)
-            return self.add(features_of(local, trained, model.start(), dataset, dataset_rows[chosen], bar))
-        raise UserError(
-            f"{asked.source}: has no patches, which {self.gallery.source} compares; give the images themselves"
-        )
+            features = gallery.local_at(chosen)
+        elif asked.images is None:
+            raise UserError(
+                f"{asked.source}: has no patches, which {self.gallery.source} compares; give the images themselves"
+            )
+        elif asked.images.local is not None:
+            features = asked.images.local[chosen]
+        else:
+            trained = with_local(asked.images.trained, local, self.gallery.source)
+            image_rows = asked.images.rows[chosen]
+            features = features_of(local, trained, model.start(), asked.images.dataset, image_rows, bar)
+        first = len(self.gallery) + len(self.added)
+        self.added = torch.cat([self.added, features])
+        return torch.arange(first, first + len(features))
 
 
 RESCORED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves

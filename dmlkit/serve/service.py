@@ -32,7 +32,7 @@ from dmlkit.gallery.files import IDENTIFICATION
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.identify.answers import Answers
-from dmlkit.identify.calibrated import Identification
+from dmlkit.identify.calibration import Identification
 from dmlkit.identify.identify import Identifier
 from dmlkit.identify.search import SearchedOften, nearest, open_searched
 from dmlkit.loading.inputs import check_resized

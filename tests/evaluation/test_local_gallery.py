@@ -19,7 +19,7 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.manifest import GalleryModel
 from dmlkit.gallery.migrate import migrate_gallery
 from dmlkit.identify import search as searching
-from dmlkit.identify.calibrated import Identification
+from dmlkit.identify.calibration import Identification
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.identify import Identifier
 from dmlkit.identify.probability import Trials, together

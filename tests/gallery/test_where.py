@@ -15,8 +15,7 @@ from dmlkit.files.where import Where
 from dmlkit.gallery.change import create_gallery, remove_images
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points
-from dmlkit.identify.calibrated import Identification
-from dmlkit.identify.calibration import calibrate_by_value
+from dmlkit.identify.calibration import Identification, calibrate_by_value
 from dmlkit.recipe.file import parse_recipe
 from tests.conftest import ROOT, Cli, Killed, refuses
 from tests.datasets import trees

@@ -15,8 +15,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.sources import open_points
-from dmlkit.identify.calibrated import Identification
-from dmlkit.identify.calibration import calibrate_gallery, fit_of, rate_of, threshold_for
+from dmlkit.identify.calibration import Identification, calibrate_gallery, fit_of, rate_of, threshold_for
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.identify import identify
 from dmlkit.identify.probability import Trials, are_repeated, fit_sigmoid

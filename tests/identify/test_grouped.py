@@ -20,8 +20,7 @@ from dmlkit.gallery.change import add_images, create_gallery
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify import decisions
-from dmlkit.identify.calibrated import SIZES
-from dmlkit.identify.calibration import calibrate_gallery
+from dmlkit.identify.calibration import SIZES, calibrate_gallery
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.identify import identify
 from dmlkit.identify.probability import NO_STRANGERS, Strangers, estimate_probability, together, trials_of
@@ -125,7 +124,8 @@ def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
     assert identified.answers[1].guess == alone.answers[0].guess and identified.answers[1].images == 1
     assert identified.answers[1].probability == pytest.approx(alone.answers[0].probability, abs=1e-5)
     _, decider = labeled_decider(open_points(gallery / "birds"))
-    for answer, size in ((identified.answers[0], 2), (identified.answers[2], 4)):  # of 3 images, and of 9
+    of_sizes = zip((*identified.answers[::2], *alone.answers), (2, 4, 1), strict=True)
+    for answer, size in of_sizes:  # of 3 images, of 9, and of one
         sigmoid = estimate_probability(decider, size)
         assert sigmoid is not None and answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score))
     words = ("identify", gallery / "birds", gallery / "asked", "--by", "folder", "--device", "cpu")

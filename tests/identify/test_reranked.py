@@ -8,12 +8,11 @@ import torch
 
 from dmlkit.identify.identify import Identifier
 from dmlkit.identify.rule import LabelRule
-from dmlkit.identify.search import reranked_gallery
 from dmlkit.manifolds import Sphere
-from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, ReciprocalGallery
+from dmlkit.metrics.ranking.rerank import KReciprocal, ReciprocalGallery
 from dmlkit.nearest.search import Neighbors, StoredGallery
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import Cli, csv_rows, refuses
+from tests.conftest import Cli, csv_rows
 
 LABELS = [f"bird {row % 4}" for row in range(32)]
 
@@ -80,11 +79,6 @@ def test_search_by_k_reciprocal_does_not_look_at_other_queries(arrays: Path, dml
 )
 def test_mistakes(arrays: Path, dmlkit: Cli, more: tuple[str, ...], message: str):
     dmlkit("search", arrays / "x.npy", arrays / "z.npy", *more).refused(message)
-
-
-def test_a_gallery_too_small():
-    points = PointsInMemory("two", Sphere(2), torch.eye(2), ["a", "b"], ["a", "b"])
-    refuses("n: expected 1 to 1", reranked_gallery, points, Expansion())
 
 
 def test_identify_searches_once(monkeypatch: pytest.MonkeyPatch):
