@@ -131,14 +131,15 @@ class Decider:
         decided, remaining = dict[int, Decision](), list(range(len(points)))
         length, size = self.length, len(self.codes)
         units, single = self.codes if absent else self.groups, len(self.sizes) - absent == 1
-        while remaining:  # among more and more neighbors, until there is one with another label
+        while remaining:  # among more and more neighbors, until all voters are there, and one has another label
             owners = None if own_rows is None else own_rows[remaining]
             query_numbers = None if numbers is None else numbers[remaining]
             near = near or self._search(points[remaining], length, owners, units, query_numbers)
             for query, similarities, rows in zip(remaining, near.similarities, near.indices.numpy(), strict=True):
                 is_other = np.ones(len(rows), bool) if own_rows is None else units[rows] != units[own_rows[query]]
                 codes = self.codes[rows[is_other]]
-                if len(np.unique(codes)) > 1 or (single and len(codes)) or length == size:
+                is_enough = len(codes) >= self.voters and (single or len(np.unique(codes)) > 1)
+                if is_enough or length == size:
                     scores = (similarities[torch.from_numpy(is_other)] + 0.0).tolist()
                     decided[query] = vote(codes.tolist(), scores, self.voters)
             remaining = [query for query in remaining if query not in decided]

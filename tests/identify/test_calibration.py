@@ -11,21 +11,22 @@ import pytest
 import torch
 from scipy.stats import t
 
-from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.sources import open_points
+from dmlkit.identify import decisions
 from dmlkit.identify.calibration import Identification, calibrate_gallery, fit_of, rate_of, threshold_for
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.identify import identify
-from dmlkit.identify.probability import Trials, are_repeated, fit_sigmoid
-from dmlkit.identify.rule import LabelRule
+from dmlkit.identify.probability import Trials, are_repeated
+from dmlkit.identify.rule import LabelRule, Rule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import ONE_EPOCH, ROOT, Cli, refuses
 from tests.datasets import trees
+from tests.identify.test_identify_numpy import decide
 from tests.vectors.stored import ON_CPU
 
 DIM = 6
@@ -46,23 +47,21 @@ def decider_of(points: torch.Tensor, labels: list[str], near: float | None = Non
     return labeled_decider(searched, near=near)[1]
 
 
-def test_labels_and_groups_are_left_out():
+@pytest.mark.parametrize(("rule", "k"), [("nearest", 1), ("vote", 5)])
+def test_labels_and_groups_are_left_out(rule: Rule, k: int, monkeypatch: pytest.MonkeyPatch):
+    """Also where few of the first neighbors are of other labels: as many vote as otherwise."""
+    monkeypatch.setattr(decisions, "FIRST", 2)  # so that it has to look further
     points, labels = drawn(5, 6, 0.8, 1)
-    codes = np.unique(labels, return_inverse=True)[1]
-    groups = np.arange(30) // 2  # pairs
+    codes, groups = np.arange(30) // 6, np.arange(30) // 2  # pairs
     searched = PointsInMemory("points", Sphere(DIM), points, [""] * 30, labels)
-    decider = Decider(searched, codes, groups=groups)
-    rows, x = np.arange(30), points.double().numpy()
+    decider = Decider(searched, codes, rule, k, groups)
+    rows, x, owners = np.arange(30), points.double().numpy(), np.array(labels)
     for absent in (False, True):
         for row, found in zip(rows, decider.decide(points, rows, absent=absent), strict=True):
             kept = codes != codes[row] if absent else groups != groups[row]
-            scores = {}
-            for code in np.unique(codes[kept]):
-                scores[int(code)] = float((x[kept & (codes == code)] @ x[row]).max())
-            first, second = sorted(scores, key=scores.__getitem__, reverse=True)[:2]
-            assert found.code == first
-            assert found.score == pytest.approx(scores[first], abs=1e-6)
-            assert found.margin == pytest.approx(scores[first] - scores[second], abs=2e-6)
+            label, score, margin = decide("sphere", k, x[kept], owners[kept].tolist(), x[row])
+            assert (labels[6 * found.code], found.score) == (label, pytest.approx(score, abs=1e-6))
+            assert found.margin == pytest.approx(margin, abs=2e-6)
 
 
 def test_near_duplicates_are_left_out_together():
@@ -136,16 +135,6 @@ def test_the_interval_of_a_rate_against_a_loop_over_pairs_of_images():
     none, few = (rate_of(errors[:count] < 0, of_labels(classes[:count], guesses[:count])) for count in (120, 40))
     assert none.interval == (0.0, pytest.approx(t.ppf(0.975, 11) ** 2 / 12 / (1 + t.ppf(0.975, 11) ** 2 / 24)))
     assert few.interval is None
-
-
-def test_weights_count_like_copies():
-    generator = np.random.default_rng(4)
-    margins, scores = generator.random((2, 200))
-    right = generator.random(200) < margins
-    weights = generator.integers(1, 4, 200)
-    weighted = fit_sigmoid(margins, scores, right, weights.astype(float))
-    copied = fit_sigmoid(*(np.repeat(one, weights) for one in (margins, scores, right)))
-    assert weighted.at(0.5, 0.5) == pytest.approx(copied.at(0.5, 0.5), abs=0.01)  # only Platt's targets differ
 
 
 def test_the_margin_is_left_out_where_it_misleads():
@@ -247,24 +236,6 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_gallery_with_one_image_per_label_needs_a_second_image(place: Path, tmp_path: Path):
-    """`identify` says what `calibrate` says, instead of a command that is refused; with two images it names it."""
-    for label in ("oak", "elm", "ash"):
-        trees.photo(tmp_path / "single" / label / "1.jpg", len(label) + ord(label[0]), (40, 30))
-    path = tmp_path / "trees"
-    create_gallery(place / "run", tmp_path / "single", path, model=ON_CPU)
-    asked = tmp_path / "single" / "oak" / "1.jpg"
-    note, second = identify(path, asked, model=ON_CPU).note, "add a second image of some labels"
-    refuses(f"each label has a single image.*{second}", calibrate_gallery, path, model=ON_CPU)
-    assert not (path / "identification.json").exists()
-    assert note is not None and f"each label has a single image: {second}, then run dmlkit calibrate" in note
-    trees.photo(tmp_path / "new.jpg", 7, (40, 30))
-    add_images(path, tmp_path / "new.jpg", label="oak", model=ON_CPU)
-    after = identify(path, asked, model=ON_CPU).note
-    assert after is not None and "; run dmlkit calibrate" in after and "single image" not in after
-
-
-@pytest.mark.slow
 def test_a_gallery_that_is_too_small_for_a_calibration_says_what_it_lacks(
     trained_once: Callable[..., Path], place: Path, tmp_path: Path
 ):
@@ -272,17 +243,21 @@ def test_a_gallery_that_is_too_small_for_a_calibration_says_what_it_lacks(
     trained_once(tmp_path, ONE_EPOCH.replace("validation_fraction: 0.34", "validation_fraction: 0"))
     assert not RunFolder(tmp_path / "run").recipe().dataset.validates
     path, photos = tmp_path / "birds", [place / "photos" / name / "0.jpg" for name in ("crow", "dove")]
+    single, more = "each label has a single image", "add images until there are 6 with at least 2"
     create_gallery(tmp_path / "run", None, path, model=ON_CPU)
     for index in range(6):
         photo = tmp_path / f"{index}.jpg"
         trees.photo(photo, 60 + index, (40, 30))
         add_images(path, photo, label="crow" if index % 2 else "dove", model=ON_CPU)
-        note, more = identify(path, photos[0], model=ON_CPU).note or "", "add images until there are 6 with at least 2"
-        assert "then run dmlkit calibrate" in note or index == 5
-        assert (more in note) == (index < 5) and ("single image" in note) == (index < 2)
-        if 1 < index < 5:
-            with pytest.raises(UserError, match=f"at least 6 images of absent labels, got {index + 1}; {more}"):
-                calibrate_gallery(path, model=ON_CPU)
+        note = identify(path, photos[0], model=ON_CPU).note or ""
+        assert ("; run" if index == 5 else "then run") + " dmlkit calibrate" in note
+        assert (more in note) == (index < 5) and (f"{single}: add a second image of" in note) == (index < 2)
+        if index < 2:
+            refuses(f"{single}.*; add a second image of some labels", calibrate_gallery, path, model=ON_CPU)
+        elif index < 5:
+            message = f"at least 6 images of absent labels, got {index + 1}; {more}"
+            refuses(message, calibrate_gallery, path, model=ON_CPU)
+    assert not (path / "identification.json").exists()
     assert calibrate_gallery(path, model=ON_CPU).requested == 0.84
 
 

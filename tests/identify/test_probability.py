@@ -1,44 +1,15 @@
-"""The probability of a guess: decisions without oneself by NumPy, the sigmoid by scikit-learn."""
-
-from pathlib import Path
+"""The probability of a guess: the sigmoid by scikit-learn, and the shares of new images that are right."""
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from dmlkit.gallery.sources import open_points
-from dmlkit.identify import decisions
 from dmlkit.identify.answers import Sigmoid
 from dmlkit.identify.decisions import Decider
-from dmlkit.identify.identify import identify
 from dmlkit.identify.probability import LEAST, estimate_probability, fit_sigmoid
-from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.points import PointsInMemory
-from tests.identify.test_identify_numpy import SPACES, decide, stocked
-
-
-@pytest.mark.parametrize("space", SPACES)
-def test_images_are_decided_on_without_themselves(
-    space: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(decisions, "FIRST", 2)  # so that it has to look further
-    points, labels, _ = stocked(place, tmp_path, space)
-    searched, owners = open_points(tmp_path / "gallery"), np.array(labels)
-    names, codes = np.unique(owners, return_inverse=True)
-    rows = np.argsort(codes, kind="stable")[::10]
-    for rule, k in (("nearest", 1), ("vote", 5)):
-        decider = Decider(searched, codes, rule, k)  # type: ignore[arg-type]
-        own = searched.points_at(torch.from_numpy(rows))
-        for row, found in zip(rows, decider.decide(own, rows), strict=True):
-            others = np.arange(len(points)) != row
-            known, whose = points[others], owners[others].tolist()
-            label, score, margin = decide(space, k, known, whose, points[row])
-            assert found.score == pytest.approx(score, abs=5e-4 if space in ("ball", "hyperboloid") else 1e-5)
-            if margin > 1e-3 or rule == "vote":
-                assert names[found.code] == label
-                assert found.margin == pytest.approx(margin, abs=1e-3)
 
 
 @pytest.mark.parametrize(("slopes", "offset", "unit"), [((2.0, 1.0), 0.5, 1.0), ((2.0, 3.0), 1.0, 0.01)])
@@ -120,15 +91,3 @@ def test_too_few_images_give_no_probability():
     for labels in (["a"] * 30, [str(row) for row in range(30)], ["a", "b"] * (LEAST // 2 - 1) + ["c"]):
         _, codes = np.unique(labels, return_inverse=True)
         assert estimate_probability(Decider(points_of(labels), codes, "nearest")) is None
-
-
-def test_the_probability_of_an_answer_is_that_of_its_margin(place: Path, tmp_path: Path):
-    stocked(place, tmp_path, "sphere")
-    identified = identify(tmp_path / "gallery", tmp_path / "asked", rule=LabelRule(threshold=1e9))
-    searched = open_points(tmp_path / "gallery")
-    _, codes = np.unique(np.array(searched.labels), return_inverse=True)
-    sigmoid = estimate_probability(Decider(searched, codes, "nearest"))
-    assert sigmoid is not None
-    for answer in identified.answers:
-        assert answer.margin is not None and answer.label == "unknown" and answer.guess.startswith("c")
-        assert answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score), abs=1e-9)
