@@ -134,9 +134,8 @@ class Evaluation:
 class SecondScoring:
     """Another way to score the same queries, whose metrics are reported next to the plain ones."""
 
-    rerank: Rerank | None = None  # method by which the queries are ranked once more
+    rerank: Rerank | Rescorer | None = None  # method by which the queries are ranked once more, or second similarity
     points: Points | None = None  # other points of the same images, instead of their embeddings
-    rescorer: Rescorer | None = None  # second similarity of the images, by their rows; replaces the other two
 
 
 PLAIN = SecondScoring()  # no other way
@@ -225,11 +224,11 @@ def score_dataset(
     scores, alternative = score(plain, metrics, advance=advance), None
     if dataset.groups is not None and dataset.members is None:
         scores = replace(scores, notes=(*scores.notes, *_junk_notes(scores, labels, query, searched)))
-    if second.rescorer is not None:
-        rows = (mask.nonzero()[:, 0] for mask in (query, searched))
-        alternative = score(plain, searching(metrics), advance=advance, rerank=second.rescorer.between(*rows))
-    elif second.rerank is not None or second.points is not None:
-        alternative = score(second.points or plain, searching(metrics), advance=advance, rerank=second.rerank)
+    if second != PLAIN:
+        rerank = second.rerank
+        if isinstance(rerank, Rescorer):
+            rerank = rerank.between(*(mask.nonzero()[:, 0] for mask in (query, searched)))
+        alternative = score(second.points or plain, searching(metrics), advance=advance, rerank=rerank)
     query_labels, nearest = labels[query][scores.queries], labels[searched][scores.nearest]
     if dataset.members is not None:  # it is no mistake to find an image that shares a label
         nearest = query_labels.where((dataset.members[query_labels] & dataset.members[nearest]).any(1), nearest)

@@ -247,7 +247,7 @@ def _with_fusion(
         from dmlkit.evaluation.second import by_features, local_features  # with identify/, which training needs not
 
         features, _ = local_features(trained, ranks, dataset, embeddings, bar)
-        return {"rescorer": by_features(features, fusion)}
+        return {"rerank": by_features(features, fusion)}
     fused = fuse(trained, fusion, ranks)
     second = embedded(fused)
     if len(second.points) < len(embeddings.points):

@@ -143,8 +143,7 @@ def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Ba
     kind = kind_of(source)
     check_options(source, kind, {"--with": other})
     if kind == "run":
-        ranks, folder = start_ranks(device), RunFolder(source)
-        return choose_fusion(folder, load_model(folder, ranks), other, ranks, bar)
+        return choose_second(source, other, ranks=start_ranks(device), bar=bar)
     stored = read_gallery_manifest(source).fusion
     if stored is None:
         raise UserError(

@@ -163,32 +163,29 @@ def calibrate_gallery(
         check_reachable(gallery.manifold, near, "--near")
     matches, run = LocalMatches.of(gallery), model.run or gallery.run
     run_folder = None if run is None else RunFolder(run)
-    seconds = [None] if matches is None else [matches, None]
-    deciders = [labeled_decider(gallery, near=near, second=second) for second in seconds]
-    names = deciders[0][0]
-    others = [NO_STRANGERS] * len(seconds)
+    names, decider = labeled_decider(gallery, near=near, second=matches)
+    deciders = [decider] if matches is None else [decider, labeled_decider(gallery, near=near)[1]]
+    others = NO_STRANGERS
     stranger_points = _stranger_points(gallery, names, run_folder, strangers, where, model, bar)
     if stranger_points is not None:
         for line in merged(stranger_points.skipped):  # the same ones for each value of `calibrate_by_value`
             warn_once(line)
-        rows, classes = drawn_strangers(stranger_points, names, MOST if matches is None else MOST_MATCHED)
-        alone = Strangers(stranger_points.points_at(rows), classes)
-        series = [None if second is None else second.ask(stranger_points, model, rows, bar) for second in seconds]
-        others = [alone._replace(numbers=numbers) for numbers in series]
+        rows, classes = drawn_strangers(stranger_points, names, most_tried(decider))
+        numbers = None if matches is None else matches.ask(stranger_points, model, rows, bar)
+        others = Strangers(stranger_points.points_at(rows), classes, numbers)
     trained = None if run_folder is None else run_folder.training_classes()
     known = tuple(name for name in names if name in (trained or ()))
     is_trained = np.isin(names, known)
-    trials, is_optimistic = trials_of(deciders[0][1], 1, most_tried(deciders[0][1]), is_trained, others[0])
+    trials, is_optimistic = trials_of(decider, 1, most_tried(decider), is_trained, others)
     if trials.absent.all():
         raise UserError(
             f"{gallery.path}: each label has a single image, so that neither probabilities nor the rate of misses can "
             f"be measured; {SECOND_IMAGE}"
         )
     fpir = _allowed(fpir, int(trials.absent.sum()))
-    fits = [fit_of(trials, fpir, deciders[0][1].similarity_name)]
-    for index, size in list(product(range(len(deciders)), SIZES))[1:]:  # as far as there are enough trials
-        decider = deciders[index][1]
-        more_trials = trials_of(decider, size, most_tried(decider) // size, is_trained, others[index])[0]
+    fits = [fit_of(trials, fpir, decider.similarity_name)]
+    for decider, size in list(product(deciders, SIZES))[1:]:  # as far as there are enough trials
+        more_trials = trials_of(decider, size, most_tried(decider) // size, is_trained, others)[0]
         absent = int(more_trials.absent.sum())
         if size == 1 or (len(more_trials.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
             fits.append(fit_of(more_trials, fpir, decider.similarity_name, size))

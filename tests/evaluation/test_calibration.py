@@ -126,13 +126,10 @@ def test_the_interval_holds_what_other_classes_show(classes: int, far: float, mo
     assert held >= 8
 
 
-def test_fewer_than_five_classes_have_no_interval():
+def test_too_few_classes_have_no_interval_and_too_few_pairs_are_told():
     """Of 2 classes every draw is the same, so that the interval had no width: it held 0 of 60 simulated rates."""
     found = calibrate_pairs(Pairing.of(clusters(4, seed=3)), 0.3)
     assert found.interval is None and 0 < found.rates.far <= 0.3
-
-
-def test_too_few_pairs_are_told_and_not_extrapolated():
     points = clusters(6, seed=0)
     with pytest.raises(ValueError, match=r"too few for a false accept rate of 1e-05: at least 1,000,000 are needed"):
         calibrate_pairs(Pairing.of(points), 1e-5)

@@ -241,11 +241,6 @@ def test_another_question_has_a_file_of_its_own(dmlkit, two_runs):
     assert sorted(question["transform"]["size"] for question in questions) == [8, 16, 16]
 
 
-@pytest.mark.parametrize("key", ["loss.margin=0.2", "transform.mean=[0, 0, 0]"])
-def test_keys_that_evaluation_does_not_read_are_refused(dmlkit, two_runs, key: str):
-    dmlkit("eval", two_runs[0], "--set", key).refused(f"evaluation does not read {key.partition('=')[0]}")
-
-
 def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     run = two_runs[0]
     assert dmlkit("embed", run, "--split", "test", "-o", tmp_path / "e", "--device", "cpu").code == 0
@@ -261,6 +256,14 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     )
     dmlkit("eval", run, "--manifold", "euclidean").refused("--manifold euclidean: applies to a file of vectors")
     dmlkit("eval", run, tmp_path, "--set", "dataset.classes=12").refused("replaces the dataset; use only one of them")
+    for key in ("loss.margin", "transform.mean"):
+        dmlkit("eval", run, "--set", f"{key}=0.2").refused(f"evaluation does not read {key}")
+    for others, message in (
+        ([], "at least two runs, got 1"),
+        ([run], "got the same run twice"),
+        ([tmp_path / "x"], "no run here"),
+    ):
+        dmlkit("compare", run, *others, "--device", "cpu").refused(message)
     dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last").refused(
         "--checkpoint last: applies to a run"
     )
@@ -316,6 +319,14 @@ def test_bad_input_of_eval(dmlkit, arrays):
             (folder / name).symlink_to(x)
         gallery = (folder / name, "--labels", y)
         dmlkit("eval", x, "--labels", y, *gallery).refused(name, "every query would find itself")
+    np.save(folder / "text.npy", points.astype(str))
+    dmlkit("eval", folder / "text.npy", "--labels", y).refused("text.npy: expected real numbers")
+    for text in ([b"\xff", b"b"], ["\ud800", "b"]):
+        np.save(folder / "bytes.npy", np.array(text * 45))
+        dmlkit("eval", x, "--labels", folder / "bytes.npy").refused("bytes.npy: expected text in UTF-8: ")
+    np.save(folder / "zero.npy", points * (np.arange(90) != 7)[:, None])
+    dmlkit("eval", folder / "zero.npy", "--labels", y).refused("zero.npy: 1 of 90 rows are zero", "is row 7")
+    assert dmlkit("eval", folder / "zero.npy", "--labels", y, "--manifold", "euclidean").code == 0
     points[3, 3] = np.nan
     np.save(folder / "nan.npy", points)
     dmlkit("eval", folder / "nan.npy", "--labels", y).refused("1 of 90 rows hold NaN or infinity", "row 3")
@@ -335,48 +346,22 @@ def test_arrays_are_compared_by_direction_however_long_their_rows_w11(dmlkit, ar
     assert found[1] == pytest.approx(found[0], abs=1e-3)
 
 
-def test_arrays_that_have_no_cosine_are_refused_w11(dmlkit, arrays):
-    folder, points, _ = arrays
-    points[7] = 0
-    for name, array in (("zero", points), ("text", points.astype(str))):
-        np.save(folder / f"{name}.npy", array)
-    y = ("--labels", folder / "y.npy")
-    dmlkit("eval", folder / "zero.npy", *y).refused("zero.npy: 1 of 90 rows are zero", "is row 7")
-    assert dmlkit("eval", folder / "zero.npy", *y, "--manifold", "euclidean").code == 0
-    dmlkit("eval", folder / "text.npy", *y).refused("text.npy: expected real numbers")
-
-
-@pytest.mark.parametrize(
-    ("labels", "options"),
-    [([b"\xff", b"b"], ["--json"]), (["\ud800", "b"], ["--output", "c.csv"])],
-    ids=["bytes", "text"],
-)
-def test_labels_that_are_no_utf_8_are_refused_t8(dmlkit, arrays, monkeypatch, labels, options: list[str]):
-    monkeypatch.chdir(arrays[0])
-    np.save("labels.npy", np.array(labels * 45))
-    dmlkit("eval", "x.npy", "--labels", "labels.npy", *options).refused("labels.npy: expected text in UTF-8: ")
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
+def test_a_damaged_evaluation_is_made_again_and_told_t6(dmlkit, two_runs):
+    command, folder = ("compare", *two_runs, "--json", "--device", "cpu"), two_runs[1] / "evaluations"
+    expected = dmlkit(*command)
+    assert expected.code == 0 and "note" not in expected.err
+    for name, damage in (
         ("test-best.json", lambda path: path.write_text("{}")),
         ("test-best.npz", lambda path: path.write_bytes(path.read_bytes()[:99])),
         ("test-best.npz", lambda path: save_queries(path, lambda values: values * 0)),
         ("test-best.npz", lambda path: save_queries(path, lambda values: values * np.nan)),
         ("test-best.npz", lambda path: path.unlink()),
-    ],
-)
-def test_a_damaged_evaluation_is_made_again_and_told_t6(dmlkit, two_runs, name: str, damage):
-    first, second = two_runs
-    command = ("compare", first, second, "--json", "--device", "cpu")
-    expected = dmlkit(*command)
-    assert expected.code == 0 and "note" not in expected.err
-    damage(second / "evaluations" / name)
-    result = dmlkit(*command)
-    assert result.code == 0 and result.out == expected.out
-    assert "".join(result.err.splitlines()).startswith(f"note: {second / 'evaluations' / name}: ")
-    assert result.err.count("note") == 1 and "evaluated again" in result.err
+    ):
+        damage(folder / name)
+        result = dmlkit(*command)
+        assert result.code == 0 and result.out == expected.out
+        assert "".join(result.err.splitlines()).startswith(f"note: {folder / name}: ")
+        assert result.err.count("note") == 1 and "evaluated again" in result.err
     assert dmlkit(*command).err == ""
 
 
@@ -419,13 +404,6 @@ def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit
     assert roots == {str(tmp_path / str(year) / "photos") for year in (2023, 2024)}
 
 
-def test_bad_input_of_compare(dmlkit, two_runs, tmp_path):
-    run = two_runs[0]
-    dmlkit("compare", run, "--device", "cpu").refused("at least two runs, got 1")
-    dmlkit("compare", run, run, "--device", "cpu").refused("got the same run twice")
-    dmlkit("compare", run, tmp_path / "x", "--device", "cpu").refused("no run here")
-
-
 def test_items_without_a_label_are_left_out(dmlkit, tmp_path):
     """The same figures as those of the labeled rows alone; labels as numbers, decimals and text are one."""
     random = np.random.default_rng(0)
@@ -465,23 +443,31 @@ def test_a_table_of_images_is_evaluated_as_the_same_images_in_folders(dmlkit, tw
     assert wrong.code == 2 and "0.jpg: expected a table (.csv" in wrong.err
 
 
-def test_compare_evaluates_again_when_a_label_or_a_photo_has_changed(dmlkit, trained_once, tmp_path):
+def test_compare_evaluates_again_what_has_changed_and_reads_what_is_stored_of_data_that_are_gone(
+    dmlkit, trained_once, tmp_path
+):
     photos = trees.photos(tmp_path / "photos", (f"{row}.jpg" for row in range(72)), side=(16, 16))
-    rows = [f"{row}.jpg,class{row % 12:02}" for row in range(72)]
-    (photos / "t.csv").write_text("\n".join(["path,label", *rows]))
+    table = photos / "t.csv"
+    table.write_text("\n".join(["path,label", *(f"{row}.jpg,class{row % 12:02}" for row in range(72))]))
     start, _, rest = ONE_EPOCH.partition("dataset:")
-    text = f"{start}dataset: {{name: table, file: {photos / 't.csv'}}}\n{rest.partition(chr(10))[2]}"
-    run = trained_once(tmp_path / "a", text)
-    other = shutil.copytree(run, tmp_path / "b")
-    seen = [dmlkit("compare", run, other, "--json", "--device", "cpu").json()["runs"]]
-    (photos / "t.csv").write_text("\n".join(["path,label", *rows]).replace("6.jpg,class06", "6.jpg,class07", 1))
-    seen.append(dmlkit("compare", run, other, "--json", "--device", "cpu").json()["runs"])
+    run = trained_once(tmp_path / "a", f"{start}dataset: {{name: table, file: {table}}}\n{rest.partition(chr(10))[2]}")
+    compare = ("compare", run, shutil.copytree(run, tmp_path / "b"), "--json", "--device", "cpu")
+    seen = [dmlkit(*compare).json()]
+    table.write_text(table.read_text().replace("6.jpg,class06", "6.jpg,class07", 1))
+    seen.append(dmlkit(*compare).json())
     trees.photo(photos / "7.jpg", 99, (16, 16))
-    seen.append(dmlkit("compare", run, other, "--json", "--device", "cpu").json()["runs"])
-    metrics = [[result["metrics"] for result in results] for results in seen]
+    seen.append(dmlkit(*compare).json())
+    metrics = [[result["metrics"] for result in answer["runs"]] for answer in seen]
     assert metrics[0] != metrics[1] != metrics[2] and all(one == two for one, two in metrics)
     shutil.rmtree(run / "evaluations")
     assert dmlkit("eval", run, "--json", "--device", "cpu").json()["metrics"] == metrics[2][0]
+    for photo in photos.glob("*.jpg"):
+        photo.unlink()
+    assert dmlkit(*compare).json() == seen[2]
+    table.write_text("nothing\n")
+    dmlkit(*compare).refused("t.csv")
+    table.unlink()
+    assert dmlkit(*compare).json() == seen[2]
 
 
 def on_other_images(options: str, images: Path) -> DatasetConfig:
@@ -516,20 +502,3 @@ def test_other_images_at_a_name_that_is_not_utf_8_are_refused(tmp_path: Path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xf6we"))
     trees.photo(folder / "ant" / "0.jpg", 0)
     refuses("this name is not UTF-8; rename the file or folder", on_other_images, "name: folder, root: none", folder)
-
-
-def test_compare_reads_what_is_stored_of_data_that_are_gone_but_not_of_a_damaged_table(dmlkit, trained_once, tmp_path):
-    photos = trees.photos(tmp_path / "photos", (f"{row}.jpg" for row in range(72)), side=(16, 16))
-    (photos / "t.csv").write_text("\n".join(["path,label", *(f"{row}.jpg,class{row % 12:02}" for row in range(72))]))
-    start, _, rest = ONE_EPOCH.partition("dataset:")
-    text = f"{start}dataset: {{name: table, file: {photos / 't.csv'}}}\n{rest.partition(chr(10))[2]}"
-    run = trained_once(tmp_path / "a", text)
-    compare = ("compare", run, shutil.copytree(run, tmp_path / "b"), "--json", "--device", "cpu")
-    before = dmlkit(*compare).json()
-    for photo in photos.glob("*.jpg"):
-        photo.unlink()
-    assert dmlkit(*compare).json() == before
-    (photos / "t.csv").write_text("nothing\n")
-    dmlkit(*compare).refused("t.csv")
-    (photos / "t.csv").unlink()
-    assert dmlkit(*compare).json() == before

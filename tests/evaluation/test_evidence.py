@@ -191,13 +191,6 @@ def test_tables_without_regions_are_refused(rows: str, message: str, folder: Pat
     refuses(message, evidence_of, trained, dataset, embeddings, "map@r", str(table))
 
 
-def test_images_of_which_one_is_a_box_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
-    monkeypatch.setattr(dataset, "box", lambda row: Box(0, 0, 5, 5) if row == 3 else None)
-    message = "are cropped to boxes; use --evidence center"
-    refuses(message, evidence_of, trained, dataset, embeddings, "map@r", str(folder / "boxes.csv"))
-
-
 def test_regions_are_read_by_the_names_of_columns_of_the_recipe(folder: Path, caplog: pytest.LogCaptureFixture):
     """Without a word on columns, although the table has no label."""
     trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
@@ -214,7 +207,7 @@ def test_regions_are_read_by_the_names_of_columns_of_the_recipe(folder: Path, ca
         assert evidence == expected.model_copy(update={"regions": str(table)}) and caplog.text == ""
 
 
-def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):
+def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
     trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
     Image.new("L", (4, 5), 255).save(folder / "masks" / "small.png")
     table = folder / "other.csv"
@@ -223,6 +216,9 @@ def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):
     refuses(message, evidence_of, trained, dataset, embeddings, "map@r", str(table))
     vectors = replace(trained, samples=samples_named("vector").of(4))
     refuses("looks at regions of images, got vectors", evidence_of, vectors, dataset, embeddings, "map@r", "center")
+    monkeypatch.setattr(dataset, "box", lambda row: Box(0, 0, 5, 5) if row == 3 else None)
+    message = "are cropped to boxes; use --evidence center"
+    refuses(message, evidence_of, trained, dataset, embeddings, "map@r", str(folder / "boxes.csv"))
 
 
 def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(dmlkit, trained_run, tmp_path):

@@ -125,6 +125,7 @@ def test_a_validation_class_of_one_image_asks_for_nothing():
 def test_a_validation_image_that_cannot_be_read_stops_the_choice_of_a_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ):
+    """The advice names no option that a second similarity excludes."""
     dataset = SimpleNamespace(require_one_label=lambda _: None, build=lambda _: None, on_bad_image="error")
     trained: Any = SimpleNamespace(recipe=SimpleNamespace(dataset=dataset))
     part = Embeddings(drawn(1, 3, 1.0, 1), torch.zeros(3), torch.arange(3), ["a.jpg: damaged"])
@@ -133,7 +134,8 @@ def test_a_validation_image_that_cannot_be_read_stops_the_choice_of_a_weight(
     monkeypatch.setattr(second, "load_model", lambda *_: trained)
     monkeypatch.setattr(second, "split_embeddings", lambda *_, **__: part)
     monkeypatch.setattr(second.RunFolder, "training_classes", lambda _: ("ant",))
-    refuses("a.jpg: damaged", second.choose_second, tmp_path, Path(other), ranks=start_ranks("cpu"))
+    message = "^a.jpg: damaged; repair or remove it$"
+    refuses(message, second.choose_second, tmp_path, Path(other), ranks=start_ranks("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -296,15 +298,6 @@ def test_what_cannot_be_fused(two: Path, tmp_path: Path, dmlkit: Cli):
         result = dmlkit(*words, "--device", "cpu") if "eval" not in words else dmlkit(*words)
         assert result.code == 2 and message in result.err, (words, result)
         assert len(result.err.strip().splitlines()) == 1
-
-
-def test_advice_on_an_unreadable_image_names_no_option_that_a_second_similarity_excludes(monkeypatch):
-    config: Any = SimpleNamespace(on_bad_image="error", build=lambda _: None, require_one_label=lambda _: None)
-    trained: Any = SimpleNamespace(recipe=SimpleNamespace(dataset=config))
-    run: Any = None
-    monkeypatch.setattr(second, "require_torch", lambda _: None)
-    monkeypatch.setattr(second, "split_embeddings", lambda *_, **__: SimpleNamespace(faults=["a.jpg: cannot read it"]))
-    refuses("^a.jpg: cannot read it; repair or remove it$", second.choose_local, run, trained, run, second.no_bar)
 
 
 def test_advice_quotes_a_run_with_a_blank():

@@ -29,12 +29,6 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "PERMUTATIONS", 1000)
 
 
-def test_p_values_are_uniform_without_a_difference(few_draws: None):
-    rng = np.random.default_rng(2)
-    p = [paired_comparison(*torch.from_numpy(rng.standard_normal((2, 30))).unbind(), None).p_value for _ in range(100)]
-    assert stats.kstest(p, "uniform").pvalue > 0.01
-
-
 def test_equal_models_and_zero_one_values():
     same = torch.rand(50)
     result = paired_comparison(same, same, None)
@@ -71,21 +65,7 @@ def test_over_classes_the_interval_is_that_of_a_loop_that_draws_classes():
     assert (found.low, found.high) == pytest.approx(values.mean() + wider * spread, abs=0.1 * wider * spread[1])
 
 
-def test_over_many_classes_it_is_the_cluster_robust_interval():
-    """Liang & Zeger 1986: the variance of a mean is the sum over classes of squared sums of residuals, over Q^2."""
-    rng = np.random.default_rng(7)
-    values, classes = of_classes(rng, rng.integers(5, 15, 400))
-    residuals = values - values.mean()
-    variance = sum(residuals[classes == c].sum() ** 2 for c in range(400)) / len(values) ** 2
-    found = bootstrap_intervals({"x": torch.from_numpy(values)}, torch.from_numpy(classes))["x"]
-    assert (found.high - found.low) / 2 == pytest.approx(1.96 * variance**0.5, rel=0.06)
-    alone = bootstrap_intervals({"x": torch.from_numpy(values)}, None)["x"]
-    assert found.high - found.low > 1.3 * (alone.high - alone.low)
-
-
-@pytest.mark.parametrize(
-    "sizes", [np.full(5, 25), np.full(8, 25), np.full(41, 20), 2 + 200 // np.arange(1, 42)], ids=str
-)
+@pytest.mark.parametrize("sizes", [np.full(5, 25), np.full(8, 25), 2 + 200 // np.arange(1, 42)], ids=str)
 def test_over_classes_the_interval_holds_the_truth_nineteen_times_in_twenty(sizes: np.ndarray, few_draws: None):
     rng = np.random.default_rng(8)
     by_class, by_query = [], []
@@ -123,12 +103,15 @@ def test_the_interval_of_a_model_that_misses_little_holds_the_truth(few_draws: N
     assert np.mean(held) >= 0.92
 
 
-def test_fewer_than_five_classes_have_no_interval():
-    """Their percentile interval would hold the truth in 48 to 86 of 100 cases; see `LEAST_CLASSES`."""
-    values, classes = (torch.from_numpy(one) for one in of_classes(np.random.default_rng(11), np.full(4, 20)))
-    comparison = paired_comparison(torch.zeros_like(values), values, classes)
-    assert comparison.ends is None and comparison.as_dict()["low"] is None
-    assert bootstrap_intervals({"x": values}, classes)["x"].ends is None
+@pytest.mark.parametrize("count", [1, 4])
+def test_fewer_than_five_classes_have_no_interval(count: int):
+    """That of 2 to 4 would hold the truth in 48 to 86 of 100 cases; see `LEAST_CLASSES`."""
+    values, classes = torch.ones(20), torch.arange(20) % count
+    comparison = paired_comparison(torch.zeros(20), values, classes)
+    assert (comparison.difference, comparison.ends) == (1, None)
+    assert comparison.as_dict() == {"difference": 1, "low": None, "high": None, "p_value": comparison.p_value}
+    assert bootstrap_intervals({"x": values}, classes)["x"].ends is None and bootstrap_intervals({}, None) == {}
+    assert count > 1 or (comparison.p_value == 1 and "a single class" in str(few_classes_note(1)))
 
 
 def test_exchanges_of_classes_against_all_exchanges():
@@ -163,15 +146,6 @@ def test_p_values_over_classes_are_uniform_where_models_differ_by_chance_in_each
         p["queries"].append(paired_comparison(first, second, None).p_value)
     assert stats.kstest(p["classes"], "uniform").pvalue > 0.01
     assert np.mean(np.array(p["queries"]) < 0.05) > 0.3
-
-
-def test_a_single_class_has_no_interval():
-    first, second = torch.zeros(9), torch.ones(9)
-    comparison = paired_comparison(first, second, torch.full((9,), 3))
-    assert (comparison.difference, comparison.p_value, comparison.ends) == (1, 1, None)
-    assert comparison.as_dict() == {"difference": 1, "low": None, "high": None, "p_value": 1}
-    assert bootstrap_intervals({"x": second}, torch.zeros(9, dtype=torch.int64))["x"].ends is None
-    assert "a single class" in str(few_classes_note(1)) and bootstrap_intervals({}, None) == {}
 
 
 def test_a_p_value_over_few_classes_is_not_below_what_is_told():
