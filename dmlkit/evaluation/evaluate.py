@@ -85,7 +85,9 @@ class Evaluation:
         """Compute the mean of each metric per class that has queries, in the order of labels."""
         classes, index, counts = self.labels.unique(return_inverse=True, return_counts=True)
         empty, per_query = torch.zeros(len(classes), dtype=torch.float64), self.scores.per_query
-        means = ((empty.index_add(0, index, value.double()) / counts).tolist() for value in per_query.values())
+        means: list[list[float]] = [
+            (empty.index_add(0, index, value.double()) / counts).tolist() for value in per_query.values()
+        ]
         rows: list[dict[str, Any]] = [
             {"class": self.class_names[label], "queries": count, "metrics": dict(zip(per_query, values, strict=True))}
             for label, count, *values in zip(classes.tolist(), counts.tolist(), *means, strict=True)

@@ -95,7 +95,7 @@ def score_histograms(points: Points) -> ScoreHistograms:
     for scores in whole.same_scores():
         widen(scores)
     low = min(extremes)
-    high = max(*extremes, low + 1e-6 * max(1.0, abs(low)))
+    high = max(max(extremes), low + 1e-6 * max(1.0, abs(low)))
     edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64)
     same, different, lock = torch.zeros(BINS, dtype=torch.int64), torch.zeros(BINS, dtype=torch.int64), Lock()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import sampled_pairs
 from dmlkit.files.escape import command_word
-from dmlkit.files.source import LOCAL, PARTNERS, check_options, kind_of, place_of_run, require_run
+from dmlkit.files.source import LOCAL, PARTNERS, check_options, kind_of, place_of_run
 from dmlkit.gallery.manifest import read_gallery_manifest
 from dmlkit.identify.probability import FOLDS, fit_sigmoid
 from dmlkit.loading.inputs import refuse_faults
@@ -37,70 +37,61 @@ from dmlkit.vectors.store import hash_images
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
-Weights = Literal["mean", "logistic"]
 REPAIR = "repair or remove it"  # --with takes the dataset of the run as it is: it excludes --set
 LEAST = 3  # validation classes with two images
-WEIGHTS: tuple[Weights, ...] = ("mean", "logistic")
+WEIGHTS = ("mean", "logistic")
 
 
-class Weighing:
-    """Choice of the weight of a second similarity.
+def fitted_share(weights: str, scores: Sequence[np.ndarray], same: np.ndarray) -> float:
+    """Fit the share of the second of two similarities, (P,) float64 each, to pairs of one class or not, (P,) bool."""
+    first, second = scores
+    balance = balanced(np.ones(len(same)), same)
+    if weights == "logistic":
+        fitted = fit_sigmoid(first, second, same, balance)
+        slopes = fitted.margin_slope, fitted.score_slope
+    else:
+        nothing = np.zeros_like(first)
+        alone = [fit_sigmoid(nothing, similarities, same, balance) for similarities in scores]
+        slopes = alone[0].score_slope, alone[1].score_slope
+    return slopes[1] / sum(slopes) if sum(slopes) else 0.5
+
+
+def choose_weight(
+    labels: Tensor,
+    pairs: tuple[Tensor, Tensor],
+    scores: Sequence[np.ndarray],
+    measure: Callable[[float, Tensor], Tensor],
+) -> dict[str, Any]:
+    """Choose the share of a second similarity, and return what a `Fusion` has of it.
+
+    For fewer than 3 classes with two images, of which two fit the weights, these are the mean, and the map@r is not
+    measured.
 
     Args:
         labels: (N,) int64, classes of the images.
         pairs: rows (P,) of the first and second images of the pairs that fit the weight.
         scores: both similarities of the pairs, (P,) float64 each.
-        map_at_r: returns for a share of the second similarity the map@r of those of the images asked (N,) bool that
+        measure: returns for a share of the second similarity the map@r of those of the images asked (N,) bool that
             have others of their class.
     """
-
-    def __init__(
-        self,
-        labels: Tensor,
-        pairs: tuple[Tensor, Tensor],
-        scores: Sequence[np.ndarray],
-        map_at_r: Callable[[float, Tensor], Tensor],
-    ) -> None:
-        self.labels, self.scores, self.map_at_r = labels, scores, map_at_r
-        self.classes = labels.numpy()[np.stack(pairs, axis=1)]
-
-    def choice(self) -> dict[str, Any]:
-        """Choose the share of the second similarity, and return what a `Fusion` has of it.
-
-        For fewer than 3 classes with two images, of which two fit the weights, these are the mean, and the map@r is not
-        measured.
-        """
-        names, codes, counts = self.labels.unique(return_inverse=True, return_counts=True)
-        everything = np.ones(len(self.classes), bool)
-        if (counts > 1).sum() < LEAST:
-            return {"weights": "mean", "share": self.share("mean", everything), "alone": None, "together": None}
+    names, codes, counts = labels.unique(return_inverse=True, return_counts=True)
+    classes = labels.numpy()[np.stack(pairs, axis=1)]
+    same, best, means = classes[:, 0] == classes[:, 1], "mean", dict[str, float]()
+    if (counts > 1).sum() >= LEAST:
         count = min(FOLDS, len(names))
         of_classes = np.random.default_rng(0).permutation(len(names)) % count
-        folds, of_pairs = of_classes[codes], of_classes[np.searchsorted(names.numpy(), self.classes)]
+        folds, of_pairs = of_classes[codes], of_classes[np.searchsorted(names.numpy(), classes)]
         values: dict[str, list[Tensor]] = {name: [] for name in ("alone", *WEIGHTS)}
         for fold in range(count):
             others = (of_pairs != fold).all(axis=1)
-            shares = {"alone": 0.0, **{weights: self.share(weights, others) for weights in WEIGHTS}}
+            fitting = [similarities[others] for similarities in scores]
+            shares = {"alone": 0.0, **{weights: fitted_share(weights, fitting, same[others]) for weights in WEIGHTS}}
             for name, share in shares.items():
-                values[name].append(self.map_at_r(share, torch.from_numpy(folds == fold)))
+                values[name].append(measure(share, torch.from_numpy(folds == fold)))
         means = {name: float(torch.cat(parts).mean()) for name, parts in values.items()}
-        best = max(WEIGHTS, key=lambda weights: means[weights])
-        share = self.share(best, everything)
-        return {"weights": best, "share": share, "alone": means["alone"], "together": means[best]}
-
-    def share(self, weights: Weights, pairs: np.ndarray) -> float:
-        """Fit the share of the second model to some of the pairs (P,) bool."""
-        same = (self.classes[:, 0] == self.classes[:, 1])[pairs]
-        first, second = (scores[pairs] for scores in self.scores)
-        balance = balanced(np.ones(len(same)), same)
-        if weights == "logistic":
-            fitted = fit_sigmoid(first, second, same, balance)
-            slopes = fitted.margin_slope, fitted.score_slope
-        else:
-            nothing = np.zeros_like(first)
-            alone = [fit_sigmoid(nothing, scores, same, balance) for scores in (first, second)]
-            slopes = alone[0].score_slope, alone[1].score_slope
-        return slopes[1] / sum(slopes) if sum(slopes) else 0.5
+        best = max(WEIGHTS, key=means.__getitem__)
+    measured = {"alone": means.get("alone"), "together": means.get(best)}
+    return {"weights": best, "share": fitted_share(best, scores, same), **measured}
 
 
 def map_at_r(
@@ -164,7 +155,6 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, ranks: Ran
       2024, arXiv:2408.12934), with logistic calibration.
     - ``logistic``: both similarities are the features of one logistic regression.
     """
-    require_run(other)
     folders = run, RunFolder(other)
     models = trained, load_model(folders[1], ranks)
     check_fusible(*models, other)
@@ -186,14 +176,14 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, ranks: Ran
     in_both = [torch.isin(one.indices, two.indices) for one, two in (embeddings, embeddings[::-1])]
     spaces = [deepcopy(model.manifold).cpu() for model in models]
     points = [side.points[rows] for side, rows in zip(embeddings, in_both, strict=True)]
-    choice = weigh_models(spaces, points, embeddings[0].labels[in_both[0]]).choice()
+    choice = weigh_models(spaces, points, embeddings[0].labels[in_both[0]])
     _, second = models
     place = str(place_of_run(other))
     return Fusion(run=place, checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice)
 
 
-def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> Weighing:
-    """Return the choice of the weight of the second of two models, given points of the same images (N,) by both."""
+def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> dict[str, Any]:
+    """Choose the weight of the second of two models, given points of the same images (N,) by both."""
     pairs = sampled_pairs(labels)
 
     def joined_map(share: float, asked: Tensor) -> Tensor:
@@ -201,7 +191,7 @@ def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels
         return map_at_r(joined, labels, Sphere(joined.shape[1]), asked)
 
     scores = [similarities_of(space, side, *pairs) for space, side in zip(manifolds, points, strict=True)]
-    return Weighing(labels, pairs, scores, joined_map)
+    return choose_weight(labels, pairs, scores, joined_map)
 
 
 ROWS = 16  # whose pairs are matched at once
@@ -238,7 +228,7 @@ def choose_local(
 
 
 def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer) -> dict[str, Any]:
-    """Choose the weight of the scores of each image's nearest ones, each of which is computed once, see `Weighing`."""
+    """Choose the weight of the scores of each image's nearest ones, each of which is computed once."""
     from scipy.sparse import csr_array, vstack
 
     points, labels, size = embeddings.points, embeddings.labels, len(embeddings.points)
@@ -262,7 +252,7 @@ def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer)
     others = first != second
     pairs = first[others], second[others]
     pair_scores = [similarities_of(manifold, points, *pairs), scores[others].numpy()]
-    return Weighing(labels, pairs, pair_scores, mixed_map).choice()
+    return choose_weight(labels, pairs, pair_scores, mixed_map)
 
 
 def by_features(features: Tensor, fusion: Fusion) -> Rescorer:

@@ -15,8 +15,8 @@ from dmlkit.cli.console import fusion_line
 from dmlkit.datasets.files.image import read_image
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.evaluation import second
-from dmlkit.evaluation.calibration import calibrate_run
-from dmlkit.evaluation.second import fusion_of, weigh_models
+from dmlkit.evaluation.calibration import calibrate_run, sampled_pairs
+from dmlkit.evaluation.second import fitted_share, fusion_of, weigh_models
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
@@ -73,36 +73,36 @@ def slopes_of(features: np.ndarray, same: np.ndarray) -> np.ndarray:
 def test_weights_against_scikit_learn():
     labels = torch.arange(12).repeat_interleave(8)
     points = [drawn(12, 8, 2.2, 1), drawn(12, 8, 3.0, 2)]
-    pair = weigh_models(SPACES, points, labels)
     first, second = np.triu_indices(96, 1)
     cosines = np.stack([(own @ own.T).double().numpy()[first, second] for own in points], axis=1)
     same = labels.numpy()[first] == labels.numpy()[second]
     slopes = slopes_of(cosines, same)
     alone = [slopes_of(cosines[:, [column]], same)[0] for column in (0, 1)]
-    everything = np.ones(len(same), bool)
-    assert pair.share("logistic", everything) == pytest.approx(slopes[1] / slopes.sum(), abs=0.01)
-    assert pair.share("mean", everything) == pytest.approx(alone[1] / sum(alone), abs=0.01)
+    assert fitted_share("logistic", cosines.T, same) == pytest.approx(slopes[1] / slopes.sum(), abs=0.01)
+    assert fitted_share("mean", cosines.T, same) == pytest.approx(alone[1] / sum(alone), abs=0.01)
 
 
 def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
     labels = torch.arange(10).repeat_interleave(8)
     noise = torch.nn.functional.normalize(torch.randn(80, 16, generator=torch.Generator().manual_seed(3)), dim=1)
     good = drawn(10, 8, 1.5, 1)
-    _, share, alone, together = weigh_models(SPACES, [good, noise], labels).choice().values()
-    assert share < 0.1 and alone is not None and together is not None and abs(alone - together) < 0.03
-    pair = weigh_models(SPACES, [noise, good], labels)
-    weights, share, alone, together = pair.choice().values()
-    folds = np.random.default_rng(0).permutation(10) % 5
+    _, share, alone, together = weigh_models(SPACES, [good, noise], labels).values()
+    assert share < 0.1 and abs(alone - together) < 0.03
+    weights, share, alone, together = weigh_models(SPACES, [noise, good], labels).values()
+    first, other = sampled_pairs(labels)
+    cosines = np.stack([second.similarities_of(SPACES[0], points, first, other) for points in (noise, good)])
+    same, folds = (labels[first] == labels[other]).numpy(), np.random.default_rng(0).permutation(10) % 5
     values: dict[Any, list[torch.Tensor]] = {"mean": [], "logistic": []}
     for fold in range(5):  # each class is asked with weights that were fitted to pairs of other folds
-        inside = np.isin(pair.classes, np.flatnonzero(folds == fold)).any(axis=1)
-        asked = torch.from_numpy(folds[labels] == fold)
+        outside = (folds[labels[first]] != fold) & (folds[labels[other]] != fold)
         for name, of_folds in values.items():
-            of_folds.append(pair.map_at_r(pair.share(name, ~inside), asked))
+            joined = join(SPACES, [noise, good], fitted_share(name, cosines[:, outside], same[outside]))
+            asked = torch.from_numpy(folds[labels] == fold)
+            of_folds.append(second.map_at_r(joined, labels, Sphere(32), asked))
     means = {name: float(torch.cat(of_folds).mean()) for name, of_folds in values.items()}
     assert together == pytest.approx(means[weights]) and means[weights] == max(means.values())
-    assert share > 0.9 and alone is not None and together is not None and together > alone + 0.2
-    few = weigh_models(SPACES, [noise[:16], good[:16]], labels[:16]).choice()
+    assert share > 0.9 and together > alone + 0.2
+    few = weigh_models(SPACES, [noise[:16], good[:16]], labels[:16])
     assert (few["weights"], few["alone"], few["together"]) == ("mean", None, None)
 
 
@@ -115,9 +115,9 @@ def test_a_validation_class_of_one_image_asks_for_nothing():
         order = np.argsort(-np.where(np.arange(33) == query, -2, cosines[query]))[:7]
         hits = labels.numpy()[order] == int(labels[query])
         values.append(float((hits * hits.cumsum() / np.arange(1, 8)).sum() / 7))
-    assert weigh_models(SPACES, points, labels).choice()["alone"] == pytest.approx(np.mean(values), abs=1e-6)
+    assert weigh_models(SPACES, points, labels)["alone"] == pytest.approx(np.mean(values), abs=1e-6)
     chosen = [0, 1, 8, 9, 16, 24, 32]  # two classes with two images, and three with one
-    few = weigh_models(SPACES, [side[chosen] for side in points], labels[chosen]).choice()
+    few = weigh_models(SPACES, [side[chosen] for side in points], labels[chosen])
     assert (few["weights"], few["alone"], few["together"]) == ("mean", None, None)
 
 
@@ -129,7 +129,7 @@ def test_a_validation_image_that_cannot_be_read_stops_the_choice_of_a_weight(
     dataset = SimpleNamespace(require_one_label=lambda _: None, build=lambda _: None, on_bad_image="error")
     trained: Any = SimpleNamespace(recipe=SimpleNamespace(dataset=dataset))
     part = Embeddings(drawn(1, 3, 1.0, 1), torch.zeros(3), torch.arange(3), ["a.jpg: damaged"])
-    for name in ("require_torch", "require_run", "check_fusible", "hash_images"):
+    for name in ("require_torch", "check_fusible", "hash_images"):
         monkeypatch.setattr(second, name, lambda *_: None)
     monkeypatch.setattr(second, "load_model", lambda *_: trained)
     monkeypatch.setattr(second, "split_embeddings", lambda *_, **__: part)

@@ -89,7 +89,6 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Missing argument"),
         (["a1.png"], "a1.png: expected two images, or a .csv or .txt file of pairs"),
         (["a1.png", "a2.png", "pairs.csv"], "expected two images, or one file of pairs, got 3 paths"),
         (["a1.png", "a2.png", "--root", "."], "--root .: applies to a file of pairs; remove --root"),

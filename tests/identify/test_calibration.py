@@ -26,24 +26,13 @@ from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import ONE_EPOCH, ROOT, Cli, refuses
 from tests.datasets import trees
+from tests.identify.test_grouped import DIM, drawn
 from tests.identify.test_identify_numpy import decide
 from tests.vectors.stored import ON_CPU
 
-DIM = 6
 
-
-def drawn(labels: int, images: int, spread: float, seed: int) -> tuple[torch.Tensor, list[str]]:
-    """Unit vectors around one random direction per label."""
-    generator = torch.Generator().manual_seed(seed)
-    centers = torch.randn(labels, 1, DIM, generator=generator)
-    points = centers + spread * torch.randn(labels, images, DIM, generator=generator)
-    return torch.nn.functional.normalize(points.flatten(0, 1), dim=1), [
-        f"c{row // images:03}" for row in range(labels * images)
-    ]
-
-
-def decider_of(points: torch.Tensor, labels: list[str], near: float | None = None) -> Decider:
-    searched = PointsInMemory("points", Sphere(DIM), points, [str(row) for row in range(len(points))], labels)
+def decider_of(points: torch.Tensor, codes: np.ndarray, near: float | None = None) -> Decider:
+    searched = PointsInMemory("points", Sphere(DIM), points, [""] * len(points), [*map(str, codes)])
     return labeled_decider(searched, near=near)[1]
 
 
@@ -51,31 +40,29 @@ def decider_of(points: torch.Tensor, labels: list[str], near: float | None = Non
 def test_labels_and_groups_are_left_out(rule: Rule, k: int, monkeypatch: pytest.MonkeyPatch):
     """Also where few of the first neighbors are of other labels: as many vote as otherwise."""
     monkeypatch.setattr(decisions, "FIRST", 2)  # so that it has to look further
-    points, labels = drawn(5, 6, 0.8, 1)
-    codes, groups = np.arange(30) // 6, np.arange(30) // 2  # pairs
-    searched = PointsInMemory("points", Sphere(DIM), points, [""] * 30, labels)
-    decider = Decider(searched, codes, rule, k, groups)
-    rows, x, owners = np.arange(30), points.double().numpy(), np.array(labels)
+    rows, codes, groups = np.arange(30), np.arange(30) // 6, np.arange(30) // 2  # pairs
+    points, owners = drawn(codes, 1, 0.8), codes.astype(str)
+    searched = PointsInMemory("points", Sphere(DIM), points, [""] * 30, owners.tolist())
+    decider, x = Decider(searched, codes, rule, k, groups), points.double().numpy()
     for absent in (False, True):
         for row, found in zip(rows, decider.decide(points, rows, absent=absent), strict=True):
             kept = codes != codes[row] if absent else groups != groups[row]
             label, score, margin = decide("sphere", k, x[kept], owners[kept].tolist(), x[row])
-            assert (labels[6 * found.code], found.score) == (label, pytest.approx(score, abs=1e-6))
+            assert (str(found.code), found.score) == (label, pytest.approx(score, abs=1e-6))
             assert found.margin == pytest.approx(margin, abs=2e-6)
 
 
 def test_near_duplicates_are_left_out_together():
     """With each image twice, an image is its copy's neighbor unless both are left out."""
-    once, labels = drawn(8, 5, 1.5, 2)
-    points, doubled = once.repeat(2, 1), labels * 2
-    rows = np.arange(40)
+    rows, codes = np.arange(40), np.arange(40) // 5
+    once = drawn(codes, 2)
+    points, doubled = once.repeat(2, 1), np.tile(codes, 2)
     copies = decider_of(points, doubled).decide(points[:40], rows)
     assert all(decision.score > 0.999 for decision in copies)
-    apart = decider_of(points, doubled, near=0.9999)
-    alone = decider_of(once, labels)
+    apart, alone = decider_of(points, doubled, near=0.9999), decider_of(once, codes)
     assert [one.code for one in apart.decide(points[:40], rows)] == [one.code for one in alone.decide(once, rows)]
     assert are_repeated(apart).all() and len(np.unique(apart.groups)) == 40
-    assert not are_repeated(decider_of(once[::5].repeat(2, 1), labels[::5] * 2, near=0.9999)).any()
+    assert not are_repeated(decider_of(points[::5], doubled[::5], near=0.9999)).any()
 
 
 def of_labels(classes: np.ndarray, guesses: np.ndarray) -> Trials:
@@ -84,8 +71,7 @@ def of_labels(classes: np.ndarray, guesses: np.ndarray) -> Trials:
     return Trials(nothing, nothing, nothing > 0, nothing == 0, classes, guesses)
 
 
-@pytest.mark.parametrize("fpir", [0.02, 0.16, 0.5])
-@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize(("fpir", "has_ties"), [(0.02, False), (0.16, True), (0.16, False), (0.5, True)])
 def test_each_label_meets_the_threshold_of_the_others(fpir: float, has_ties: bool):
     """The largest share that keeps the rate, where each label is compared with the threshold of images without it."""
     generator = np.random.default_rng(0)

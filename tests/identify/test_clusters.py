@@ -158,7 +158,6 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
         ([], "cluster: expected -k COUNT or --threshold SIMILARITY"),
         (["--threshold", 0.5, "--method", "kmeans"], "--method kmeans: expected -k COUNT"),
         (["-k", 2, "--method", "hdbscan"], "determines the number of clusters itself"),
-        (["-k", 0], "-k 0: expected 1 to 3, the images of"),
         (["-k", 4], "-k 4: expected 1 to 3, the images of"),
         (["--threshold", 2], "expected at most 1"),
         (["--method", "hdbscan"], "has 3 images; expected at least 6"),

@@ -122,16 +122,24 @@ def test_boxes_of_megadetector_get_labels_and_all_else_stays(tmp_path: Path):
 
 
 def test_tracks_become_mot_text_with_the_names_of_labels(tmp_path: Path):
-    photos(tmp_path / "frames", "clip_2.jpg", "clip_10.jpg")
-    labels = tmp_path / "labels"
+    """Names are written over nothing that is read or named; a box without a track is in no line, and counted."""
+    frames, labels, out = tmp_path / "frames", tmp_path / "labels", tmp_path / "out" / "mot.txt"
+    photos(frames, "clip_2.jpg", "clip_10.jpg")
     labels.mkdir()
     (labels / "clip_10.txt").write_text("0 0.5 0.5 0.4 0.6 0.9 3\n")
     (labels / "clip_2.txt").write_text("0 0.5 0.5 0.5 1.0 0.9 3\n0 0.2 0.5 0.4 0.6 0.8 12\n")
-    out, boxes = tmp_path / "out" / "mot.txt", Boxes(labels)
-    text = written(answers("rex", "rex", "unknown"), out, tmp_path / "frames", boxes)
+    boxes = Boxes(labels)
+    text = written(answers("rex", "rex", "unknown"), out, frames, boxes)
     assert text == f"3 boxes, and {out.with_name('labels.txt')} with the names of labels"
     assert out.read_text().splitlines() == ["2,12,0,2,8,6,1,-1,1", "2,3,5,0,10,10,1,1,1", "10,3,6,2,8,6,1,1,1"]
     assert out.with_name("labels.txt").read_text() == "rex\n"
+    refuses("the names of labels are written there", writer_of, tmp_path / "Labels.txt", frames, boxes)
+    (tmp_path / "labels.txt").mkdir()
+    refuses("labels.txt: this is a folder", writer_of, tmp_path / "mot.txt", frames, boxes)
+    (labels / "clip_10.txt").write_text("0 0.5 0.5 0.4 0.6 0.9\n")
+    text = written(answers("rex", "leo", "leo"), out, frames, boxes)
+    assert text.startswith("2 boxes, and") and text.endswith("; 1 box without a track left out")
+    assert [line.split(",")[1] for line in out.read_text().splitlines()] == ["12", "3"]
 
 
 def test_a_file_of_another_program_needs_its_images(tmp_path: Path):
@@ -147,22 +155,6 @@ def test_a_file_of_another_program_needs_its_images(tmp_path: Path):
     labels.mkdir()
     (labels / "a.txt").write_text("0 0.5 0.5 0.4 0.6\n")
     refuses(r"a MOT text needs boxes with tracks", writer_of, tmp_path / "x.txt", tmp_path / "photos", Boxes(labels))
-
-
-def test_the_names_of_labels_are_written_over_nothing_that_is_read_or_named(tmp_path: Path):
-    """A box without a track is in no line, and counted."""
-    photos(tmp_path / "frames", "clip_2.jpg", "clip_10.jpg")
-    labels = tmp_path / "labels"
-    labels.mkdir()
-    (labels / "clip_10.txt").write_text("0 0.5 0.5 0.4 0.6 0.9\n")
-    (labels / "clip_2.txt").write_text("0 0.5 0.5 0.5 1.0 0.9 3\n")
-    boxes = Boxes(labels)
-    refuses("the names of labels are written there", writer_of, tmp_path / "Labels.txt", tmp_path / "frames", boxes)
-    (tmp_path / "out" / "labels.txt").mkdir(parents=True)
-    refuses("labels.txt: this is a folder", writer_of, tmp_path / "out" / "mot.txt", tmp_path / "frames", boxes)
-    text = written(answers("rex", "leo"), tmp_path / "mot.txt", tmp_path / "frames", boxes)
-    assert text.startswith("1 box, and") and text.endswith("; 1 box without a track left out")
-    assert [line.split(",")[1] for line in (tmp_path / "mot.txt").read_text().splitlines()] == ["3"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dmlkit.identify import decisions
 from dmlkit.identify.calibration import SIZES, calibrate_gallery
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.identify import identify
-from dmlkit.identify.probability import NO_STRANGERS, Strangers, estimate_probability, together, trials_of
+from dmlkit.identify.probability import LEAST, NO_STRANGERS, Strangers, estimate_probability, together, trials_of
 from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.fusion import ModelChoice
@@ -92,7 +92,9 @@ def test_the_probabilities_are_those_of_new_groups():
     assert np.mean((said - right) ** 2) < np.mean((alone - right) ** 2)
 
 
-def test_too_few_groups_give_no_probability():
+def test_too_few_images_or_groups_give_no_probability():
+    for codes in (np.zeros(30, int), np.arange(30), np.append(np.arange(LEAST - 2) % 2, 2)):
+        assert estimate_probability(decider_of(codes, drawn(codes, 0))) is None
     codes = np.arange(60) % 10  # 6 images of each label
     decider = decider_of(codes, drawn(codes, 0))
     assert estimate_probability(decider, 7) is None

@@ -6,10 +6,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from dmlkit.identify.answers import Sigmoid
-from dmlkit.identify.decisions import Decider
-from dmlkit.identify.probability import LEAST, estimate_probability, fit_sigmoid
-from dmlkit.manifolds.sphere import Sphere
-from dmlkit.vectors.points import PointsInMemory
+from dmlkit.identify.probability import estimate_probability, fit_sigmoid
+from tests.identify.test_grouped import decider_of, drawn
 
 
 @pytest.mark.parametrize(("slopes", "offset", "unit"), [((2.0, 1.0), 0.5, 1.0), ((2.0, 3.0), 1.0, 0.01)])
@@ -45,49 +43,16 @@ def test_the_sigmoid_stays_finite_and_never_falls():
     assert isinstance(same, Sigmoid) and 0.35 < same.at(0.0, 0.0) < 0.45
 
 
-def points_of(labels: list[str], seed: int = 0) -> PointsInMemory:
-    """Unit vectors near the direction of their label, with some noise."""
-    generator, names = torch.Generator().manual_seed(seed), sorted(set(labels))
-    centers = torch.randn(len(names), 8, generator=torch.Generator().manual_seed(5))
-    features = centers[[names.index(label) for label in labels]] + 1.5 * torch.randn(
-        len(labels), 8, generator=generator
-    )
-    points = torch.nn.functional.normalize(features, dim=1)
-    return PointsInMemory("points", Sphere(8), points, [str(row) for row in range(len(labels))], labels)
-
-
 def test_the_probabilities_are_those_of_new_images():
     """Of new images, half of them of labels that the estimate has not seen, as many are right as it says."""
-    labels = [f"c{row % 6}" for row in range(900)]
-    _, codes = np.unique(labels, return_inverse=True)
-    decider = Decider(points_of(labels), codes, "nearest")
+    codes = np.arange(900) % 6
+    decider, asked = decider_of(codes, drawn(codes, 0)), np.tile(codes, 4)
     sigmoid = estimate_probability(decider)
     assert sigmoid is not None
-    found = decider.decide(points_of(labels * 4, seed=1).points)
-    right = np.array([decision.code for decision in found]) == np.tile(codes, 4)
     strangers = torch.randn(3600, 8, generator=torch.Generator().manual_seed(8))
-    found += decider.decide(torch.nn.functional.normalize(strangers, dim=1))
-    right = np.concatenate([right, np.zeros(3600, bool)])
+    found = decider.decide(torch.cat([drawn(asked, 1), torch.nn.functional.normalize(strangers, dim=1)]))
+    right = np.array([decision.code for decision in found]) == np.append(asked, np.full(3600, -1))
     said = np.array([sigmoid.at(decision.margin or 0.0, decision.score) for decision in found])
     assert 0.15 < right.mean() < 0.45
-    order = said.argsort()
-    for third in np.array_split(order, 3):
+    for third in np.array_split(said.argsort(), 3):
         assert said[third].mean() == pytest.approx(right[third].mean(), abs=0.08)
-
-
-def test_a_vote_is_never_more_probable_than_the_nearest():
-    """So a threshold that was chosen for the nearest accepts no more strangers by vote."""
-    labels = [f"c{row % 6}" for row in range(60)]
-    _, codes = np.unique(labels, return_inverse=True)
-    searched, asked = points_of(labels), points_of(labels * 5, seed=1).points
-    nearest, voted = (Decider(searched, codes, rule, 7).decide(asked) for rule in ("nearest", "vote"))
-    assert 50 < sum(one.code != other.code for one, other in zip(nearest, voted, strict=True)) < 250
-    for one, other in zip(nearest, voted, strict=True):
-        assert one.margin is not None and other.margin is not None
-        assert (other == one) if one.code == other.code else (other.score <= one.score and other.margin <= 0)
-
-
-def test_too_few_images_give_no_probability():
-    for labels in (["a"] * 30, [str(row) for row in range(30)], ["a", "b"] * (LEAST // 2 - 1) + ["c"]):
-        _, codes = np.unique(labels, return_inverse=True)
-        assert estimate_probability(Decider(points_of(labels), codes, "nearest")) is None
