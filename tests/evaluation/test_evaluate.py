@@ -7,6 +7,7 @@ from errno import EROFS
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from PIL import ExifTags, Image
 from dmlkit.cli import evaluate
 from dmlkit.cli.console import say
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.evaluation.run import Scope, with_scope
 from dmlkit.metrics import retrieval_metrics
+from dmlkit.metrics.scoring import Scores
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, paired_comparison
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.train import train
@@ -502,3 +505,24 @@ def test_other_images_at_a_name_that_is_not_utf_8_are_refused(tmp_path: Path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xf6we"))
     trees.photo(folder / "ant" / "0.jpg", 0)
     refuses("this name is not UTF-8; rename the file or folder", on_other_images, "name: folder, root: none", folder)
+
+
+def test_breakdown_against_loops():
+    rng = np.random.default_rng(3)
+    labels, nearest, values = rng.integers(0, 9, 200), rng.integers(0, 9, 200), rng.random(200)
+    names = [f"class {c}" for c in range(9)]
+    rows = torch.arange(200)
+    scores = Scores({}, {}, {"x": torch.from_numpy(values)}, rows, rows, 0, ())
+    rescoring: Any = None
+    sides = torch.from_numpy(labels), torch.from_numpy(nearest)
+    evaluation = Evaluation(scores, *sides, names, [""] * 200, 9, [], None, rescoring)
+    found = evaluation.class_figures()
+    assert [one.metrics["x"] for one in found] == pytest.approx([values[labels == c].mean() for c in range(9)])
+    assert [(one.name, one.queries) for one in found] == [(names[c], (labels == c).sum()) for c in range(9)]
+    pairs = evaluation.confusions()
+    assert sum(pair.queries for pair in pairs) == (labels != nearest).sum()
+    assert [pair.queries for pair in pairs] == sorted((pair.queries for pair in pairs), reverse=True)
+    for pair in pairs:
+        own, other = names.index(pair.name), names.index(pair.taken_for)
+        assert pair.queries == ((labels == own) & (nearest == other)).sum()
+        assert pair.share == pair.queries / (labels == own).sum()
