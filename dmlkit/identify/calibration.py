@@ -347,21 +347,17 @@ def threshold_for(values: np.ndarray, trials: Trials, fpir: float) -> tuple[floa
         The threshold, and which images reach that of the others, (M,) bool. They are more than asked for if the highest
         values are of one label; the threshold is then above all values.
     """
-    ordered, reach = np.sort(values), np.empty(len(values))
+    order, reach = np.argsort(values), np.empty(len(values))
+    ordered = values[order]
     for code in np.unique(trials.classes):
         of_label = trials.classes == code
-        left_out = of_label | (trials.guesses == code)
-        reach[of_label] = _reach(values[of_label], ordered) - _reach(values[of_label], np.sort(values[left_out]))
-        reach[of_label] /= max(1, len(values) - left_out.sum())
+        others = ordered[~(of_label | (trials.guesses == code))[order]]
+        reach[of_label] = len(others) - np.searchsorted(others, values[of_label])
+        reach[of_label] /= max(1, len(others))
     limit = np.sort(reach)[int(fpir * len(values) + 1e-9)]
     accepted = (reach < limit) | (reach == 0)
     count = int(reach[accepted].max(initial=0) * len(values) + 1e-9)
     return float(np.nextafter(ordered[-1 - count], np.inf)), accepted
-
-
-def _reach(thresholds: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Return how many ascending values (M,) reach each threshold (N,)."""
-    return len(ordered) - np.searchsorted(ordered, thresholds)
 
 
 def rate_of(errors: np.ndarray, trials: Trials) -> Rate:

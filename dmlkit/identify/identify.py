@@ -289,6 +289,8 @@ class Identifier:
         if asked.source != self.source.source:  # the rows of two files without paths have the same names
             pairs = zip(in_source, neighbors.pictures, strict=True)
             in_source = [is_own and not re.fullmatch(r"row \d+", path) for is_own, path in pairs]
+        units = [[row] for row in range(len(in_source))] if groups is None else list(groups.values())
+        right = [next((label for row in rows if (label := known[row])), None) for rows in units]
         if groups is None:
             decisions = list[Decision]()
             for block in asked.blocks(QUERY_ROWS):
@@ -297,27 +299,24 @@ class Identifier:
                 decisions += self.decider.decide(
                     block, near=block_neighbors, numbers=None if numbers is None else numbers[rows]
                 )
-            sizes, right = [1] * len(decisions), known
             neighbors = replace(
                 neighbors, similarities=neighbors.similarities[:, :NEAREST], rows=neighbors.rows[:, :NEAREST]
             )
         else:
-            sizes = [len(rows) for rows in groups.values()]
-            right = [next((label for row in rows if (label := known[row])), None) for rows in groups.values()]
-            in_source = [any(in_source[row] for row in rows) for rows in groups.values()]
-            decisions = decide_groups(self.decider, asked, list(groups.values()), numbers)
+            decisions = decide_groups(self.decider, asked, units, numbers)
             neighbors = neighbors_of_groups(neighbors, groups)
         answers = list[Answer]()
-        for (code, score, margin), size, label in zip(decisions, sizes, right, strict=True):
-            guess, (sigmoid, least_probability) = self.names[code], self.probability(size)
+        for (code, score, margin), rows, label in zip(decisions, units, right, strict=True):
+            guess, (sigmoid, least_probability) = self.names[code], self.probability(len(rows))
             probability = None if sigmoid is None else sigmoid.at(margin, score)
             is_low = self.threshold is not None and score < self.threshold
             is_doubtful = least_probability is not None and (probability or 0) < least_probability
             answer_label = UNKNOWN if is_low or is_doubtful else guess
-            answers.append(Answer(answer_label, guess, probability, score, margin, least_probability, label, size))
+            answers.append(Answer(answer_label, guess, probability, score, margin, least_probability, label, len(rows)))
         unit = ("image", "images") if groups is None else ("group", "groups")
         note = "; ".join(self._notes(asked)) or None
-        return Identified(answers, neighbors, self.threshold, note, unit, sum(in_source))
+        found_there = sum(any(in_source[row] for row in rows) for rows in units)
+        return Identified(answers, neighbors, self.threshold, note, unit, found_there)
 
     def _notes(self, query_points: PointSet) -> Iterator[str]:
         """Yield what of the gallery does not count, and whether its threshold may not hold for the model of points."""

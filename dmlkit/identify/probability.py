@@ -5,6 +5,7 @@ that is not there. Both kinds have the same weight: the probability holds if eve
 A calibrated gallery keeps it, see `Identification`; otherwise it is estimated.
 """
 
+from collections.abc import Iterable
 from copy import copy
 from itertools import combinations_with_replacement
 from typing import NamedTuple, Self
@@ -62,6 +63,11 @@ class Trials(NamedTuple):
             classes,
             codes,
         )
+
+    @classmethod
+    def joined(cls, several: Iterable[Self]) -> Self:
+        """Return the decisions of at least one series of trials."""
+        return cls(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
 
     def chosen(self, rows: np.ndarray) -> Self:
         """Return some of the decisions."""
@@ -147,7 +153,7 @@ def trials_of(
         if len(others.classes):
             points, classes, numbers = others
             series.append(Trials.of(part, points, labels + classes, absent=True, numbers=numbers))
-    return Trials(*(np.concatenate(columns) for columns in zip(*series, strict=True))), is_optimistic
+    return Trials.joined(series), is_optimistic
 
 
 def together(decider: Decider, size: int, seed: int) -> tuple[Decider, np.ndarray]:
