@@ -50,8 +50,7 @@ def evaluate_points(
     except ValueError as error:
         raise UserError(f"--metric: {error}") from None
     evaluation = _score(points.source, queries, items, points.manifold, metrics, bar, rerank)
-    report = Report.of(evaluation, points.source, "all")
-    return report.model_copy(update={"notes": (*report.notes, *notes)}), evaluation
+    return Report.of(evaluation, points.source, "all", notes=notes), evaluation
 
 
 def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":

@@ -1,6 +1,6 @@
 """Comparison of several runs on the same queries, with intervals, paired tests, and their tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from os.path import commonprefix
@@ -97,15 +97,14 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes", overrides: Se
         notes.append(class_note)
     report, training = run.report, folder.recipe().training
     if by == "queries":
-        report = _by_queries(Figures(report, run.per_query, run.classes))
-        pretrained = pretrained and pretrained._replace(report=_by_queries(pretrained))
+        report = _by_queries(report, run.per_query, run.classes)
+        pretrained = pretrained and pretrained._replace(report=_by_queries(*pretrained))
     chosen = training.select_by, training.trained_epochs
     return Result(str(path), report, run.per_query, classes, *chosen, tuple(notes), pretrained, gains, missing, {})
 
 
-def _by_queries(figures: Figures) -> Report:
+def _by_queries(report: Report, per_query: Mapping[str, Tensor], classes: Tensor) -> Report:
     """Replace the intervals over classes in a report by intervals over queries."""
-    report, per_query, classes = figures
     intervals = {name: interval.ends for name, interval in bootstrap_intervals(per_query, None).items()}
     notes = tuple(note for note in report.notes if note != few_classes_note(len(classes.unique())))
     return report.model_copy(update={"intervals": intervals, "intervals_by": "queries", "notes": notes})

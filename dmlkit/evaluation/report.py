@@ -172,8 +172,9 @@ class Report(Document, frozen=True):
         *,
         epoch: int | None = None,
         question: Question | None = None,
+        notes: Sequence[str] = (),
     ) -> "Report":
-        """Build the report of an evaluation."""
+        """Build the report of an evaluation, with more notes than its own."""
         scores, per_query = evaluation.scores, evaluation.scores.per_query
         intervals = bootstrap_intervals(per_query, evaluation.labels)
         class_note = few_classes_note(len(evaluation.labels.unique())) if per_query else None
@@ -187,7 +188,7 @@ class Report(Document, frozen=True):
             intervals_by="classes",
             worst_classes=tuple(evaluation.worst_classes()[:LISTED] if per_query else ()),
             confusions=tuple(evaluation.confusions()[:LISTED]),
-            notes=(*scores.notes, *([class_note] if class_note else [])),
+            notes=(*scores.notes, *([class_note] if class_note else []), *notes),
             skipped=tuple(evaluation.faults),
             images=evaluation.fingerprint(),
             epoch=epoch,

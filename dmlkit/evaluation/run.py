@@ -164,9 +164,8 @@ def evaluate_scope(
         second = replace(second, **_with_fusion(scope.fusion, trained, ranks, dataset, embedded, embeddings, bar))
     evaluation = score_split(ranks, trained, embeddings, dataset, split=split, bar=bar, second=second)
     evaluation = _with_ranges(evaluation, run, trained if scope.images is None else own_model, ranks, bar)
-    report = Report.of(evaluation, str(path), split, epoch=trained.epoch, question=question)
     notes = random_notes(recipe) if trained.checkpoint == "pretrained" else _seen_notes(run, dataset)
-    report = report.model_copy(update={"notes": (*report.notes, *notes)})
+    report = Report.of(evaluation, str(path), split, epoch=trained.epoch, question=question, notes=notes)
     if ranks.is_global_zero:
         baseline = run.evaluations / f"{split}-pretrained.json"
         known = Report.read(baseline) if Report.is_at(baseline) else None

@@ -1,9 +1,12 @@
 """What pairs of patches contribute to a similarity: against double loops, other formulas and finite differences."""
 
+from collections.abc import Callable
 from math import cos, sin
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from dmlkit.backbones import SmallCNN
@@ -15,6 +18,9 @@ from dmlkit.identify.why import painted_falls, pair_contributions
 from dmlkit.manifolds import Euclidean, Lorentz, Manifold, Poincare, Sphere
 from dmlkit.model import EmbeddingModel
 from dmlkit.pooling import Avg, AvgMax, Cls, GeM, Max, Pooling
+from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import Cli
+from tests.processes import command_line, run_on_ranks
 
 A, B = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -137,3 +143,33 @@ def test_parts_of_a_hyperbolic_head_and_of_a_class_token():
     assert bool(contributions.values.isfinite().all())
     with pytest.raises(UserError, match="the class token, which is not pooled from patches"):
         pair_contributions(model_of(Pooled(Cls()), Sphere(8)), A, B)
+
+
+def test_the_command_explains_the_score_of_search(dmlkit: Cli, trained_once: Callable[..., Path], tmp_path: Path):
+    trained_run = trained_once(tmp_path / "trained")
+    dataset = RunFolder(trained_run).recipe().dataset.build("test")
+    for name, index in (("a", 0), ("b", 1)):
+        Image.fromarray(dataset.sample(index).permute(1, 2, 0).numpy()).save(tmp_path / f"{name}.png")
+    pair = tmp_path / "a.png", tmp_path / "b.png"
+    report = dmlkit("why", trained_run, *pair, "--json", "-o", tmp_path / "why.svg").json()
+    assert dmlkit("embed", trained_run, pair[0], "-o", tmp_path / "one").code == 0
+    searched = dmlkit("search", tmp_path / "one", pair[1], "--json").json()
+    (score,) = (neighbor["similarity"] for query in searched["queries"] for neighbor in query["neighbors"])
+    assert sum(map(sum, report["contributions"])) == pytest.approx(score, abs=1e-5)
+    assert "a.png" in (tmp_path / "why.svg").read_text() and report["threshold"] is None
+    shown = dmlkit("why", trained_run, *pair, "-n", "2")
+    best = max(max(row) for row in report["contributions"])
+    assert shown.code == 0 and f"{best:.4f}" in shown.out and "sum to the cosine" in shown.out
+    (tmp_path / "c.png").write_bytes(b"no image")
+    for bad, message in ((tmp_path, "this is a folder"), (tmp_path / "d.png", "no such file"), ("c", "c.png")):
+        dmlkit("why", trained_run, pair[0], tmp_path / "c.png" if bad == "c" else bad).refused(message)
+
+
+@pytest.mark.heavy
+def test_one_of_two_ranks_prints(trained_once: Callable[..., Path], tmp_path: Path):
+    trained_run = trained_once(tmp_path / "trained")
+    image, output = tmp_path / "a.png", tmp_path / "why.png"
+    Image.new("RGB", (32, 32), "red").save(image)
+    words = ("why", trained_run, image, image, "-o", output, "--device", "cpu")
+    printed = run_on_ranks(2, command_line, *map(str, words))
+    assert "".join(printed).count(f"written to {output}") == 1 and output.exists()
