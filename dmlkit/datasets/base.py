@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
@@ -17,7 +17,7 @@ from dmlkit.datasets.files.class_names import (
     several_labels,
     sharing_labels,
 )
-from dmlkit.datasets.files.dataset import Dataset, class_subset
+from dmlkit.datasets.files.dataset import Dataset, class_subset, with_classes
 from dmlkit.datasets.files.listing import LISTED_SPLITS, NO_QUERIES, ListedSplit, Listing
 from dmlkit.errors import OptionError, UserError, counted, option_errors, some_of, warn_once
 from dmlkit.files.image_file import MAX_PIXELS
@@ -25,7 +25,7 @@ from dmlkit.files.paths import DATA_CHECK, raise_faults
 from dmlkit.files.where import Where
 
 Split = Literal["train", "validation", "test", "all"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+SPLITS: tuple[Split, ...] = LISTED_SPLITS
 FOLDS = 4
 SHARE = 0.8  # of the images of a known class that are trained on, by default
 
@@ -39,14 +39,10 @@ def _two_different(levels: tuple[str, ...]) -> tuple[str, ...]:
 LevelNames = Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], ...], AfterValidator(_two_different)]
 
 
-def _kind_of_split(value: Any) -> str:
-    return "<time>" if isinstance(value, dict) else "<name>"
-
-
 Division = Annotated[
     Annotated[Literal["official", "halves", "reality_check", "all", "images"], Tag("<name>")]
     | Annotated[dict[Literal["time"], Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1), Tag("<time>")],
-    Discriminator(_kind_of_split),
+    Discriminator(lambda value: "<time>" if isinstance(value, dict) else "<name>"),
 ]
 
 
@@ -101,11 +97,6 @@ class DatasetConfig(ComponentConfig, frozen=True):
     def title(self) -> str:
         """What people call the data: the place of a user's own, the name of others."""
         return self.name if self.titled_by is None else str(getattr(self, self.titled_by))
-
-    @property
-    def level_names(self) -> tuple[str, ...] | None:
-        """Names of the levels of the classes, coarsest first; None if only the files tell."""
-        return self.levels or self.own_levels
 
     @property
     def label_separator(self) -> str | None:
@@ -191,10 +182,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """Return the samples of a split from a listing, see `build`; it is None for a dataset without files."""
         if self.tests_known and split != "all":
             images = self._known(listing, split).part(split)
-            names = self._of_run.names["train"] if self._of_run and split == "train" else ()
-            present = [name for name in names if name in images.class_names]
-            if present and present != list(images.class_names):  # proxies have the order that training had
-                images = class_subset(images, [images.class_names.index(name) for name in present])
+            if self._of_run and split == "train":  # in the order of the proxies
+                images = with_classes(images, self._of_run.names["train"])
         elif self._of_run is None or split == "all":
             images = self._divided(listing, split)
         else:
@@ -221,9 +210,11 @@ class DatasetConfig(ComponentConfig, frozen=True):
         if listing is None:
             raise OptionError("dataset.split", f"{self.split_text}: {self.name} has no files to divide; use official")
         raise_faults(listing.faults, DATA_CHECK)
-        if self._of_run is not None:
-            self._of_run.require(split)
-        listing = self._recorded_images(self._of_run, listing) if self._of_run else self._with_validation(listing)
+        if self._of_run is None:
+            listing = self._with_validation(listing)
+        else:
+            self._require(self._of_run, split)
+            listing = self._recorded_images(self._of_run, listing)
         if split == "validation" and not len(listing.rows_of(split)):
             raise OptionError("dataset.validation_fraction", "0.0 holds out no images for validation")
         return listing
@@ -233,7 +224,6 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
         Data with none of the run's images are other data, which are divided by their own rule.
         """
-        self._require_split_of(of_run)
         recorded, keys = of_run.images or {}, listing.keys()
         index_of = {key: index for index, split in enumerate(LISTED_SPLITS) for key in recorded.get(split, ())}
         if index_of.keys().isdisjoint(keys):
@@ -249,8 +239,9 @@ class DatasetConfig(ComponentConfig, frozen=True):
             warn_once(f"{self.title}: {are} in no split of {of_run.run}{why}, and left out: {some_of(others)}")
         return replace(listing, splits=splits)
 
-    def _require_split_of(self, of_run: SplitClasses) -> None:
-        """Raise an error if a run tests known classes and the dataset does not, or the other way around."""
+    def _require(self, of_run: SplitClasses, split: Split) -> None:
+        """Raise an error unless a run has classes of a split, and tests known classes if the dataset does."""
+        of_run.require(split)
         if self.tests_known != (of_run.images is not None) and self.split != "all":
             kind = "unseen classes" if self.tests_known else "known classes"
             raise OptionError(
@@ -276,15 +267,19 @@ class DatasetConfig(ComponentConfig, frozen=True):
                     f"all uses every class for training, so there are no {split} classes; use the split all",
                 )
             split = "all"
-        return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
+        if self.split != "reality_check" or split == "all":
+            return self._official(listing, split)
+        whole = self.load("all") if listing is None else listing.images("all")
+        if whole.query is not None:
+            raise OptionError("dataset.split", f"reality_check {NO_QUERIES}")
+        return class_subset(whole, class_fold(len(whole.class_names), self.fold)[split])
 
     def _recorded(self, of_run: SplitClasses, listing: Listing | None, split: Split) -> Dataset:
         """Return the samples of the classes that a run has in a split; report classes that the data gained or lost.
 
         Data with none of the run's classes are other data, which are divided by their own rule.
         """
-        of_run.require(split)
-        self._require_split_of(of_run)
+        self._require(of_run, split)
         if listing is None and (images := self._divided(None, split)).class_names == tuple(of_run.names[split]):
             return images  # samples that are rendered gain no classes
         whole = self.load("all") if listing is None else listing.images("all")
@@ -294,9 +289,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
             warn_once(f"{self.title}: has none of the classes of {of_run.run}, and is divided by its own rule")
             return self._divided(listing, split)
         wanted = [*of_run.names[split], *self._gained(of_run, new, split)]
-        index_of = {name: index for index, name in enumerate(whole.class_names)}
-        lost = [name for name in wanted if name not in index_of]
-        if lost:
+        present = {*whole.class_names}.intersection(wanted)
+        if lost := [name for name in wanted if name not in present]:
             kind = "training" if split == "train" else split
             text = (
                 f"{self.title}: lacks {len(lost)} of the {len(wanted)} {kind} classes of {of_run.run}: {some_of(lost)}"
@@ -304,15 +298,11 @@ class DatasetConfig(ComponentConfig, frozen=True):
             if len(lost) == len(wanted):
                 raise UserError(f"{text}; restore their {self.sample}s")
             warn_once(text)
-        present = [name for name in wanted if name in index_of]
-        chosen = set(present)
         if listing is None:
-            return class_subset(whole, [index_of[name] for name in present])
-        labels = [label for label, name in enumerate(listing.class_names) if name in chosen]
+            return with_classes(whole, wanted)
+        labels = [label for label, name in enumerate(listing.class_names) if name in present]
         images = listing.pick(np.isin(listing.labels, labels).nonzero()[0])
-        if split == "train" and list(images.class_names) != present:  # proxies have the order that training had
-            return class_subset(images, [images.class_names.index(name) for name in present])
-        return images
+        return with_classes(images, wanted) if split == "train" else images  # in the order of the proxies
 
     def _gained(self, of_run: SplitClasses, new: list[str], split: Split) -> list[str]:
         """Return which classes that a run does not know are added to one of its splits, and report them.
@@ -370,14 +360,6 @@ class DatasetConfig(ComponentConfig, frozen=True):
             held_out = count - cut
         classes = range(count - held_out) if split == "train" else range(count - held_out, count)
         return class_subset(whole, classes)
-
-    def _fold(self, listing: Listing | None, split: Split) -> Dataset:
-        whole = self.load("all") if listing is None else listing.images("all")
-        if split == "all":
-            return whole
-        if whole.query is not None:
-            raise OptionError("dataset.split", f"reality_check {NO_QUERIES}")
-        return class_subset(whole, class_fold(len(whole.class_names), self.fold)[split])
 
     def listed(self) -> Listing | None:
         """Return the listing of the dataset's files, with the split that the recipe asks for; see `listing`."""
@@ -440,17 +422,15 @@ def class_fold(count: int, fold: int) -> dict[Literal["train", "validation", "te
         >>> [(len(fold), fold[0], fold[-1]) for fold in folds.values()]
         [(75, 25, 99), (25, 0, 24), (100, 100, 199)]
     """
-    half = count // 2
-    size = half // FOLDS
+    half, size = count // 2, count // 2 // FOLDS
     if size < 2:
         raise OptionError(
             "dataset.split", f"reality_check needs at least {4 * FOLDS} classes, got {count}; use split: official"
         )
     end = fold * half // FOLDS
-    validation = sorted(label % half for label in range(end - size, end))
-    held_out = set(validation)
+    validation = {label % half for label in range(end - size, end)}
     return {
-        "train": [label for label in range(half) if label not in held_out],
-        "validation": validation,
+        "train": sorted({*range(half)} - validation),
+        "validation": sorted(validation),
         "test": list(range(half, count)),
     }

@@ -1,7 +1,7 @@
 """Cars196 dataset: 196 models of cars."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -69,8 +69,9 @@ CarsRow = tuple[str, str, int]
 """Place of an image in a list, its name relative to the root, and its model, from 1."""
 
 
-def to_listing(rows: ListedRows, images: Iterator[CarsRow], names: list[str]) -> Listing:
+def to_listing(rows: ListedRows, images: Iterable[CarsRow], class_names: Iterable[str]) -> Listing:
     """Return the listing of the images; report models outside 1..C, where C is the number of names."""
+    names = [str(name) for name in class_names]
     for where, name, model in images:
         if 1 <= model <= len(names):
             rows.add(where, name, model - 1, "train" if model <= TRAINING_CLASSES else "test")
@@ -82,47 +83,40 @@ def to_listing(rows: ListedRows, images: Iterator[CarsRow], names: list[str]) ->
 def from_annotations(folder: Path) -> Listing:
     """Read ``cars_annos.mat`` next to ``car_ims/``."""
     rows = ListedRows(folder)
-    contents = read_mat(folder / "cars_annos.mat", ("annotations", "class_names"), rows.faults)
-    annotations = mat_rows(folder / "cars_annos.mat", contents, "relative_im_path", "", rows.faults)
-    return to_listing(rows, annotations, [str(name) for name in contents.get("class_names", ())])
+    path = folder / "cars_annos.mat"
+    contents = read_mat(path, ("annotations", "class_names"), rows.faults)
+    images = mat_rows(path, contents, "relative_im_path", "", rows.faults)
+    return to_listing(rows, images, contents.get("class_names", ()))
 
 
 def from_devkit(folder: Path) -> Listing:
     """Read ``devkit/`` next to the two folders of images and the published test labels."""
     rows = ListedRows(folder)
-    meta = read_mat(folder / "devkit" / "cars_meta.mat", ("class_names",), rows.faults)
-
-    def images() -> Iterator[CarsRow]:
-        for path, directory in (
-            (folder / "devkit" / "cars_train_annos.mat", "cars_train/"),
-            (folder / "cars_test_annos_withlabels.mat", "cars_test/"),
-        ):
-            contents = read_mat(path, ("annotations",), rows.faults)
-            yield from mat_rows(path, contents, "fname", directory, rows.faults)
-
-    return to_listing(rows, images(), [str(name) for name in meta.get("class_names", ())])
+    meta, images = read_mat(folder / "devkit" / "cars_meta.mat", ("class_names",), rows.faults), list[CarsRow]()
+    for part, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+        contents = read_mat(folder / file, ("annotations",), rows.faults)
+        images += mat_rows(folder / file, contents, "fname", f"cars_{part}/", rows.faults)
+    return to_listing(rows, images, meta.get("class_names", ()))
 
 
 def from_kaggle(folder: Path) -> Listing:
     """Read ``names.csv`` and ``anno_{train,test}.csv``: name, box, model; images in folders named after the models."""
     rows = ListedRows(folder)
     names = [line.strip().strip('"') for line in read_lines(folder / "names.csv", rows.faults) if line.strip()]
-
-    def images() -> Iterator[CarsRow]:
-        for split in ("train", "test"):
-            path = folder / f"anno_{split}.csv"
-            for line, text in enumerate(read_lines(path, rows.faults), start=1):
-                cells: list[str] = []
-                with suppress(csv.Error):  # a cell has more than 131 072 characters
-                    cells = next(csv.reader([text]), [])
-                model = whole_number(cells[-1].strip()) if len(cells) > 1 else None
-                if model is None:
-                    rows.faults.append(f"{path}:{line}: got {text!r}, expected name,x1,y1,x2,y2,class")
-                    continue
-                name = names[model - 1].replace("/", "-") if 1 <= model <= len(names) else ""
-                yield f"{path}:{line}", f"car_data/car_data/{split}/{name}/{cells[0]}", model
-
-    return to_listing(rows, images(), names)
+    images = list[CarsRow]()
+    for split in ("train", "test"):
+        path = folder / f"anno_{split}.csv"
+        for line, text in enumerate(read_lines(path, rows.faults), start=1):
+            cells = list[str]()
+            with suppress(csv.Error):  # a cell has more than 131 072 characters
+                cells = next(csv.reader([text]), [])
+            model = whole_number(cells[-1].strip()) if len(cells) > 1 else None
+            if model is None:
+                rows.faults.append(f"{path}:{line}: got {text!r}, expected name,x1,y1,x2,y2,class")
+                continue
+            name = names[model - 1].replace("/", "-") if 1 <= model <= len(names) else ""
+            images.append((f"{path}:{line}", f"car_data/car_data/{split}/{name}/{cells[0]}", model))
+    return to_listing(rows, images, names)
 
 
 LAYOUTS = {"cars_annos.mat": from_annotations, "devkit": from_devkit, "anno_train.csv": from_kaggle}

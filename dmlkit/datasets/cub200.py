@@ -58,17 +58,15 @@ def from_lists(folder: Path) -> Listing:
     paths = numbered(folder / "images.txt", rows.faults)
     for number in sorted(set(paths) ^ set(labels)):
         rows.faults.append(f"{folder}: image {number} is in only one of images.txt and image_class_labels.txt")
-    listed = [(number, whole_number(labels[number])) for number in paths if number in labels]
-    rows.faults += [
-        f"{folder / 'image_class_labels.txt'}: image {number} has class {labels[number]!r}; expected a number"
-        for number, label in listed
-        if label is None
-    ]
-    labeled = [(number, label) for number, label in listed if label is not None]
-    classes = sorted({label for _, label in labeled})
-    position = {label: index for index, label in enumerate(classes)}
-    for number, label in labeled:
-        rows.add(f"{folder / 'images.txt'}: image {number}", paths[number], position[label], part_of(label))
+    listed = {number: whole_number(labels[number]) for number in paths if number in labels}
+    classes = sorted({label for label in listed.values() if label is not None})
+    for number, label in listed.items():
+        if label is not None:
+            where = f"{folder / 'images.txt'}: image {number}"
+            rows.add(where, paths[number], classes.index(label), part_of(label))
+        else:
+            where = f"{folder / 'image_class_labels.txt'}: image {number}"
+            rows.faults.append(f"{where} has class {labels[number]!r}; expected a number")
     return rows.listing([names.get(label, str(label)) for label in classes])
 
 
@@ -87,9 +85,10 @@ def numbered(path: Path, faults: list[str]) -> dict[int, str]:
 
 def from_folders(images: Path) -> Listing:
     """List the images below ``images/NNN.Name/``; the number determines the split."""
-    numbers = {folder: re.match(r"\d+", folder.name) for folder in class_folders(images)}
-    classes: list[tuple[Path, ListedSplit]]
-    classes = [(folder, part_of(int(number[0]))) for folder, number in numbers.items() if number]
-    wrong = [folder for folder, number in numbers.items() if not number]
-    faults = [f"{folder}: expected a class folder such as 001.Black_footed_Albatross" for folder in wrong]
+    classes, faults = list[tuple[Path, ListedSplit]](), list[str]()
+    for folder in class_folders(images):
+        if number := re.match(r"\d+", folder.name):
+            classes.append((folder, part_of(int(number[0]))))
+        else:
+            faults.append(f"{folder}: expected a class folder such as 001.Black_footed_Albatross")
     return class_listing(images, classes, faults=faults)

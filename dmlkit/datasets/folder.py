@@ -39,15 +39,13 @@ class FolderConfig(DatasetConfig, frozen=True):
             raise OptionError("dataset.root", f"{root}: {NO_CLASS_FOLDERS}")
         hint = other_lists(root)
         try:
-            listing = self._of_folders(root)
+            listing = split_folders(root, self.levels) if is_split(root) else self._halves(root)
         except OptionError as error:
             raise OptionError(error.key, f"{error.message}; {hint}" if hint else error.message) from None
         (listing.faults or listing.notes).extend([hint] if hint else [])
         return listing
 
-    def _of_folders(self, root: Path) -> Listing:
-        if is_split(root):
-            return split_folders(root, self.levels)
+    def _halves(self, root: Path) -> Listing:
         classes, faults = nested_folders(root, self.levels)
         labels = [class_label(folder, self.levels) for folder in classes]
         names = list(dict.fromkeys(label for label in labels if label is not None))
@@ -63,9 +61,21 @@ class FolderConfig(DatasetConfig, frozen=True):
         return super().images_of(listing, split)
 
     def check_depth(self) -> None:
-        """Check that there are classes to train and to test on, or none deeper that were probably meant."""
-        if not self.levels and (message := deeper_classes(Path(self.root))):
-            raise OptionError("dataset.root", message)
+        """Raise an error if there are too few classes, but folders with several below, as of an unpacked archive."""
+        root = Path(self.root)
+        splits = [split for split in (root / "train", root / "test") if split.is_dir()]
+        for top in [] if self.levels else splits or [root]:
+            outer, *inner = folder_levels(top)
+            deeper = next((level[0].parent for level in inner if len(level) > 1), None)
+            if deeper is None or len(outer) >= (2 if splits else 4):
+                continue
+            least, way = "2 to train on and 2 to test on", f"give {deeper}, which has several"
+            if splits:
+                least, way = "2", f"move the folders of {deeper} to {top}, if they are the classes"
+            elif len(outer) > 1:
+                way = f"if the classes are those in {deeper}, give it, or name the levels of folders in dataset.levels"
+            has = f"{counted(len(outer), 'class', 'classes')}, {some_of([folder.name for folder in outer])}"
+            raise OptionError("dataset.root", f"{top}: has {has}; expected at least {least}: {way}")
 
 
 def is_split(root: Path) -> bool:
@@ -75,15 +85,13 @@ def is_split(root: Path) -> bool:
 
 def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:
     """List the images of ROOT/train/CLASS, ROOT/test/CLASS and, if it exists, ROOT/validation/CLASS."""
-    classes: list[tuple[Path, ListedSplit]] = []
-    faults: list[str] = []
-    splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
     for absent, present in (("test", "train"), ("train", "test")):
-        if absent not in splits:
+        if not (root / absent).is_dir():
             raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {absent!r}; add it")
-    for split in splits:
-        folders, wrong = nested_folders(root / split, levels)
-        classes.extend((folder, split) for folder in folders)
+    classes, faults = list[tuple[Path, ListedSplit]](), list[str]()
+    for split in LISTED_SPLITS:
+        folders, wrong = nested_folders(root / split, levels) if (root / split).is_dir() else ([], [])
+        classes += [(folder, split) for folder in folders]
         faults += wrong
     return class_listing(root, classes, levels, faults)
 
@@ -105,11 +113,10 @@ def class_listing(
     """List the images of class folders; report folders without images and names that are not UTF-8."""
     rows = ListedRows(root)
     rows.faults += faults
-    if not classes and rows.faults:
-        more = f" ({len(rows.faults) - 1} more folders are wrong)" if len(rows.faults) > 1 else ""
-        raise OptionError("dataset.levels" if levels else "dataset.root", f"{rows.faults[0]}{more}")
     if not classes:
-        raise OptionError("dataset.root", f"{root}: {NO_CLASSES}")
+        first, *others = rows.faults or [f"{root}: {NO_CLASSES}"]
+        more = f" ({len(others)} more folders are wrong)" if others else ""
+        raise OptionError("dataset.levels" if levels and rows.faults else "dataset.root", f"{first}{more}")
     left_out = LeftOut(root)
     count_outside(root, [folder for folder, _ in classes], left_out)
     labels: dict[str, int] = {}
@@ -186,24 +193,6 @@ def folder_levels(root: Path) -> list[list[Path]]:
     ):
         levels.append(class_folders(levels[-1][0]))
     return levels
-
-
-def deeper_classes(root: Path) -> str | None:
-    """Return that a folder has too few classes, but folders with several below, as of an unpacked archive; or None."""
-    splits = [split for split in (root / "train", root / "test") if split.is_dir()]
-    for top in splits or [root]:
-        outer, *inner = folder_levels(top)
-        deeper = next((level[0].parent for level in inner if len(level) > 1), None)
-        if deeper is None or len(outer) >= (2 if splits else 4):
-            continue
-        text = f"{top}: has {counted(len(outer), 'class', 'classes')}, {some_of([folder.name for folder in outer])}"
-        if splits:
-            return f"{text}; expected at least 2: move the folders of {deeper} to {top}, if they are the classes"
-        way = f"give {deeper}, which has several"
-        if len(outer) > 1:
-            way = f"if the classes are those in {deeper}, give it, or name the levels of folders in dataset.levels"
-        return f"{text}; expected at least 2 to train on and 2 to test on: {way}"
-    return None
 
 
 def count_outside(root: Path, classes: Iterable[Path], left_out: LeftOut) -> None:

@@ -239,20 +239,15 @@ def distinct_characters() -> tuple[str, ...]:
     from matplotlib.ft2font import FT2Font
 
     shared = set.intersection(*(set(FT2Font(str(font_folder() / face)).get_charmap()) for face in FACES))
-    seen: set[bytes] = set()
-    distinct: list[str] = []
-    for code in sorted(shared):
-        character = chr(code)
-        if unicodedata.category(character)[0] not in "LNS":
-            continue
-        canvas = Image.new("L", (64, 64), 0)
-        ImageDraw.Draw(canvas).text((32, 32), character, fill=255, font=font(FACES[0], 32), anchor="mm")
-        looks = canvas.tobytes()
-        if looks not in seen and canvas.getbbox():
-            seen.add(looks)
-            distinct.append(character)
-    order = np.random.default_rng(VERSION).permutation(len(distinct))
-    return tuple(distinct[index] for index in order)
+    distinct: dict[bytes, str] = {}
+    for character in map(chr, sorted(shared)):
+        if unicodedata.category(character)[0] in "LNS":
+            canvas = Image.new("L", (64, 64), 0)
+            ImageDraw.Draw(canvas).text((32, 32), character, fill=255, font=font(FACES[0], 32), anchor="mm")
+            if canvas.getbbox():
+                distinct.setdefault(canvas.tobytes(), character)
+    characters = [*distinct.values()]
+    return tuple(characters[index] for index in np.random.default_rng(VERSION).permutation(len(characters)))
 
 
 def long_tail(labels: Tensor, ratio: float) -> Tensor:
@@ -266,12 +261,10 @@ def long_tail(labels: Tensor, ratio: float) -> Tensor:
         >>> labels[long_tail(labels, 4)].bincount().tolist()
         [16, 8, 4]
     """
-    classes = int(labels.max()) + 1
-    rows = [
-        class_rows[: round(len(class_rows) * ratio ** (-label / max(1, classes - 1)))]
-        for label in range(classes)
-        for class_rows in [(labels == label).nonzero()[:, 0]]
-    ]
+    sizes, rows = labels.bincount().tolist(), list[Tensor]()
+    for label, size in enumerate(sizes):
+        kept = round(size * ratio ** (-label / max(1, len(sizes) - 1)))
+        rows.append((labels == label).nonzero()[:kept, 0])
     return torch.cat(rows).sort().values
 
 

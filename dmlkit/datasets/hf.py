@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -76,20 +76,16 @@ class HfConfig(DatasetConfig, frozen=True):
         if has_splits:
             columns["split"] = [split for split, part in parts.items() for _ in range(len(part))]
         table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-        rows = TableRows(ImageTable(table, root, root))
-        listing = rows.listing()
-        places = np.array([(index, row) for index, part in enumerate(parts.values()) for row in range(len(part))])
-        images = [undecoded(part, self.image) for part in parts.values()]
-        return HfListing(**vars(listing), parts=images, places=places[rows.keep])
+        images = {split: undecoded(part, self.image) for split, part in parts.items()}
+        return HfListing(**vars(TableRows(ImageTable(table, root, root)).listing()), parts=images)
 
 
 @dataclass(frozen=True)
 class HfListing(Listing):
     """Listing of the images of a dataset of the library ``datasets``."""
 
-    parts: Sequence[Any] = field(kw_only=True)
+    parts: Mapping[str, Any] = field(kw_only=True)
     """The image column of each split, whose cells have ``bytes`` or a ``path``."""
-    places: np.ndarray = field(kw_only=True)  # (N, 2) int64, position in ``parts`` and row
 
     def pick(self, rows: np.ndarray) -> "HfImages":
         return HfImages(self, rows)
@@ -100,16 +96,16 @@ class HfImages(ListedImages):
 
     def __init__(self, listing: HfListing, rows: np.ndarray) -> None:
         super().__init__(listing, rows)
-        self.root, self.parts, self.places = listing.root, listing.parts, listing.places[rows]
+        self.root, self.parts = listing.root, listing.parts
 
     def file(self, index: int) -> None:
         return None
 
     def sample(self, index: int) -> Tensor:
         path = self.paths[index]
-        part, row = map(int, self.places[index])
+        *_, split, row = Path(path).parts
         with decoding(path):
-            (cell,) = self.parts[part][row].values()
+            (cell,) = self.parts[split][int(row)].values()
             return decode_image(path, _content(path, cell, self.root), None, self.max_pixels)
 
 
@@ -137,23 +133,19 @@ def open_parts(root: Path) -> dict[str, Any]:
     library: Any = import_module("datasets")
     library.disable_progress_bars()
     suffixes = {path.suffix.lower() for path in root.rglob("*") if path.is_file()}
-    kind = "parquet" if ".parquet" in suffixes else "imagefolder" if suffixes & set(EXTENSIONS) else None
+    kind = "parquet" if is_file or ".parquet" in suffixes else "imagefolder" if suffixes & set(EXTENSIONS) else None
+    is_saved = any((root / name).is_file() for name in SAVED)
+    if not is_saved and kind is None:
+        raise OptionError(
+            "dataset.root", f"{root}: no dataset; expected a folder of save_to_disk, Parquet files or images"
+        )
     try:
-        if is_file:
-            loaded = library.load_dataset("parquet", data_files=str(root))
-        elif any((root / name).is_file() for name in SAVED):
+        if is_saved:
             loaded = library.load_from_disk(str(root))
-        elif kind is not None:
-            loaded = library.load_dataset(kind, data_dir=str(root))
         else:
-            raise OptionError(
-                "dataset.root", f"{root}: no dataset; expected a folder of save_to_disk, Parquet files or images"
-            )
-    except OptionError:
-        raise
+            loaded = library.load_dataset(kind, **{"data_files" if is_file else "data_dir": str(root)})
     except Exception as error:  # the library raises many kinds
-        reason = first_line(error)
-        raise OptionError("dataset.root", f"{root}: cannot read this dataset: {reason}") from error
+        raise OptionError("dataset.root", f"{root}: cannot read this dataset: {first_line(error)}") from error
     return dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
 
 
@@ -201,13 +193,13 @@ def stored_features(path: Path) -> dict[str, bool]:
 
 def check_columns(part: Any, split: str, root: Path, image: str, label: str) -> None:
     """Raise an `OptionError` unless a split has a column of images and one of labels, of types that can be read."""
+    library: Any = import_module("datasets")
     features = part.features
     for key, name in (("image", image), ("label", label)):
         if name not in features:
             raise OptionError(
                 f"dataset.{key}", f"{root}: {split} has no column {name!r}; expected one of {', '.join(features)}"
             )
-    library: Any = import_module("datasets")
     if not isinstance(features[image], library.Image):
         kind = type(features[image]).__name__
         raise OptionError("dataset.image", f"{root}: column {image!r} of {split} has type {kind}, expected Image")

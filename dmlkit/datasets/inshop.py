@@ -71,15 +71,11 @@ def from_list(path: Path, top: Path, images: str | None) -> Listing:
     shared = {item for split, item in items if split == "train"} & {item for split, item in items if split == "test"}
     rows.faults += [f"{path}: garment {item} is in both train and test; expected only one" for item in sorted(shared)]
     kind_of = [kinds.get(label, "") for label in range(len(items))]
-    kind_names = sorted(set(kind_of))
-    masks = {
-        status: np.array([row_status == status for row_status in statuses], dtype=bool) for status in SPLIT_OF_STATUS
-    }
     return rows.listing(
         [item for _, item in items],
-        query=masks["query"],
-        gallery=masks["gallery"],
-        super_classes=np.array([kind_names.index(kind) for kind in kind_of], dtype=np.int64),
+        query=np.array([status == "query" for status in statuses], dtype=bool),
+        gallery=np.array([status == "gallery" for status in statuses], dtype=bool),
+        super_classes=np.unique(kind_of, return_inverse=True)[1],
     )
 
 

@@ -53,7 +53,6 @@ class SopConfig(DatasetConfig, frozen=True):
 def from_lists(folder: Path) -> Listing:
     """List the images of the two lists, with products in the order of their ids."""
     rows = ListedRows(folder)
-    products: list[int] = []
     kinds: dict[int, int] = {}
     splits: tuple[ListedSplit, ...] = ("train", "test")
     for split in splits:
@@ -64,12 +63,9 @@ def from_lists(folder: Path) -> Listing:
             if len(cells) < COLUMNS or image is None or product is None or kind is None:
                 rows.faults.append(f"{path}:{line}: got {text!r}, expected image_id class_id super_class_id path")
                 continue
-            name = cells[-1]
-            if rows.add(f"{path}:{line}", name, product, split):
-                products.append(product)
+            if rows.add(f"{path}:{line}", cells[-1], product, split):
                 kinds[product] = kind
-    classes, labels = np.unique(np.array(products, dtype=np.int64), return_inverse=True)
+    products, labels = np.unique(np.array(rows.labels, dtype=np.int64), return_inverse=True)
     rows.labels = labels.tolist()
-    kind_of = np.array([kinds[product] for product in classes], dtype=np.int64)
-    super_classes = np.unique(kind_of, return_inverse=True)[1]
-    return rows.listing([str(product) for product in classes], super_classes=super_classes)
+    super_classes = np.unique([kinds[product] for product in products], return_inverse=True)[1]
+    return rows.listing([str(product) for product in products], super_classes=super_classes)

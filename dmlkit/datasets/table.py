@@ -1,7 +1,7 @@
 """Dataset of a table of images, CSV or Parquet, with a path and a label per row, and the checks of its cells."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -105,21 +105,15 @@ class TableConfig(DatasetConfig, frozen=True):
         wanted, adds_classes = {*of_run.names[split]}, self.new_classes == "test" and split == "test"
         is_lost = listing is not None and wanted.isdisjoint(listing.class_names) and not adds_classes
         if self.where is not None and is_lost:
-            self._refuse_where(self.where, wanted, f"the {split} classes of {of_run.run}")
+            whole = self.model_copy(update={"where": None}).table()
+            labels = text_column(whole.table, str(whole.file), "label").to_pylist()
+            rows = [row for row, text in enumerate(labels) if label_in(text, self.levels, self.separator) in wanted]
+            if rows:  # none of which fulfills the conditions: the error names their values
+                kept = whole.kept(rows).table
+                cells = cells_of({name: kept[name] for name in kept.column_names})
+                place = f"{whole.file}, the {split} classes of {of_run.run}"
+                Where.of(self.where).rows(cells, place, len(rows))
         return super()._recorded(of_run, listing, split)
-
-    def _refuse_where(self, where: str, classes: Collection[str], title: str) -> None:
-        """Raise a `UserError` with the values of the images of some classes, none of which fulfills the conditions.
-
-        Do nothing if the table has no such images.
-        """
-        whole = self.model_copy(update={"where": None}).table()
-        labels = text_column(whole.table, str(whole.file), "label").to_pylist()
-        rows = [row for row, text in enumerate(labels) if label_in(text, self.levels, self.separator) in classes]
-        if rows:
-            kept = whole.kept(rows).table
-            cells = cells_of({name: kept[name] for name in kept.column_names})
-            Where.of(where).rows(cells, f"{whole.file}, {title}", len(rows))
 
     @model_validator(mode="after")
     def _has_paths_or_sets(self) -> "TableConfig":
@@ -198,8 +192,12 @@ class TableRows:
         times = text_column(self.table, str(self.file), "time") if "time" in self.table.column_names else None
         self._refuse_repeated(names, labels, boxes)
         keep = self.keep.nonzero()[0]
-        masks = [None if mask is None else mask[keep] for mask in (query, gallery)]
-        self._check_search(*masks)
+        query, gallery = (None if mask is None else mask[keep] for mask in (query, gallery))
+        for mask, name, other in ((query, "query", gallery), (gallery, "gallery", query)):
+            if mask is not None and other is not None and other.any() and not mask.any():
+                self.faults.append(
+                    f"{self.file}: no row has {name} true; mark at least one, or remove the columns query and gallery"
+                )
         super_classes = self._super_classes(labels, len(class_names))
         return Listing(
             self.root,
@@ -207,8 +205,8 @@ class TableRows:
             labels[keep],
             class_names,
             splits[keep],
-            query=masks[0],
-            gallery=masks[1],
+            query=query,
+            gallery=gallery,
             super_classes=super_classes,
             groups=None if groups is None else groups[keep],
             boxes=None if boxes is None else boxes[keep],
@@ -245,7 +243,6 @@ class TableRows:
         import pyarrow as pa
 
         compute = arrow_compute()
-
         names = text_column(self.table, str(self.file), "path")
         self._refuse(rows_where(compute.is_null(names)), "no path")
         suspects = rows_where(compute.fill_null(compute.match_substring_regex(names, SUSPICIOUS), False))
@@ -269,15 +266,15 @@ class TableRows:
         labels = {text: label_in(text, self.levels, self.separator) for text in texts}
         counts = dict(zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True))
         self.notes += label_notes(counts, str(self.file), labels.__getitem__)
-        faults: dict[str, str] = {}
-        for text, label in labels.items():
+        faults: dict[int, str] = {}
+        for code, (text, label) in enumerate(labels.items()):
             fault = path_fault(label, self.levels) if label is not None and self.levels else None
             if label is not None and self.separator is not None:  # b|a is the set a|b
                 labels[text], fault = label_set(label, self.separator)
             if fault is not None:
-                faults[text] = fault
-        for row in np.isin(codes, [code for code, text in enumerate(texts) if text in faults]).nonzero()[0].tolist():
-            self.faults.append(f"{self.where(row)}: {faults[texts[codes[row]]]}")
+                faults[code] = fault
+        for row in np.isin(codes, [*faults]).nonzero()[0].tolist():
+            self.faults.append(f"{self.where(row)}: {faults[codes[row]]}")
             self.keep[row] = False
         names = list(dict.fromkeys(label for label in labels.values() if label is not None))
         position = {names[index]: rank for rank, index in enumerate(self._order(names))}
@@ -332,13 +329,6 @@ class TableRows:
                 self._refuse((codes == code).nonzero()[0], f"{name} {value!r}; expected true or false")
         return np.array([TRUTHS.get(value.lower(), False) for value in values], dtype=bool)[codes]
 
-    def _check_search(self, query: np.ndarray | None, gallery: np.ndarray | None) -> None:
-        for mask, name, other in ((query, "query", gallery), (gallery, "gallery", query)):
-            if mask is not None and other is not None and other.any() and not mask.any():
-                self.faults.append(
-                    f"{self.file}: no row has {name} true; mark at least one, or remove the columns query and gallery"
-                )
-
     def _boxes(self) -> np.ndarray | None:
         if BOX[0] not in self.table.column_names:
             return None
@@ -361,7 +351,6 @@ class TableRows:
     def _refuse_repeated(self, names: Any, labels: np.ndarray, boxes: np.ndarray | None) -> None:
         """Report images listed twice, which would find themselves; another box is another image."""
         compute = arrow_compute()
-
         plain = compute.replace_substring_regex(names, r"(^|/)(\.?/)+", r"\1")  # ./a.jpg and b//a.jpg
         codes = plain.dictionary_encode().indices.fill_null(-1).to_numpy()
         rows = (np.bincount(codes + 1, minlength=1)[codes + 1] > 1).nonzero()[0]

@@ -64,9 +64,8 @@ class VectorsConfig(DatasetConfig, frozen=True):
         if (rows.labels < 0).all():
             message = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
             raise OptionError("dataset.labels", message)
-        listing = VectorListing(**vars(rows), vectors=vectors)
-        listing.faults.extend(_faults(vectors))
-        return listing
+        rows.faults.extend(_faults(vectors))
+        return VectorListing(**vars(rows), vectors=vectors)
 
     def unlabeled(self, path: Path) -> "Vectors":
         if path.is_dir() and not (path / "manifest.json").exists():
@@ -143,7 +142,6 @@ class Vectors(Dataset):
 
 def _column(vectors: VectorFile, name: str, key: str) -> Any:
     """Return one value per vector, from an .npy file or a column."""
-
     if not name.endswith(".npy"):
         known = vectors.columns.column_names
         if name not in known:

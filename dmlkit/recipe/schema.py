@@ -297,7 +297,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             yield key, f"got {chosen}, of which smaller is better; expected a metric where larger is better"
 
     def _metrics_that_do_not_fit(self) -> Faults:
-        known, seen = self.dataset.level_names, set[str]()
+        known, seen = self.dataset.levels or self.dataset.own_levels, set[str]()  # None if only the files tell
         for index, metric in enumerate(self.metrics):
             for name in metric.names():
                 if name in seen:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dmlkit.backbones.parts import FirstBlocks, LastBlocks
 from dmlkit.backbones.tuning import LastBlocksConfig, NoTuningConfig, StoredOutput
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import Dataset, PickedSamples, ReplacedSamples
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.datasets.files.samples import VectorSamples
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import OptionError, counted
@@ -30,7 +30,7 @@ from dmlkit.vectors.store import ID, VectorStore, image_keys, keys_of, stored_mo
 from dmlkit.vectors.trained import TrainedModel
 
 
-class CachedFeatures(ReplacedSamples):
+class CachedFeatures(Dataset):
     """Dataset of features in place of images.
 
     Args:
@@ -40,7 +40,9 @@ class CachedFeatures(ReplacedSamples):
     in_memory = True
 
     def __init__(self, dataset: Dataset, store: VectorStore, rows: Values) -> None:
-        super().__init__(dataset)
+        names = ("query", "gallery", "groups", "levels", "separator")
+        others: dict[str, Any] = {name: getattr(dataset, name) for name in names}
+        super().__init__(dataset.labels, dataset.class_names, dataset.paths, **others)
         self.dataset, self.files = dataset, [store.path / name for name in store.parts]
         self.views = len(rows) // len(dataset)
         (self.num_features,) = store.shapes["points"]

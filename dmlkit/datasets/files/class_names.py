@@ -49,13 +49,10 @@ class SplitClasses(NamedTuple):
         """Raise a `UserError` unless the run has classes of a split."""
         if self.names[split]:
             return
+        why = f"without {split} classes; train with dataset.validation_fraction above 0"
         if not self.names["test"]:
-            raise UserError(
-                f"{self.run}: was trained on every class of its dataset, so it has no {split} classes{self.reference}"
-            )
-        raise UserError(
-            f"{self.run}: was trained without {split} classes; train with dataset.validation_fraction above 0"
-        )
+            why = f"on every class of its dataset, so it has no {split} classes{self.reference}"
+        raise UserError(f"{self.run}: was trained {why}")
 
 
 def path_fault(name: str, levels: Sequence[str]) -> str | None:
@@ -139,9 +136,8 @@ def members_of(names: Sequence[str], separator: str) -> tuple[list[str], np.ndar
     labels = sorted({label for parts in sets for label in parts})
     index_of = {label: index for index, label in enumerate(labels)}
     members = np.zeros((len(sets), len(labels)), dtype=bool)
-    members[
-        [row for row, parts in enumerate(sets) for _ in parts], [index_of[label] for parts in sets for label in parts]
-    ] = True
+    for row, parts in enumerate(sets):
+        members[row, [index_of[label] for label in parts]] = True
     return labels, members
 
 

@@ -130,22 +130,6 @@ class Dataset(ABC):
         return self.sample(index), int(self.labels[index])
 
 
-class ReplacedSamples(Dataset):
-    """Other samples in place of those of a dataset, with the same labels and names."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        super().__init__(
-            dataset.labels,
-            dataset.class_names,
-            dataset.paths,
-            query=dataset.query,
-            gallery=dataset.gallery,
-            levels=dataset.levels,
-            groups=dataset.groups,
-            separator=dataset.separator,
-        )
-
-
 class PickedSamples(Dataset):
     """Some samples (n,) of a dataset, with labels (n,) of their own.
 
@@ -247,13 +231,10 @@ def search_faults(images: Dataset, split: str, where: str) -> tuple[str | None, 
         return f"{where}: nothing to find in the {split} split: {absent}", []
     notes: list[str] = []
     if alone:
-        notes.append(
-            f"{where}: {len(alone)} {classes} have no second {sample} to find, so theirs are searched but are no "
-            f"queries: {some_of(alone)}"
-            if images.gallery is None
-            else f"{where}: {len(alone)} {classes} have no {sample} in the gallery, so theirs are no queries: "
-            f"{some_of(alone)}"
-        )
+        reason = f"no {sample} in the gallery, so theirs are"
+        if images.gallery is None:
+            reason = f"no second {sample} to find, so theirs are searched but are"
+        notes.append(f"{where}: {len(alone)} {classes} have {reason} no queries: {some_of(alone)}")
     if grouped:
         notes.append(
             f"{where}: {len(grouped)} {classes} have all {sample}s in one group (camera, burst, video), which are not "
@@ -269,6 +250,13 @@ def class_subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
     labels = relabel[dataset.labels]
     rows = (labels >= 0).nonzero()[:, 0]
     return PickedSamples(dataset, rows, labels[rows], classes)
+
+
+def with_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
+    """Return the samples of the classes ``names`` in this order, without those that it lacks; all if it lacks all."""
+    index_of = {name: index for index, name in enumerate(dataset.class_names)}
+    classes = [index_of[name] for name in names if name in index_of]
+    return dataset if classes in ([], [*range(len(index_of))]) else class_subset(dataset, classes)
 
 
 def evenly_spread(values: Tensor, count: int) -> Tensor:

@@ -180,21 +180,15 @@ class VideoFrames(Dataset):
         if self.last < 0:
             self.decoded = self._decode()
         self.last = index
-        for seconds, pixels in self.decoded:
-            if seconds >= self.times[index]:
-                return pixels()
+        for frame in self.decoded:
+            if frame.time >= self.times[index]:
+                return upright(frame)
         raise BadImageError(f"{self.paths[index]}: cannot read this frame: the video ends before it")
 
-    def _decode(self) -> Iterator[tuple[float, Any]]:
-        """Yield the time of each frame, and a function that returns its pixels (3, H, W), upright."""
-        try:
-            with _opened(self.path) as video:
-                for frame in video.decode(video=0):
-                    yield frame.time, lambda frame=frame: upright(frame)
-        except UserError:
-            raise
-        except Exception as error:  # PyAV has many kinds, and some are only Exception
-            raise BadImageError(f"{self.path}: cannot decode this video: {_reason(error)}") from error
+    def _decode(self) -> Iterator[Any]:
+        """Yield the frames."""
+        with _video(self.path, BadImageError, "decode") as video:
+            yield from video.decode(video=0)
 
 
 def upright(frame: Any) -> Tensor:
@@ -205,14 +199,9 @@ def upright(frame: Any) -> Tensor:
 
 def _frame_times(path: Path) -> list[float]:
     """Return the times in seconds of the frames to read, without decoding any."""
-    try:
-        with _opened(path) as video:
-            packets = video.demux(video=0) if video.streams.video else ()
-            times = sorted(float(packet.pts * packet.time_base) for packet in packets if packet.pts is not None)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: cannot read this video: {_reason(error)}") from error
+    with _video(path, UserError, "read") as video:
+        packets = video.demux(video=0) if video.streams.video else ()
+        times = sorted(float(packet.pts * packet.time_base) for packet in packets if packet.pts is not None)
     if not times:
         raise UserError(f"{path}: this video has no frames")
     step = max(1 / FRAMES_PER_SECOND, (times[-1] - times[0]) / (MOST_FRAMES - 1))
@@ -223,15 +212,17 @@ def _frame_times(path: Path) -> list[float]:
     return chosen
 
 
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
-def _opened(path: Path) -> Any:
-    """Open a video with PyAV."""
+@contextmanager
+def _video(path: Path, kind: type[UserError], verb: str) -> Generator[Any]:
+    """Open a video with PyAV; raise its errors as the given kind."""
     try:
         av: Any = import_module("av")
     except ImportError:
         raise UserError(f"{path}: frames of a video need PyAV; install it with: pip install 'dmlkit[video]'") from None
     av.logging.set_level(av.logging.FATAL)
-    return av.open(str(path))
+    try:
+        with av.open(str(path)) as video:
+            yield video
+    except Exception as error:  # PyAV has many kinds, and some are only Exception
+        reason = getattr(error, "strerror", None) or error
+        raise kind(f"{path}: cannot {verb} this video: {reason}") from error

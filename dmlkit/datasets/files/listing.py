@@ -84,15 +84,17 @@ class Listing:
 
     def overlaps(self) -> list[str]:
         """Return an error on the classes that are in more than one split, if there are any."""
-        shared = self.shared_classes()
-        one, many = ("class is", "classes are") if self.separator is None else ("label is", "labels are")
-        ways = "" if self.separator else "dataset.split=images to search test images of known classes, halves to "
-        ways += "dataset.split=all to train" if self.separator else "divide the classes, or all to train"
+        if not (shared := self.shared_classes()):
+            return []
+        are, ways = counted(len(shared), "label is", "labels are"), "all to train"
+        if self.separator is None:
+            are = counted(len(shared), "class is", "classes are")
+            ways = "images to search test images of known classes, halves to divide the classes, or all to train"
         return [
-            f"{self.source or self.root}: {counted(len(shared), one, many)} in several splits ({some_of(shared)}), but "
-            f"those of the test split must be unseen in training; use {ways} on all images and then identify known "
-            "classes with a gallery"
-        ][: len(shared)]
+            f"{self.source or self.root}: {are} in several splits ({some_of(shared)}), but those of the test split "
+            f"must be unseen in training; use dataset.split={ways} on all images and then identify known classes with "
+            "a gallery"
+        ]
 
     def of_known_classes(self, share: float, *, by_time: bool = False) -> "Listing":
         """Return the listing with test images of classes that are trained on.
