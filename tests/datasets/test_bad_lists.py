@@ -169,7 +169,6 @@ def read(written: Written, home: Path) -> Any:
 LAST = ROWS[3]
 ROW_DAMAGES: dict[str, tuple[list[Row], str]] = {
     "outside": ([*ROWS[:3], LAST._replace(box=(100, 100, 140, 150))], "is not inside the 24 x 18 image"),
-    "partly outside": ([*ROWS[:3], LAST._replace(box=(2, 3, 40, 15))], "is not inside the 24 x 18 image"),
     "two labels": ([*ROWS, ROWS[0]._replace(label="owl")], "is already listed in|1 image of several individuals"),
     "absent": ([*ROWS[:3], Row("cam2/z.jpg", "owl")], "z.jpg: cannot read this image: file not found|left out: 1 "),
     "leaves its root": ([*ROWS[:3], Row("../z.jpg", "owl")], "path '../z.jpg' leads out of the root"),
@@ -200,6 +199,33 @@ def test_a_wrong_row_is_one_line(kind: str, damage: str, home: Path, caplog: pyt
         said = str(error).splitlines()
     assert re.search(message, "\n".join([*said, caplog.text])), (said, caplog.text)
     assert len(said) <= (3 if damage == "swapped" else 1) and all(len(line) < 600 for line in said)
+
+
+@pytest.mark.parametrize(("start", "border", "cut"), [(16, 15, (15, 24)), (-6, -1, (0, 9))], ids=["right", "left"])
+@pytest.mark.parametrize("kind", [".csv", "coco", "megadetector", "yolo"])
+def test_boxes_outside_of_their_images_are_refused_alike(kind, start, border, cut, home: Path):
+    """Even if other boxes are good: one line with the first box, the places of the others, and what to do."""
+
+    def written(*lefts: int) -> tuple[Path, Boxes]:
+        boxes = [Row("cam1/a.jpg", "fox", (left, 0, left + 10, 10)) for left in lefts]
+        file, has_images = WRITERS[kind](home, [Row("cam1/b.jpg", "fox", (0, 0, 9, 9)), *boxes])
+        return (home, Boxes(file)) if has_images else (file, Boxes())
+
+    source, boxes = written(*range(start, start + 5))
+    with pytest.raises(UserError) as raised:
+        images_at(source, boxes=boxes)
+    (line,) = str(raised.value).splitlines()
+    assert str(boxes.source or source) in line
+    assert line.endswith("; correct such entries, or skip them with --skip-bad-images")
+    wrong = f"({start}, 0, {start + 10}, 10) of {home / 'cam1/a.jpg'} is not inside the 24 x 18 image"
+    assert f"the box {wrong}; 4 more of this kind: " in line
+    assert line.partition("kind: ")[2].count(", ") == 3 + 1  # before what to do
+    dataset = images_at(source, boxes=boxes._replace(skips=True))
+    assert len(dataset) == 1 and len(dataset.left_out) == 5 and wrong in dataset.left_out[0]
+    source, boxes = written(border)  # 1 pixel is rounding: the box is cut
+    dataset = images_at(source, boxes=boxes)
+    sides = [dataset.box(row)[:4] for row, path in enumerate(dataset.paths) if path.endswith("a.jpg")]
+    assert [tuple(map(round, box)) for box in sides] == [(cut[0], 0, cut[1], 10)]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "of another encoding"])

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -98,28 +97,6 @@ def test_coco(photos: Path, tmp_path: Path):
     assert crops(images_at(photos / "a.png", boxes=Boxes(file))) == found[:1]
 
 
-def test_megadetector(photos: Path, tmp_path: Path):
-    """Left, top and size as shares; persons, doubtful boxes and files that it could not read are left out."""
-    detections = [
-        {"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.5]},
-        {"category": "2", "conf": 0.9, "bbox": [0, 0, 1, 1]},
-        {"category": "1", "conf": 0.15, "bbox": [0, 0, 1, 1]},
-    ]
-    data = {
-        "images": [
-            {"file": "deer/b.png", "detections": detections},
-            {"file": "a.png", "detections": None, "failure": "x"},
-        ],
-        "detection_categories": {"1": "animal", "2": "person"},
-        "info": {"format_version": "1.4"},
-    }
-    file = write(tmp_path / "md.json", data)
-    assert crops(images_at(photos, boxes=Boxes(file))) == [("b.png", "deer", (4, 6, 24, 21))]
-    assert len(images_at(photos, boxes=Boxes(file, confidence=0.1))) == 2
-    del data["detection_categories"]
-    assert len(images_at(photos, boxes=Boxes(write(file, data)))) == 2
-
-
 def test_boxes_of_many_other_images_are_found(photos: Path, tmp_path: Path):
     """None of which is in the folder; and a sample of their names has none of those that are."""
     labels = yolo(tmp_path / "labels", a="0 0.5 0.5 0.25 0.2", b="0 .5 .5 .5 .5")
@@ -130,19 +107,13 @@ def test_boxes_of_many_other_images_are_found(photos: Path, tmp_path: Path):
     assert crops(images_at(photos / "a.png", boxes=Boxes(labels))) == found[:1]
 
 
-def test_other_images_of_one_name_do_not_hide_those_of_the_folder(photos: Path, tmp_path: Path):
+@pytest.mark.parametrize(("folder", "others"), [("PHOTOS", ()), ("/mine", ("/mine/x.png", "/yours/x.png"))])
+def test_boxes_of_other_paths(folder: str, others: tuple[str, ...], photos: Path, tmp_path: Path, monkeypatch, caplog):
+    """Absolute ones, as MegaDetector writes them, of a folder named by a relative one, and of the folder elsewhere."""
     detections = [{"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.5]}]
-    names = ("mine/a.png", "mine/deer/b.png", "mine/x.png", "yours/x.png")  # the last two would become x.png
-    data = {"images": [{"file": f"/{name}", "detections": detections} for name in names]}
-    found = crops(images_at(photos, boxes=Boxes(write(tmp_path / "md.json", data))))
-    assert found == [("a.png", None, (4, 6, 24, 21)), ("b.png", "deer", (4, 6, 24, 21))]
-
-
-def test_boxes_of_absolute_paths(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
-    """As MegaDetector writes them, of a folder that is named by a relative one."""
-    detections = [{"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.5]}]
-    names = (photos / "a.png", photos / "deer/b.png")
-    file = write(tmp_path / "md.json", {"images": [{"file": str(name), "detections": detections} for name in names]})
+    folder = folder.replace("PHOTOS", str(photos))
+    names = (f"{folder}/a.png", f"{folder}/deer/b.png", *others)  # which would both become x.png
+    file = write(tmp_path / "md.json", {"images": [{"file": name, "detections": detections} for name in names]})
     monkeypatch.chdir(tmp_path)
     found = crops(images_at(Path("photos"), boxes=Boxes(file)))
     assert found == [("a.png", None, (4, 6, 24, 21)), ("b.png", "deer", (4, 6, 24, 21))]
@@ -181,7 +152,6 @@ def with_bbox(*bbox: float) -> dict[str, object]:
     ("data", "message"),
     [
         (with_bbox(5, 5, 0, 10), r"the box \(5, 5, 5, 15\) of .*a.png is empty"),
-        (with_bbox(5, 5, -3, 10), "is empty"),
         (with_bbox(5, 5, 3), "annotations.0.bbox.3: field required"),
         (with_bbox(5, 5, 3, float("nan")), "annotations.0.bbox.3: input should be a finite number"),
         ({**COCO, "annotations": [{"image_id": 4, "bbox": [0, 0, 1, 1]}]}, "image_id 4 is not one of the images"),
@@ -204,42 +174,6 @@ def test_mistakes_of_json(photos: Path, tmp_path: Path, data: object, message: s
     with pytest.raises(UserError, match=message) as raised:
         images_at(photos, boxes=Boxes(file))
     assert "\n" not in str(raised.value) and "boxes.json" in str(raised.value)
-
-
-def wide_boxes(kind: str, photos: Path, folder: Path, *lefts: int) -> tuple[Path, Boxes | None]:
-    """A good box of b.png, and for every format the same boxes of a.png, 10 pixels wide; the image has 40."""
-    if kind == "table":
-        rows = "".join(f"a.png,fox,{left},0,{left + 10},10\n" for left in lefts)
-        return write(photos / "t.csv", f"path,label,x1,y1,x2,y2\ndeer/b.png,fox,0,0,9,9\n{rows}"), None
-    if kind == "coco":
-        found = [{"image_id": 9, "bbox": [left, 0, 10, 10]} for left in lefts]
-        good = {"image_id": 7, "bbox": [0, 0, 9, 9]}
-        return photos, Boxes(write(folder / "boxes.json", {**COCO, "annotations": [good, *found]}))
-    if kind == "megadetector":
-        found = [{"category": "1", "conf": 0.9, "bbox": [left / 40, 0, 0.25, 1 / 3]} for left in lefts]
-        good = {"file": "deer/b.png", "detections": [{"category": "1", "conf": 0.9, "bbox": [0, 0, 1, 1]}]}
-        return photos, Boxes(write(folder / "md.json", {"images": [good, {"file": "a.png", "detections": found}]}))
-    lines = "".join(f"0 {(left + 5) / 40} {1 / 6} 0.25 {1 / 3}\n" for left in lefts)
-    return photos, Boxes(yolo(folder / "labels", a=lines, b="0 .5 .5 1 1\n"))
-
-
-@pytest.mark.parametrize(("start", "border", "cut"), [(32, 31, (31, 40)), (-6, -1, (0, 9))], ids=["right", "left"])
-@pytest.mark.parametrize("kind", ["table", "coco", "megadetector", "yolo"])
-def test_boxes_outside_of_their_images_are_refused_alike(photos, tmp_path, kind, start, border, cut):
-    """Even if other boxes are good: one line with the first box, the places of the others, and what to do."""
-    source, boxes = wide_boxes(kind, photos, tmp_path, *range(start, start + 5))
-    with pytest.raises(UserError) as raised:
-        images_at(source, boxes=boxes)
-    (line,) = str(raised.value).splitlines()
-    way = "correct such entries, or skip them with --skip-bad-images"
-    assert str((boxes and boxes.source) or source) in line and line.endswith(f"; {way}")
-    wrong = f"({start}, 0, {start + 10}, 10) of {photos / 'a.png'} is not inside the 40 x 30 image"
-    assert f"the box {wrong}; 4 more of this kind: " in line
-    assert line.partition("kind: ")[2].count(", ") == 3 + 1  # before what to do
-    dataset = images_at(source, boxes=(boxes or Boxes())._replace(skips=True))
-    assert len(crops(dataset)) == 1 and len(dataset.left_out) == 5 and wrong in dataset.left_out[0]
-    source, boxes = wide_boxes(kind, photos, tmp_path, border)  # 1 pixel is rounding: the box is cut
-    assert crops(images_at(source, boxes=boxes))[-1 if kind != "yolo" else 0][2] == (cut[0], 0, cut[1], 10)
 
 
 def test_a_table_is_refused_for_the_place_of_its_box_but_not_for_an_image_that_is_missing(photos: Path):

@@ -154,11 +154,10 @@ def test_detectors(home: Path, caplog: pytest.LogCaptureFixture):
     file = write(home / "md.json", {"images": images} | names)
     expected = [["cam1/a.jpg", "2024-02-01 03:04:05", "fox", 6, 9, 18, 13.5]]
     assert rows(file, "path", "time", "species", *SIDES, images=home) == expected
-    assert len(images_at(home, boxes=Boxes(file))) == 1
-    counts = (
-        "1 video, 1 image that the detector could not read, 1 image without an animal, 1 box of a person or vehicle"
-    )
-    assert f"{file}: left out: {counts}" in caplog.text
+    assert [len(images_at(home, boxes=Boxes(file, confidence=least))) for least in (None, 0.05)] == [1, 2]
+    assert len(rows(write(home / "unnamed.json", {"images": images}), "path", images=home)) == 2
+    counts = "1 video, 1 image that the detector could not read, 1 image without an animal, 1 box of a person or"
+    assert f"{file}: left out: {counts} vehicle" in caplog.text
     assert f"{file}: left out: 1 box of a confidence below 0.2 (--box-confidence)" in caplog.text
     assert f"{file}: left out: 1 image that is not in {home}: cam3/d.jpg" in caplog.text
     one = {"filepath": "cam1/a.jpg", "detections": [animal], "prediction": "x;mammalia;vulpes;red fox"}
