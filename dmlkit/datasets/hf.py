@@ -10,7 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,26 +78,19 @@ class HfConfig(DatasetConfig, frozen=True):
             columns["split"] = [split for split, part in parts.items() for _ in range(len(part))]
         table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
         images = {split: undecoded(part, self.image) for split, part in parts.items()}
-        return HfListing(**vars(TableRows(ImageTable(table, root, root)).listing()), parts=images)
-
-
-@dataclass(frozen=True)
-class HfListing(Listing):
-    """Listing of the images of a dataset of the library ``datasets``."""
-
-    parts: Mapping[str, Any] = field(kw_only=True)
-    """The image column of each split, whose cells have ``bytes`` or a ``path``."""
-
-    def pick(self, rows: np.ndarray) -> "HfImages":
-        return HfImages(self, rows)
+        return replace(TableRows(ImageTable(table, root, root)).listing(), make=partial(HfImages, parts=images))
 
 
 class HfImages(ListedImages):
-    """Images of a dataset of the library ``datasets``; its files are memory-mapped."""
+    """Images of a dataset of the library ``datasets``; its files are memory-mapped.
 
-    def __init__(self, listing: HfListing, rows: np.ndarray) -> None:
+    Args:
+        parts: the image column of each split, whose cells have ``bytes`` or a ``path``.
+    """
+
+    def __init__(self, listing: Listing, rows: np.ndarray, parts: Mapping[str, Any]) -> None:
         super().__init__(listing, rows)
-        self.root, self.parts = listing.root, listing.parts
+        self.root, self.parts = listing.root, parts
 
     def file(self, index: int) -> None:
         return None
@@ -152,8 +146,7 @@ def open_parts(root: Path) -> dict[str, Any]:
 def stored_dataset(path: Path, columns: Mapping[str, str]) -> HfConfig | None:
     """Return the dataset at a path whose images are stored in Parquet or Arrow; None for another path.
 
-    Args:
-        columns: names of the columns ``path``, that of the images, and ``label``. Default: the usual ones.
+    ``columns`` may name the columns ``path``, that of the images, and ``label``.
     """
     if not (features := stored_features(path)):
         return None

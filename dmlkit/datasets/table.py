@@ -1,7 +1,7 @@
 """Dataset of a table of images, CSV or Parquet, with a path and a label per row, and the checks of its cells."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -159,8 +159,6 @@ class TableRows:
     Args:
         table: the table, whose faults and notes are those of the listing too. Its file is its root for rows without a
             file, whose faults are located by their paths.
-        levels: names of the levels of labels that are paths, coarsest first; none for other labels.
-        separator: separator of several labels of an image; None for one label.
         is_whole: whether all images are used together, whatever their split.
         are_boxes_measured: whether `box_faults` compares the boxes with their images; only then one beyond the left
             or top border is no fault here.
@@ -276,18 +274,16 @@ class TableRows:
         for row in np.isin(codes, [*faults]).nonzero()[0].tolist():
             self.faults.append(f"{self.where(row)}: {faults[codes[row]]}")
             self.keep[row] = False
-        names = list(dict.fromkeys(label for label in labels.values() if label is not None))
-        position = {names[index]: rank for rank, index in enumerate(self._order(names))}
-        codes = np.array([position.get(labels[text] or "", -1) for text in texts], dtype=np.int64)[codes]
-        return codes, list(position)
+        names = self._sorted({label for label in labels.values() if label is not None})
+        position = {name: rank for rank, name in enumerate(names)}
+        return np.array([position.get(labels[text] or "", -1) for text in texts], dtype=np.int64)[codes], names
 
-    def _order(self, names: list[str]) -> list[int]:
-        """Return the positions of the names in sorted order; numbers are sorted as numbers, sets as `in_groups`."""
+    def _sorted(self, names: Collection[str]) -> list[str]:
+        """Sort numbers as numbers, and sets as `in_groups`."""
         if self.separator is not None:
-            index_of = {name: index for index, name in enumerate(names)}
-            return [index_of[name] for name in in_groups(names, self.separator)]
+            return in_groups([*names], self.separator)
         numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
-        return sorted(range(len(names)), key=lambda index: (int(names[index]) if numeric else 0, names[index]))
+        return sorted(names, key=lambda name: (int(name) if numeric else 0, name))
 
     def _half(self, class_names: list[str]) -> int:
         """Return how many classes are for training if the table has no column ``split``."""

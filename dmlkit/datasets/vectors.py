@@ -1,7 +1,8 @@
 """Dataset of vectors: embeddings of any model, with labels, and the files that hold them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,7 @@ from dmlkit.component import Requirement
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import Listing
+from dmlkit.datasets.files.samples import VectorSamples
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.files.arrays import read_array
@@ -65,7 +67,7 @@ class VectorsConfig(DatasetConfig, frozen=True):
             message = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
             raise OptionError("dataset.labels", message)
         rows.faults.extend(_faults(vectors))
-        return VectorListing(**vars(rows), vectors=vectors)
+        return replace(rows, sample=self.sample, make=partial(_listed, vectors))
 
     def unlabeled(self, path: Path) -> "Vectors":
         if path.is_dir() and not (path / "manifest.json").exists():
@@ -101,26 +103,18 @@ MEANINGS = ("split", "query", "gallery", "super_class", "group")
 """Columns with metadata of vectors, in addition to the label, as in tables of images."""
 
 
-@dataclass(frozen=True)
-class VectorListing(Listing):
-    """Listing of the vectors of a dataset."""
+def _listed(vectors: VectorFile, listing: Listing, rows: np.ndarray) -> "Vectors":
+    """Return some vectors, named by a cell of the column ``path`` if there is one, else by the file and the row."""
+    import pyarrow as pa
 
-    sample = "vector"
-    vectors: VectorFile = field(kw_only=True)
-
-    def pick(self, rows: np.ndarray) -> "Vectors":
-        """Return some vectors, named by a cell of the column ``path`` if there is one, else by the file and the row."""
-        import pyarrow as pa
-
-        names: ArrowNames = self.names  # rows of the file
-        numbers, columns = names.column.cast("int64").to_numpy()[rows], self.vectors.columns
-        paths = PickedPaths(names, rows, prefix=f"{self.vectors.path}:")
-        if "path" in columns.column_names:
-            compute, rows_of_file = arrow_compute(), pa.array(np.arange(len(columns))).cast(pa.string())
-            others = compute.binary_join_element_wise(str(self.vectors.path), rows_of_file, ":")
-            stated = text_column(columns, str(self.vectors.path), "path")
-            paths = PickedPaths(ArrowNames(compute.coalesce(stated, others)), numbers)
-        return Vectors(self.vectors, numbers, **self.labelling(rows), paths=paths)
+    names: ArrowNames = listing.names  # rows of the file
+    numbers, file = names.column.cast("int64").to_numpy()[rows], str(vectors.path)
+    paths = PickedPaths(names, rows, prefix=f"{file}:")
+    if "path" in vectors.columns.column_names:
+        compute, rows_of_file = arrow_compute(), pa.array(np.arange(len(vectors.columns))).cast(pa.string())
+        others = compute.binary_join_element_wise(file, rows_of_file, ":")
+        paths = PickedPaths(ArrowNames(compute.coalesce(text_column(vectors.columns, file, "path"), others)), numbers)
+    return Vectors(vectors, numbers, **listing.labelling(rows), paths=paths)
 
 
 class Vectors(Dataset):
@@ -130,8 +124,7 @@ class Vectors(Dataset):
 
     def __init__(self, vectors: VectorFile, rows: np.ndarray, **data: Any) -> None:
         super().__init__(**data)
-        self.vectors, self.rows = vectors, rows
-        self.num_features = vectors.num_features
+        self.vectors, self.rows, self.kind = vectors, rows, VectorSamples(vectors.num_features)
 
     def key(self, index: int) -> str:
         return f"{self.vectors.path}:{self.rows[index]}"

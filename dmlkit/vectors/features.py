@@ -45,7 +45,7 @@ class CachedFeatures(Dataset):
         super().__init__(dataset.labels, dataset.class_names, dataset.paths, **others)
         self.dataset, self.files = dataset, [store.path / name for name in store.parts]
         self.views = len(rows) // len(dataset)
-        (self.num_features,) = store.shapes["points"]
+        self.kind = VectorSamples(*store.shapes["points"])
         self.numbers, self.rows = store.places(rows)
         len(self.parts)  # now: the folder of a run that replaces another moves with its first checkpoint
 

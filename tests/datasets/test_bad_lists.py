@@ -87,16 +87,15 @@ def coco(home: Path, rows: Sequence[Row]) -> Written:
     return write(home / "c.json", {"images": images, "annotations": annotations, "categories": categories}), False
 
 
-def megadetector(home: Path, rows: Sequence[Row]) -> Written:
-    images = [{"file": row.path, "detections": [{"category": "1", "conf": 0.9, "bbox": shares(row)}]} for row in rows]
+def megadetector(home: Path, rows: Sequence[Row], image: str = "file") -> Written:
+    images = [{image: row.path, "detections": [{"category": "1", "conf": 0.9, "bbox": shares(row)}]} for row in rows]
+    if image == "filepath":
+        return write(home / "sn.json", {"predictions": images}), True
     return write(home / "md.json", {"images": images, "detection_categories": {"1": "animal"}}), True
 
 
 def speciesnet(home: Path, rows: Sequence[Row]) -> Written:
-    found = [
-        {"filepath": row.path, "detections": [{"category": "1", "conf": 0.9, "bbox": shares(row)}]} for row in rows
-    ]
-    return write(home / "sn.json", {"predictions": found}), True
+    return megadetector(home, rows, "filepath")
 
 
 def yolo_lines(rows: Sequence[Row], labels: Sequence[str]) -> str:

@@ -17,20 +17,21 @@ from tests.datasets import trees
 
 Maker = Callable[[Path], Path]
 BIRDS, MODELS, FOLDERS = [*trees.CUB.values()], [*trees.CARS.values()], ["1", "2", "101", "102"]
+GARMENTS = [f"id_{number:08}" for number in range(1, 5)]
 PRODUCTS = [str(number) for number in (*range(1, 5), *range(11_319, 11_323))]
 LAYOUTS: list[tuple[str, Maker, list[str]]] = [
     *(("cub200", make, BIRDS) for make in (trees.cub, trees.cub_images_only)),
-    *(("cars196", make, MODELS) for make in (trees.cars, trees.cars_in_folder, trees.cars_devkit, trees.cars_kaggle)),
+    *(("cars196", make, MODELS) for make in (trees.cars, trees.cars_devkit, trees.cars_kaggle)),
+    ("cars196", partial(trees.cars, folder="cars196"), MODELS),  # Proxy-Anchor's root, as below
     ("sop", trees.sop, PRODUCTS),
     *((name, trees.presplit, FOLDERS) for name in ("cub200", "sop")),
     *(
         (name, partial(trees.presplit, folder=folder), FOLDERS)
         for name, folder in (("cub200", "cub200"), ("cars196", "cars196"), ("sop", "online_products"))
     ),
-    *(
-        ("inshop", make, [f"id_{number:08}" for number in range(1, 5)])
-        for make in (trees.inshop, trees.inshop_in_folder, trees.inshop_highres)
-    ),
+    ("inshop", trees.inshop, GARMENTS),
+    ("inshop", partial(trees.inshop, images="Inshop_Clothes/Img/img", listed="Inshop_Clothes/Eval"), GARMENTS),
+    ("inshop", partial(trees.inshop, images="img_highres", listed="."), GARMENTS),  # OML's root
 ]
 
 
@@ -96,9 +97,6 @@ def test_missing_archive_members_are_named(tmp_path: Path):
         Cub200Config(root=str(tmp_path / "folders")).build,
         "train",
     )
-    trees.sop(tmp_path / "sop")
-    (tmp_path / "sop" / "Stanford_Online_Products" / "Ebay_test.txt").unlink()
-    refuses(r"Ebay_test\.txt: no such file", SopConfig(root=str(tmp_path / "sop")).build, "train")
     trees.cars_devkit(tmp_path / "cars")
     (tmp_path / "cars" / "cars_test_annos_withlabels.mat").unlink()
     refuses(r"cars_test_annos_withlabels\.mat: no such file", Cars196Config(root=str(tmp_path / "cars")).build, "train")
@@ -176,12 +174,8 @@ def test_names_that_leave_the_root_are_refused(tmp_path: Path):
     assert "'../../secret.jpg'" in faults[0] and ":14:" in faults[0] and "'/etc/passwd'" in faults[1]
 
 
-def test_a_class_in_two_splits_is_refused(tmp_path: Path):
-    trees.sop(tmp_path)
-    path = tmp_path / "Stanford_Online_Products" / "Ebay_test.txt"
-    path.write_text(path.read_text() + "99 4 1 bicycle_final/4_0.JPG\n")
-    refuses(r"1 class is in several splits \(4\)", SopConfig(root=str(tmp_path)).build, "train")
-    trees.inshop(tmp_path / "inshop")
-    path = tmp_path / "inshop" / "Eval" / "list_eval_partition.txt"
+def test_a_garment_in_two_splits_is_refused(tmp_path: Path):
+    trees.inshop(tmp_path)
+    path = tmp_path / "Eval" / "list_eval_partition.txt"
     path.write_text(path.read_text().replace("id_00000004 query", "id_00000002 query"))
-    refuses("garment id_00000002 is in both train and test", InShopConfig(root=str(tmp_path / "inshop")).build, "train")
+    refuses("garment id_00000002 is in both train and test", InShopConfig(root=str(tmp_path)).build, "train")

@@ -48,7 +48,7 @@ def parts_of(config: DatasetConfig, *splits: str) -> list[set[str]]:
     return [{Path(path).name for path in config.images_of(listing, split).paths} for split in splits]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize(
     ("key", "share"), [("path", 0.8), ("time", 0.8), ("time", 0.5), ("time", 0.75), ("group", 0.8)]
 )
@@ -73,7 +73,7 @@ def test_the_nearest_cut_that_divides_no_day_and_no_group_is_that_of_a_loop(seed
     assert parts_of(config, "test", "train", "all") == [tested, everything - tested, everything]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("fraction", [0.1, 0.3])
 def test_validation_images_are_training_images_of_classes_that_keep_two(seed: int, fraction: float, tmp_path: Path):
     rows = random_rows(seed)

@@ -70,12 +70,9 @@ def test_too_few_classes_and_two_sets_of_images_are_refused(tmp_path: Path):
 
 def images_of(labels: list[int], folder: Path, **more: torch.Tensor) -> Vectors:
     np.save(folder / "x.npy", np.eye(len(labels), dtype=np.float32))
-    names = [f"c{label}" for label in range(max(labels) + 1)]
-    rows = np.arange(len(labels))
-    paths = [str(row) for row in rows]
-    return Vectors(
-        VectorFile(folder / "x.npy"), rows, labels=torch.tensor(labels), class_names=names, paths=paths, **more
-    )
+    names, rows = [f"c{label}" for label in range(max(labels) + 1)], np.arange(len(labels))
+    more |= {"labels": torch.tensor(labels)}
+    return Vectors(VectorFile(folder / "x.npy"), rows, class_names=names, paths=[*map(str, rows)], **more)
 
 
 @pytest.mark.parametrize("seed", range(30))

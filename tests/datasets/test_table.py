@@ -193,9 +193,11 @@ def test_tables_that_are_none(columns: str | bytes, message: str, tmp_path: Path
     with pytest.raises(UserError, match=r"dataset\.file") as error:
         TableConfig(file=str(tmp_path / "table.csv")).build("train")
     assert message in str(error.value)
+
+
+def test_a_file_of_another_kind_is_no_table(tmp_path: Path):
     (tmp_path / "table.doc").write_bytes(b"")
-    with pytest.raises(UserError, match=r"table.doc: expected a table \(\.csv, \.tsv, "):
-        TableConfig(file=str(tmp_path / "table.doc")).build("train")
+    refuses(r"table.doc: expected a table \(\.csv, \.tsv, ", TableConfig(file=str(tmp_path / "table.doc")).build, "all")
 
 
 BOX = {"x1": [0] * 8, "y1": [0] * 8, "x2": [9] * 8, "y2": [9] * 8}

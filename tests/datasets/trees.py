@@ -105,11 +105,6 @@ def cars(root: Path, folder: str = ".") -> Path:
     return root
 
 
-def cars_in_folder(root: Path) -> Path:
-    """Proxy-Anchor's root."""
-    return cars(root, "cars196")
-
-
 def cars_devkit(root: Path) -> Path:
     """cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat."""
     rows = car_rows()
@@ -178,14 +173,3 @@ def inshop(root: Path, images: str = "Img/img", listed: str = "Eval") -> Path:
     text = "\n".join([str(len(lines)), "image_name item_id evaluation_status", *lines])
     (root / listed / "list_eval_partition.txt").write_text(text + "\n")
     return root
-
-
-def inshop_in_folder(root: Path) -> Path:
-    """Proxy-Anchor's root."""
-    inshop(root / "Inshop_Clothes")
-    return root
-
-
-def inshop_highres(root: Path) -> Path:
-    """OML's root: the list beside img_highres/."""
-    return inshop(root, "img_highres", ".")

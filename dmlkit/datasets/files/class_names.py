@@ -171,14 +171,10 @@ def in_groups(names: Sequence[str], separator: str) -> list[str]:
 
 
 def cut_between_groups(names: Sequence[str], separator: str, place: int, ends: tuple[int, int]) -> int | None:
-    """Return the position nearest to ``place`` at which sorted sets can be cut without dividing a label.
+    """Return the position nearest to ``place`` at which sets, sorted by `in_groups`, are cut without dividing a label.
 
-    A position is the number of sets before the cut. The smaller of two is returned, and None if each cut divides a
-    label.
-
-    Args:
-        names: C sets in the order of `in_groups`.
-        ends: smallest and largest position.
+    A position is the number of sets before the cut, from ``ends[0]`` to ``ends[1]``. The smaller of two is returned,
+    and None if each cut divides a label.
 
     Example:
         >>> cut_between_groups(["a|b", "b|y", "c", "x"], "|", 1, (1, 3))

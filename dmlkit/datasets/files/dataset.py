@@ -3,14 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.class_names import Levels, levels_of, members_of
-from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
+from dmlkit.datasets.files.samples import ImageSamples, Samples
 from dmlkit.errors import some_of
 from dmlkit.files.image_file import MAX_PIXELS, Box
 from dmlkit.files.paths import PickedPaths
@@ -32,7 +31,7 @@ class Dataset(ABC):
             has one label.
 
     Attributes:
-        kind: kind of the samples, images unless ``num_features`` or ``kind`` is set.
+        kind: kind of the samples.
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
         boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
         margin: margin of all boxes, see `Box`.
@@ -69,12 +68,6 @@ class Dataset(ABC):
         self.levels: Levels = levels or {}
         self.separator = separator
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Take ``num_features = 8`` in a class's body as in `num_features`."""
-        super().__init_subclass__(**options)
-        if isinstance(width := cls.__dict__.get("num_features"), int):
-            cls.kind = VectorSamples(width)
-
     def limit(self, max_pixels: int) -> None:
         """Set the largest number of decoded pixels."""
         self.max_pixels = max_pixels
@@ -92,12 +85,8 @@ class Dataset(ABC):
 
     @property
     def num_features(self) -> int | None:
-        """Number of coordinates of a vector; None for other kinds of samples. Setting it makes the samples vectors."""
+        """Number of coordinates of a vector; None for other kinds of samples."""
         return self.kind.num_features
-
-    @num_features.setter
-    def num_features(self, value: int | None) -> None:
-        self.kind = ImageSamples() if value is None else VectorSamples(value)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -131,11 +120,7 @@ class Dataset(ABC):
 
 
 class PickedSamples(Dataset):
-    """Some samples (n,) of a dataset, with labels (n,) of their own.
-
-    Args:
-        classes: class of the full dataset that each label stands for; None if the labels are those of its classes.
-    """
+    """Some samples (n,) of a dataset, with labels (n,) into some of its classes, or else into all of them."""
 
     def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor, classes: Sequence[int] | None = None) -> None:
         classes = range(len(dataset.class_names)) if classes is None else classes

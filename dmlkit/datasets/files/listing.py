@@ -1,11 +1,11 @@
 """Listings of a dataset: paths, labels and splits, with all problems, before any image is opened."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ LISTED_SPLITS: tuple[ListedSplit, ...] = ("train", "validation", "test")
 class Listing:
     """Listing of the images of a dataset."""
 
-    sample: ClassVar[str] = "image"
     root: Path  # folder of the images
     names: Any  # N paths relative to the root
     labels: np.ndarray  # (N,) int64 into ``class_names``; -1 for an image without a label, which is in no split
@@ -46,6 +45,9 @@ class Listing:
     source: Path | None = None  # file that errors refer to, a table; None for the root
     separator: str | None = None  # see `Dataset`
     times: Any = None  # N texts of when images were taken, None for an empty cell; or None
+    sample: str = "image"  # name of the kind of the samples
+    make: Callable[["Listing", np.ndarray], Dataset] | None = None
+    """Function that returns the samples of some rows; None for image files."""
 
     def __post_init__(self) -> None:
         self.splits[self.labels < 0] = -1
@@ -159,13 +161,9 @@ class Listing:
         return replace(self, splits=splits)
 
     def _last_images(self, rows: np.ndarray, order: np.ndarray, wanted: np.ndarray, kept: int) -> np.ndarray:
-        """Return the rows of the last images of each class.
+        """Return which of some rows (n,) are the last ``wanted`` (C,) of each class, or as near as possible.
 
-        Args:
-            rows: (n,) int64, rows to choose from.
-            order: (N,) of all rows, by which the images of a class are sorted; equal ones stay together.
-            wanted: (C,) int64, how many; the nearest number that is possible is taken.
-            kept: least number of images of a class that are not taken.
+        They are sorted by ``order`` (N,), in which equal ones stay together; at least ``kept`` of a class remain.
         """
         sorted_rows = rows[np.lexsort((order[rows], self.labels[rows]))]
         ends = np.cumsum(np.bincount(self.labels[rows], minlength=len(wanted)))
@@ -261,7 +259,7 @@ class Listing:
 
     def pick(self, rows: np.ndarray) -> Dataset:
         """Return the images of some rows (n,) int64, even if there are problems."""
-        return ListedImages(self, rows)
+        return (self.make or ListedImages)(self, rows)
 
     def labelling(self, rows: np.ndarray) -> dict[str, Any]:
         """Return the arguments of a `Dataset` of some rows, except the paths; classes are numbered 0..C'-1."""

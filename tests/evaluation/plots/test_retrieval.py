@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.samples import VectorSamples
 from dmlkit.files.image_file import BadImageError
 from dmlkit.plots.retrieval import name_lines, nearest_of, other_queries, plot_retrieval, retrieval_panel
 from dmlkit.plots.split import EmbeddedSplit
@@ -105,7 +106,7 @@ def test_an_image_that_is_gone_leaves_a_question_mark(tested: EmbeddedSplit, tmp
 
 def test_vectors_have_no_panel(tested: EmbeddedSplit, tmp_path: Path):
     dataset = Grouped()
-    dataset.num_features = 8
+    dataset.kind = VectorSamples(8)
     refuses(r"shows images, but .* embeds vectors", plot_retrieval, line(tested, dataset), tmp_path / "panel.png")
     assert not list(tmp_path.iterdir())
 
