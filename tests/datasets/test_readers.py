@@ -641,6 +641,8 @@ def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
         file.writestr("xl/_rels/workbook.xml.rels", f'<Relationships xmlns="{package}">{related}</Relationships>')
         styles = '<cellXfs><xf numFmtId="0"/><xf numFmtId="22" applyNumberFormat="1"/></cellXfs>'
         file.writestr("xl/styles.xml", f"<styleSheet {space}>{styles}</styleSheet>")
+        first = f'<Relationship Id="rId1" Type="{office}/officeDocument" Target="xl/workbook.xml"/>'
+        file.writestr("_rels/.rels", f'<Relationships xmlns="{package}">{first}</Relationships>')
     return path
 
 
