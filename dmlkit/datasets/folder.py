@@ -90,9 +90,10 @@ def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:
             raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {absent!r}; add it")
     classes, faults = list[tuple[Path, ListedSplit]](), list[str]()
     for split in LISTED_SPLITS:
-        folders, wrong = nested_folders(root / split, levels) if (root / split).is_dir() else ([], [])
-        classes += [(folder, split) for folder in folders]
-        faults += wrong
+        if (root / split).is_dir():
+            folders, wrong = nested_folders(root / split, levels)
+            classes += [(folder, split) for folder in folders]
+            faults += wrong
     return class_listing(root, classes, levels, faults)
 
 

@@ -15,7 +15,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.image_table import read_images, write_images
 from dmlkit.files.readers.base import reader_of
 from dmlkit.vectors.images import images_at
-from tests.conftest import Cli, one_line, refuses
+from tests.conftest import Cli, refuses
 from tests.datasets import trees
 
 SIDES = ("x1", "y1", "x2", "y2")
@@ -65,22 +65,19 @@ def test_a_list_of_objects_is_a_table(home: Path):
     refuses(r"t.json: row 2: got '7'; expected a JSON object", read_images, write(file, [cells[0], 7]))
 
 
-def test_boxes_of_several_objects_are_not_passed_over(home: Path, caplog: pytest.LogCaptureFixture):
-    line = {"file_name": "cam1/a.jpg", "label": "fox", "objects": {"bbox": [[1, 2, 3, 4]]}}
-    assert len(rows(write(home / "t.jsonl", line), "path")) == 1
+def test_lines_of_json(home: Path, caplog: pytest.LogCaptureFixture):
+    """They may have the line ends of Unicode, and boxes of several objects are not passed over."""
+    boxes = '"objects": {"bbox": [[1, 2, 3, 4]]}'
+    first, second = '"path": "cam1/a.jpg", "label": "red\u2028fox"', '"path": "cam2/c.jpg", "label": "a\x85b"'
+    (home / "t.jsonl").write_text(f"{{{first}, {boxes}}}\r\n{{{second}}}\n")
+    assert rows(home / "t.jsonl", "path", "label") == [["cam1/a.jpg", "red\u2028fox"], ["cam2/c.jpg", "a\x85b"]]
     assert "'objects' has boxes, which are not read; write a row per box, with x1, y1, x2, y2" in caplog.text
-
-
-def test_a_line_of_json_may_have_the_line_ends_of_unicode(home: Path):
-    file = home / "t.jsonl"
-    file.write_text('{"path": "cam1/a.jpg", "label": "red\u2028fox"}\r\n{"path": "cam2/c.jpg", "label": "a\x85b"}\n')
-    assert rows(file, "path", "label") == [["cam1/a.jpg", "red\u2028fox"], ["cam2/c.jpg", "a\x85b"]]
 
 
 @pytest.mark.parametrize("line", ["[1]", '{"path":', "7"])
 def test_a_line_that_is_no_object_is_named(home: Path, line: str):
-    with one_line(r"t.jsonl:2: .*expected (a JSON object|objects)"):
-        read_images(write(home / "t.jsonl", f'{{"path": "cam1/a.jpg"}}\n{line}\n'))
+    file = write(home / "t.jsonl", f'{{"path": "cam1/a.jpg"}}\n{line}\n')
+    refuses(r"t.jsonl:2: .*expected (a JSON object|objects)", read_images, file)
 
 
 def coco(path: Path, *annotations: dict[str, Any], image: str = "cam1/a.jpg", fox: int | None = 1) -> Path:
@@ -597,18 +594,12 @@ def test_columns_of_boxes_can_be_named_and_left_out(home: Path, caplog: pytest.L
 
 
 def test_other_columns_are_named_once(home: Path, caplog: pytest.LogCaptureFixture):
-    file = write(home / "t.csv", "image,identity,bbox,side,note\ncam1/a.jpg,fox,,left,x\n")
+    file = write(home / "t.csv", "image,identity,bbox,side,note,note\ncam1/a.jpg,fox,,left,x,y\n")
     for _ in range(2):
         images_at(file)
     line = f"{file}: reads path from 'image', label from 'identity', boxes from 'bbox' as left, top, width, height; "
-    line += "other columns: side, note"
-    assert caplog.text.count(line) == 1 and caplog.text.count("reads") == 1
-
-
-def test_a_second_column_of_one_name_is_told(home: Path, caplog: pytest.LogCaptureFixture):
-    file = write(home / "t.csv", "path,label,note,note\ncam1/a.jpg,fox,x,y\n")
-    assert rows(file, "note") == [["x"]]
-    assert "other columns: note; left out: 1 column with the name of an earlier one: note" in caplog.text
+    line += "other columns: side, note; left out: 1 column with the name of an earlier one: note"
+    assert caplog.text.count(line) == 1 and caplog.text.count("reads") == 1 and rows(file, "note") == [["x"]]
 
 
 def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
