@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published, locate, md5, whole_number
-from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
+from dmlkit.datasets.files.listing import ListedRows, Listing
 from dmlkit.datasets.folder import benchmark_folders, class_folders, class_listing
 from dmlkit.errors import first_line
 from dmlkit.files.paths import read_lines
@@ -57,10 +57,7 @@ class Cars196Config(DatasetConfig, frozen=True):
                 return read(folder)
         folders = class_folders(root) if root.is_dir() else []
         if len(folders) == CLASSES:
-            halves: list[tuple[Path, ListedSplit]] = [
-                (folder, "train" if number < TRAINING_CLASSES else "test") for number, folder in enumerate(folders)
-            ]
-            return class_listing(root, halves)
+            return class_listing(root, [(folder, "train") for folder in folders]).halved()
         layouts = ", ".join([*LAYOUTS, f"{CLASSES} folders of classes"])
         return benchmark_folders(root, ("cars196", "."), self.published, layouts)
 

@@ -39,21 +39,15 @@ class FolderConfig(DatasetConfig, frozen=True):
             raise OptionError("dataset.root", f"{root}: {NO_CLASS_FOLDERS}")
         hint = other_lists(root)
         try:
-            listing = split_folders(root, self.levels) if is_split(root) else self._halves(root)
+            if is_split(root):
+                listing = split_folders(root, self.levels)
+            else:
+                classes, faults = nested_folders(root, self.levels)
+                listing = class_listing(root, [(folder, "train") for folder in classes], self.levels, faults).halved()
         except OptionError as error:
             raise OptionError(error.key, f"{error.message}; {hint}" if hint else error.message) from None
         (listing.faults or listing.notes).extend([hint] if hint else [])
         return listing
-
-    def _halves(self, root: Path) -> Listing:
-        classes, faults = nested_folders(root, self.levels)
-        labels = [class_label(folder, self.levels) for folder in classes]
-        names = list(dict.fromkeys(label for label in labels if label is not None))
-        training = set(names[: len(names) // 2])
-        halves: list[tuple[Path, ListedSplit]] = [
-            (folder, "train" if label in training else "test") for folder, label in zip(classes, labels, strict=True)
-        ]
-        return class_listing(root, halves, self.levels, faults)
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
         if split in ("train", "validation") and self.split != "all":
@@ -124,7 +118,8 @@ def class_listing(
     counts: dict[str, int] = {}
     empty: list[str] = []
     for folder, split in classes:
-        name = "/".join(folder.parts[-max(1, len(levels)) :])
+        parts = folder.parts[-max(1, len(levels)) :]
+        name, meant = "/".join(parts), path_label(parts)
         if not readable_name(name):
             rows.faults.append(unreadable_name(str(folder)))
             continue
@@ -135,7 +130,6 @@ def class_listing(
             rows.faults.append(f"{deeper}: lies deeper than {depth}; move it up or name one more level")
             continue
         counts[name] = counts.get(name, 0) + len(images)
-        meant = class_label(folder, levels)
         label = -1 if meant is None else labels.setdefault(meant, len(labels))
         if not images and meant is not None:
             empty.append(str(folder))
@@ -149,11 +143,6 @@ def class_listing(
         rows.faults.append(f"{root}: {folders} no images: {some_of(empty)}; add images or remove the folders")
     notes = label_notes(counts, str(root), lambda name: path_label(name.split("/")))
     return rows.listing(list(labels), notes=[*notes, *filter(None, [left_out.message])])
-
-
-def class_label(folder: Path, levels: Sequence[str] = ()) -> str | None:
-    """Return the label that the name of a class folder means, with one part per level."""
-    return path_label(folder.parts[-max(1, len(levels)) :])
 
 
 def class_folders(root: Path) -> list[Path]:
