@@ -52,7 +52,8 @@ class VectorsConfig(DatasetConfig, frozen=True):
         import pyarrow as pa
 
         known = {*vectors.columns.column_names} - {self.labels}  # labels that are groups too would have no matches
-        columns = {name: vectors.columns[name] for name in MEANINGS if name in known}
+        meanings = ("split", "query", "gallery", "super_class", "group")  # as in tables of images
+        columns = {name: vectors.columns[name] for name in meanings if name in known}
         label = label_name(vectors.columns.column_names, str(vectors.path)) if self.labels == LABEL else None
         columns[LABEL] = _column(vectors, label or self.labels, "dataset.labels")
         if self.splits is not None:
@@ -97,10 +98,6 @@ def _faults(vectors: VectorFile) -> Iterator[str]:
                 continue
         for row in np.flatnonzero(~np.isfinite(block).all(1)).tolist():
             yield f"{vectors.path}: row {start + row} (counted from 0) contains nan or inf; fix or remove the row"
-
-
-MEANINGS = ("split", "query", "gallery", "super_class", "group")
-"""Columns with metadata of vectors, in addition to the label, as in tables of images."""
 
 
 def _listed(vectors: VectorFile, listing: Listing, rows: np.ndarray) -> "Vectors":
