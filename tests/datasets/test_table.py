@@ -58,14 +58,6 @@ def test_numbers_are_sorted_as_numbers(suffix: str, labels: list[Any], names: st
     assert " ".join(listing.class_names) == names
 
 
-def test_a_split_with_validation_classes(tmp_path: Path):
-    split = ["train"] * 2 + ["validation"] * 2 + ["test"] * 4
-    config = write(tmp_path, {"split": split})
-    parts = {part: config.build(part).class_names for part in ("train", "validation", "test", "all")}
-    assert parts["train"] == ("crow",) and parts["validation"] == ("dove",) and parts["test"] == ("finch", "gull")
-    assert len(config.build("all")) == 8
-
-
 def test_omls_columns(tmp_path: Path):
     columns = {
         "split": ["train"] * 4 + ["validation"] * 4,

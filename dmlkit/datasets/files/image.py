@@ -182,19 +182,14 @@ class VideoFrames(Dataset):
         self.last = index
         for frame in self.decoded:
             if frame.time >= self.times[index]:
-                return upright(frame)
+                pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                return torch.rot90(pixels, round(getattr(frame, "rotation", 0) / 90), [1, 2])  # upright
         raise BadImageError(f"{self.paths[index]}: cannot read this frame: the video ends before it")
 
     def _decode(self) -> Iterator[Any]:
         """Yield the frames."""
         with _video(self.path, BadImageError, "decode") as video:
             yield from video.decode(video=0)
-
-
-def upright(frame: Any) -> Tensor:
-    """Return the pixels (3, H, W) uint8 of a frame of PyAV, turned as its video says."""
-    pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
-    return torch.rot90(pixels, round(getattr(frame, "rotation", 0) / 90), [1, 2])
 
 
 def _frame_times(path: Path) -> list[float]:
