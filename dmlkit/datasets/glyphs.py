@@ -48,14 +48,13 @@ class GlyphsConfig(DatasetConfig, frozen=True):
 
     def load(self, split: Literal["train", "test", "all"]) -> "Glyphs":
         half = self.classes // 2
-        span = {"train": range(half), "test": range(half, self.classes), "all": range(self.classes)}[split]
+        span = {"train": slice(half), "test": slice(half, None), "all": slice(None)}[split]
         if self.images_per_class < self.shapes_per_class:
             raise OptionError(
                 "dataset.images_per_class",
                 f"got {self.images_per_class}, expected at least {self.shapes_per_class} (shapes_per_class)",
             )
-        classes = character_classes(self.classes, self.shapes_per_class)
-        shown = [classes[index] for index in span]
+        shown = character_classes(self.classes, self.shapes_per_class)[span]
         images = Glyphs(shown, self.images_per_class, self.size, self.seed, difficulty=self.difficulty)
         if self.levels:
             if self.shapes_per_class > 1:
