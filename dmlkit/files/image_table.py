@@ -647,8 +647,11 @@ def text_column(table: Any, where: str, name: str) -> Any:
         )
     if pa.types.is_floating(column.type):  # pandas writes an empty cell as nan
         column = compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
-        with suppress(pa.ArrowInvalid):  # and then whole numbers as floats: 20230001234.0 is 2.0230001234e+10 as text
-            column = column.cast(pa.int64())
+        # and then whole numbers as floats: 20230001234.0 is 2.0230001234e+10 as text
+        wide = column.cast(pa.float64())
+        is_whole = compute.and_(compute.equal(compute.floor(wide), wide), compute.less(compute.abs(wide), 2.0**53))
+        whole = compute.if_else(is_whole, wide, pa.scalar(None, pa.float64())).cast(pa.int64())
+        column = compute.coalesce(whole.cast(pa.string()), column.cast(pa.string()))
     try:
         column = _without(column.cast(pa.string()), [""])
     except pa.ArrowException as error:
