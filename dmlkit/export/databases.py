@@ -96,10 +96,22 @@ class Destination:
 
 def store_manifest(folder: EmbeddingFolder) -> StoreManifest:
     """Return the manifest of a table of embeddings."""
-    manifest = folder.manifest
+    manifest, form = folder.manifest, folder.manifest.index.form
     if not len(folder):
         raise UserError(f"{folder.path}: there are no embeddings to export")
-    distance, form = _distance_and_form(manifest)
+    distance: StoreDistance
+    match form:  # a distance other than cosine, dot and L2 needs a lift
+        case "as_is":  # unit vectors, or a dot product
+            distances: dict[str, StoreDistance] = {"dot": "dot", "cosine": "cosine"}
+            distance = distances.get(manifest.similarity, "l2")
+        case "unit":
+            distance, form = "cosine", "as_is"
+        case "unit_space":
+            distance = "cosine"
+        case "euclidean_lift":
+            distance, form = "l2", "as_is"
+        case _:
+            distance = "dot"
     search: dict[str, Any] = {"form": form, "curvature": manifest.index.curvature}
     dim = _vectors(folder, torch.from_numpy(np.array(folder.points[:1])), search).shape[1]
     index = StoreIndex(**search, distance=distance, dim=dim)
@@ -126,23 +138,6 @@ def _vectors(folder: EmbeddingFolder, points: torch.Tensor, search: dict[str, An
     if search["form"] == "own":
         return folder.manifold.index_vectors(points.double(), "gallery").detach().numpy()
     return index_vectors(points.numpy(), search, "gallery")
-
-
-def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:
-    """Return the distance and form of vectors; a distance other than cosine, dot and L2 needs a lift."""
-    form = manifest.index.form
-    match form:
-        case "as_is":  # unit vectors, or a dot product
-            distances: dict[str, StoreDistance] = {"dot": "dot", "cosine": "cosine"}
-            return distances.get(manifest.similarity, "l2"), "as_is"
-        case "unit":
-            return "cosine", "as_is"
-        case "unit_space":
-            return "cosine", form
-        case "euclidean_lift":
-            return "l2", "as_is"
-        case _:
-            return "dot", form
 
 
 def is_address(target: str) -> bool:

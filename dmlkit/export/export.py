@@ -179,7 +179,7 @@ def _agreement(parity: Parity, kind: str) -> str:
 
 def data_of(folder: EmbeddingFolder) -> list[Path]:
     """Return the folders of the images of embeddings, except folders that contain the working folder."""
-    classes = {Path(path).absolute().parent for path in folder.items["path"].to_pylist()}
+    classes = {Path(path).absolute().parent for path in folder.paths}
     roots = [Path(folder.manifest.source).absolute(), *([Path(commonpath(classes))] if classes else [])]
     return [root for root in roots if not Path.cwd().is_relative_to(root)]
 

@@ -56,14 +56,13 @@ def write_npz(folder: EmbeddingFolder, output: Path) -> None:
 
     Boxes are left out.
     """
-    columns = {name: folder.items[name].to_pylist() for name in ("path", "label")}
     with atomic_write(output) as partial, partial.open("wb") as file:
         np.savez(
             file,
             embeddings=folder.points,
             ids=folder.items["id"].to_numpy(),
-            paths=np.array(columns["path"], dtype=np.str_),
-            labels=np.array([label or "" for label in columns["label"]], dtype=np.str_),
+            paths=np.array(folder.paths, dtype=np.str_),
+            labels=np.array([label or "" for label in folder.labels], dtype=np.str_),
         )
 
 
@@ -84,8 +83,8 @@ def write_parquet(folder: EmbeddingFolder, output: Path) -> None:
 def write_tensorboard(folder: EmbeddingFolder, tensors: Path, metadata: Path, config: Path) -> None:
     """Write a log folder for the embedding projector, with labels and paths; ids and boxes are left out."""
     tensors.parent.mkdir(exist_ok=True)
-    rows = zip(folder.items["label"].to_pylist(), folder.items["path"].to_pylist(), strict=True)
-    cells = [[re.sub(r"[\t\r\n]", " ", cell or "") for cell in row] for row in rows]
+    rows = [("label", "path"), *zip(folder.labels, folder.paths, strict=True)]
+    lines = ["\t".join(re.sub(r"[\t\r\n]", " ", cell or "") for cell in row) for row in rows]
     count, dim = folder.points.shape
     shape = f"  tensor_shape: {count}\n  tensor_shape: {dim}\n"
     paths = f'  tensor_path: "{tensors.name}"\n  metadata_path: "{metadata.name}"\n}}\n'
@@ -98,8 +97,7 @@ def write_tensorboard(folder: EmbeddingFolder, tensors: Path, metadata: Path, co
         with tensors_path.open("wb") as file:
             for block in folder.blocks():
                 file.write(block.numpy().astype("<f4").tobytes())
-        text = "".join("\t".join(row) + "\n" for row in [["label", "path"], *cells])
-        metadata_path.write_text(text, encoding="utf-8")
+        metadata_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
         config_path.write_text('embeddings {\n  tensor_name: "embeddings"\n' + shape + paths, encoding="utf-8")
 
 

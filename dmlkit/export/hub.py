@@ -87,7 +87,12 @@ def export_hub(
         save_file(tensors, partial / WEIGHTS, {"format": "pt"})
         config.write(partial / CONFIG)
         write_text(partial / RECIPE, dump_recipe(recipe))
-        parity = _compare(partial, trained)
+        with torch.inference_mode():
+            inputs = torch.stack(parity_samples(trained)[1])
+            loaded = load_hub(partial, start_ranks("cpu"))
+            difference = (loaded.model(inputs) - trained.model(inputs)).abs().max().item()
+        if not difference <= TOLERANCE:
+            raise UserError(f"the exported model differs from the run by {difference:.1e}; nothing was written")
         reason, name = "", output.resolve().name
         card = model_card(name, config, recipe, figures_of(run, config), license_name or UNKNOWN)
         if unmerged:
@@ -102,7 +107,7 @@ def export_hub(
 {_cell(of)}. `peft.PeftModel.from_pretrained(network, {json.dumps(printable(name))})` adds them to it, without the head.
 """
         write_text(partial / CARD, card)
-    return parity, reason
+    return Parity(images=len(inputs), largest_difference=difference), reason
 
 
 def check_hub_output(output: Path) -> None:
@@ -134,17 +139,6 @@ def public_recipe(recipe: Recipe) -> Recipe:
         return f"{source}{path.name}" if path.is_absolute() and path.name else value  # / may separate labels
 
     return parse_recipe(yaml.safe_dump(shown(plain(clean)), sort_keys=False), RECIPE, is_trained=True)
-
-
-@torch.inference_mode()
-def _compare(folder: Path, trained: TrainedModel) -> Parity:
-    """Compare the model of a folder with that of the run on a few images."""
-    inputs = torch.stack(parity_samples(trained)[1])
-    loaded = load_hub(folder, start_ranks("cpu"))
-    difference = (loaded.model(inputs) - trained.model(inputs)).abs().max().item()
-    if not difference <= TOLERANCE:
-        raise UserError(f"the exported model differs from the run by {difference:.1e}; nothing was written")
-    return Parity(images=len(inputs), largest_difference=difference)
 
 
 def figures_of(run: RunFolder, config: HubConfig) -> CardFigures | None:
@@ -255,8 +249,6 @@ def _cell(text: str) -> str:
 
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-OUTSIDE = "base_model.model."  # before the names of a network in peft's files
-OUTPUT = ".out_proj"  # of torch's attention
 
 
 def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> str:
@@ -287,7 +279,8 @@ def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> s
         "modules_to_save": whole or None,
     }
     write_text(folder / ADAPTER_CONFIG, json_text(settings))
-    save_file({f"{OUTSIDE}{name}": tensor.contiguous() for name, tensor in tensors.items()}, folder / ADAPTER_WEIGHTS)
+    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(named, folder / ADAPTER_WEIGHTS)
     return ""
 
 
@@ -307,7 +300,7 @@ def _tensors(network: nn.Module) -> tuple[list[str], list[str], dict[str, Tensor
     """Return the names of modules with updates, of modules to store whole, and the tensors under peft's names."""
     low_rank, whole, tensors = list[str](), list[str](), dict[str, Tensor]()
     for name, module, update in _updated(network):
-        owner = name.removesuffix(OUTPUT)  # torch's attention reads the weights of this layer itself
+        owner = name.removesuffix(".out_proj")  # torch's attention reads the weights of this layer itself
         attention = network.get_submodule(owner)
         if isinstance(attention, nn.MultiheadAttention):
             # peft 0.21 adapts it too, but adds the update of its last layer twice: huggingface/peft#3774

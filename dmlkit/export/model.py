@@ -19,7 +19,7 @@ from dmlkit.export.wanted import FLOATS, ModelFormat, ModelInput
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import writing
-from dmlkit.model import EmbeddingModel, build_model
+from dmlkit.model import build_model
 from dmlkit.run_folder.threshold import Threshold
 from dmlkit.vectors.graphs import NotExportableError, import_runtime, onnx_program, traced
 from dmlkit.vectors.manifest import Description
@@ -250,6 +250,6 @@ def write_safetensors(trained: TrainedModel, path: Path) -> Callable[[Tensor], T
     metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
-    rebuilt: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.samples.num_features)
+    rebuilt = build_model(without_pretrained_weights(recipe), trained.samples.num_features)
     rebuilt.load_state_dict(load_file(path))
     return rebuilt.eval()

@@ -5,7 +5,6 @@ on its manifold, however coarse its features are. The result is compared with th
 """
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -150,12 +149,11 @@ def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Samples(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.rows: Iterator[Tensor] = iter(inputs.split(1))
+    feeds = ({name: row.numpy()} for row in inputs.split(1))
 
+    class Samples(CalibrationDataReader):
         def get_next(self) -> Any:
-            return next(({name: row.numpy()} for row in self.rows), None)
+            return next(feeds, None)
 
     with tempfile.TemporaryDirectory() as folder:
         start, simplified, result = (Path(folder, name) for name in ("start.onnx", "simplified.onnx", "result.onnx"))
