@@ -27,10 +27,10 @@ from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.gallery.change import add_images, create_gallery
-from dmlkit.gallery.commit import changing, commit, new_rows
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.index import ApproximateGallery, index_gallery
+from dmlkit.gallery.manifest import changing, commit, new_rows
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.nearest.search import StoredGallery
 from dmlkit.recipe.file import parse_recipe

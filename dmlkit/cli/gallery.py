@@ -17,7 +17,7 @@ from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_gallery, require_path
 
 if TYPE_CHECKING:
-    from dmlkit.gallery.incoming import Incoming
+    from dmlkit.gallery.images import Incoming
     from dmlkit.vectors.fusion import ModelChoice
 
 APPS[__name__] = typer.Typer(
@@ -84,7 +84,7 @@ def create(
     chosen: KeptModelOptions,
 ) -> None:
     """Create a gallery from images embedded by a run, or by two."""
-    from dmlkit.gallery.change import GallerySettings, create_gallery
+    from dmlkit.gallery.change import create_gallery
 
     model = chosen.choose(run)
     incoming = create_gallery(
@@ -93,7 +93,8 @@ def create(
         output,
         label=label,
         boxes=boxes.read(),
-        settings=GallerySettings(thumbnails, threshold),
+        thumbnails=thumbnails,
+        threshold=threshold,
         model=model,
         bar=bars(),
     )
@@ -171,26 +172,26 @@ def info(
     json: Json = False,
 ) -> None:
     """Print the labels, images, version, model and index of a gallery."""
-    from dmlkit.gallery.files import IDENTIFICATION, CalibrationSummary, contents_of, read_summary
+    from dmlkit.gallery.files import IDENTIFICATION, CalibrationSummary, GallerySummary, contents_of
 
-    summary = read_summary(gallery)
+    summary = GallerySummary.of(gallery)
     state = contents_of(gallery, summary)
     if verify:
         from dmlkit.gallery.folder import GalleryFolder
 
         GalleryFolder(gallery).check()
     if json:
-        data = state._asdict() | ({"verified": True} if verify else {})
+        data = state | ({"verified": True} if verify else {})
         say_json(data | {key: value for key, value in summary.stamped().items() if key not in NOT_PRINTED})
         return
-    labels = state.labels
+    labels = state["labels"]
     if labels:
         shown = [[label, f"{count:,}"] for label, count in islice(labels.items(), MOST_LABELS)]
         print_table([["label", "images"], *shown])
     if len(labels) > MOST_LABELS:
         say(f"the first {MOST_LABELS} labels are shown; --json contains all")
-    images = f"{counted(state.images, 'image')} with {counted(len(labels), 'label')}"
-    say(f"{images}, {state.without_label:,} without a label; version {state.version}")
+    images = f"{counted(state['images'], 'image')} with {counted(len(labels), 'label')}"
+    say(f"{images}, {state['without_label']:,} without a label; version {state['version']}")
     model = summary.model
     say(f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
     say_prose(f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
@@ -206,7 +207,7 @@ def info(
     if index is None:
         say("index: none; all searches are exact")
     else:
-        left_out = counted(state.not_indexed, "image is", "images are")
+        left_out = counted(state["not_indexed"], "image is", "images are")
         say(f"index: {index.kind}, measured recall {index.recall:.4f}; {left_out} not in the index")
     if verify:
         say("verified: all files match their checksums")
@@ -215,9 +216,9 @@ def info(
 @command("dmlkit gallery history galleries/birds")
 def history(gallery: GalleryPath, /, json: Json = False) -> None:
     """List the versions that gallery restore can restore."""
-    from dmlkit.gallery.files import read_summary
+    from dmlkit.gallery.files import GallerySummary
 
-    summary = read_summary(gallery)
+    summary = GallerySummary.of(gallery)
     versions, run_of = summary.versions, {name: str(model["run"]) for name, model in summary.others.items()}
     runs = [run_of.get(version.model, summary.run) for version in versions]
     if json:
@@ -243,10 +244,10 @@ def restore(
 ) -> None:
     """Restore an old version; it becomes the newest version."""
     from dmlkit.gallery.change import restore_version
-    from dmlkit.gallery.files import MANIFEST, GallerySummary
+    from dmlkit.gallery.files import GallerySummary
 
     count = restore_version(gallery, version)
-    summary = GallerySummary.read(gallery / MANIFEST)
+    summary = GallerySummary.of(gallery)
     model = f", embedded with {near_path(summary.run)}" if summary.others else ""
     say(f"restored version {version} of {gallery}: {counted(count, 'image')}{model}")
 

@@ -8,9 +8,9 @@ from typing import Any
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.files.source import kind_of
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
-from dmlkit.gallery.files import MANIFEST, read_summary
+from dmlkit.gallery.files import MANIFEST, GallerySummary
 from dmlkit.gallery.folder import GalleryFolder
-from dmlkit.gallery.incoming import Incoming
+from dmlkit.gallery.images import Incoming
 from dmlkit.gallery.migrate import Migrated, migrate_gallery
 from dmlkit.identify.answers import Answers, Identified
 from dmlkit.identify.calibration import Identification, calibrate_by_value, calibrate_gallery
@@ -41,7 +41,7 @@ class ImageGallery:
 
     def __len__(self) -> int:
         """Return the number of images."""
-        return read_summary(self.path).versions[-1].images
+        return GallerySummary.of(self.path).versions[-1].images
 
     def labels(self) -> dict[str | None, int]:
         """Return the number of images of each label; the key None counts those without one."""

@@ -19,7 +19,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import sampled_pairs
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import LOCAL, PARTNERS, check_options, kind_of, place_of_run
-from dmlkit.gallery.manifest import read_gallery_manifest
+from dmlkit.gallery.manifest import GalleryManifest
 from dmlkit.identify.probability import FOLDS, fit_sigmoid
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
@@ -135,7 +135,7 @@ def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Ba
     check_options(source, kind, {"--with": other})
     if kind == "run":
         return choose_second(source, other, ranks=start_ranks(device), bar=bar)
-    stored = read_gallery_manifest(source).fusion
+    stored = GalleryManifest.of(source).fusion
     if stored is None:
         raise UserError(
             f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery create "

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from time import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,7 +22,6 @@ from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
 from dmlkit.files.source import CREATING_MARK, place_of_run
-from dmlkit.gallery.commit import changing, commit, moved, new_rows, schema
 from dmlkit.gallery.files import (
     MANIFEST,
     THUMBNAILS,
@@ -35,10 +34,9 @@ from dmlkit.gallery.files import (
     thumbnail_file,
 )
 from dmlkit.gallery.folder import GalleryFolder
-from dmlkit.gallery.images import LabelledImage, images_of
-from dmlkit.gallery.incoming import Incoming
+from dmlkit.gallery.images import Incoming, LabelledImage, images_of
 from dmlkit.gallery.index import extend_index
-from dmlkit.gallery.manifest import GalleryManifest, GalleryModel
+from dmlkit.gallery.manifest import GalleryManifest, GalleryModel, changing, commit, moved, new_rows, schema
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
@@ -226,17 +224,6 @@ def _forget(path: Path, manifest: GalleryManifest) -> None:
                 file.unlink(missing_ok=True)
 
 
-class GallerySettings(NamedTuple):
-    """What the manifest of a new gallery keeps besides its model."""
-
-    thumbnails: bool = False
-    threshold: float | None = None
-    """Similarity below which an image is unknown. Default: that of the run, if it was calibrated."""
-
-
-DEFAULTS = GallerySettings()
-
-
 def create_gallery(
     run: Path,
     images: Path | None,
@@ -244,22 +231,28 @@ def create_gallery(
     *,
     label: str | None = None,
     boxes: Boxes | None = None,
-    settings: GallerySettings = DEFAULTS,
+    thumbnails: bool = False,
+    threshold: float | None = None,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Incoming:
-    """Create a gallery of a run's embeddings, see `add_images`; if it is interrupted, the same call resumes."""
+    """Create a gallery of a run's embeddings, see `add_images`; if it is interrupted, the same call resumes.
+
+    Args:
+        thumbnails: keep small pictures of the images.
+        threshold: similarity below which an image is unknown. Default: that of the run, if it was calibrated.
+    """
     for option in ("" if label is None else f"--label {label}", "" if boxes is None else boxes.option):
         if images is None and option:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
-    check_threshold(settings.threshold)
+    check_threshold(threshold)
     listed, left_out = ([], ()) if images is None else images_of(images, label, boxes, run)
     incoming = Incoming.of(listed, left_out)
     ranks = model.start()
     if model.checkpoint is None:
         RunFolder(run).warn_of_loss()
     trained = model.load(RunFolder(run), ranks)
-    manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
+    manifest = GalleryManifest(**dict(gallery_model(trained, run, threshold)), thumbnails=thumbnails)
     with sole_writer(output, what="the creation of a gallery"):
         check_folder(output, "an interrupted gallery", CREATING_MARK)
         check_place(output, [images, trained.recipe.dataset.data_root])

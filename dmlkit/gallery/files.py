@@ -14,7 +14,7 @@ from collections import Counter
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
@@ -78,6 +78,12 @@ class RecordedGallery(Document, frozen=True, strict=True):
     numbers: NonNegativeInt = 0
     """Number of images that were ever added, which the column ``number`` counts; see `ApproximateIndex`."""
 
+    @classmethod
+    def of(cls, gallery: Path) -> Self:
+        """Read the manifest of a gallery."""
+        require_gallery(gallery)
+        return cls.read(gallery / MANIFEST)
+
 
 class GallerySummary(RecordedGallery, frozen=True, strict=True, extra="allow"):
     """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
@@ -103,26 +109,10 @@ class CalibrationSummary(Document, frozen=True, extra="allow"):
     """Model that was calibrated, see `RecordedGallery.current`; the calibration does not hold for others."""
 
 
-class GalleryContents(NamedTuple):
-    """Contents of the newest version of a gallery, as ``dmlkit gallery info`` prints them."""
-
-    version: int
-    images: int
-    labels: dict[str, int]  # number of images by label, in the order of the labels
-    without_label: int  # number of images
-    not_indexed: int  # number of images outside of the approximate index; all of them if there is none
-
-
 def check_threshold(threshold: float | None) -> None:
     """Raise a `UserError` for a threshold that is nan or infinite."""
     if threshold is not None and not isfinite(threshold):
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
-
-
-def read_summary(path: Path) -> GallerySummary:
-    """Read what the manifest of a gallery says without the classes of its model."""
-    require_gallery(path)
-    return GallerySummary.read(path / MANIFEST)
 
 
 def read_rows(path: Path, version: GalleryVersion, columns: list[str] | None = None) -> Any:
@@ -141,15 +131,22 @@ def read_rows(path: Path, version: GalleryVersion, columns: list[str] | None = N
         raise damaged(path, file, f"cannot be read: {first_line(error)}") from error
 
 
-def contents_of(path: Path, summary: GallerySummary) -> GalleryContents:
-    """Return the contents of the newest version of a gallery."""
+def contents_of(path: Path, summary: GallerySummary) -> dict[str, Any]:
+    """Return what ``dmlkit gallery info`` prints of the newest version of a gallery: its number, and counts of images.
+
+    ``labels`` counts them by label; ``not_indexed`` are those outside of the index, all of them if there is none.
+    """
     newest, index = summary.versions[-1], summary.approximate
     rows = read_rows(path, newest, ["label", "number"])
     counts = Counter[str | None](rows["label"].to_pylist())
     without_label = counts.pop(None, 0)
-    labels = {str(label): counts[label] for label in sorted(counts, key=str)}
-    outside = len(rows) if index is None else len(outside_of(read_index(path, index), rows["number"].to_numpy()))
-    return GalleryContents(newest.number, len(rows), labels, without_label, outside)
+    return {
+        "version": newest.number,
+        "images": len(rows),
+        "labels": {str(label): counts[label] for label in sorted(counts, key=str)},
+        "without_label": without_label,
+        "not_indexed": outside_of(read_index(path, index), rows["number"].to_numpy()).size if index else len(rows),
+    }
 
 
 def rows_file(path: Path, number: int) -> Path:

@@ -14,7 +14,7 @@ from dmlkit.files.arrays import Values
 from dmlkit.files.image_file import Box, box_of_cell
 from dmlkit.files.where import Where, cells_of, columns_of
 from dmlkit.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, thumbnail_file
-from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
+from dmlkit.gallery.manifest import GalleryManifest
 from dmlkit.manifolds.base import find_invalid_point
 from dmlkit.run_folder.folder import find_run
 from dmlkit.vectors.points import PointItem, PointSet, PointsOnDisk, taken
@@ -38,7 +38,7 @@ class GalleryFolder(PointsOnDisk):
         import pyarrow as pa
 
         self.path, self.where = path, where
-        self.manifest: GalleryManifest = read_gallery_manifest(path)
+        self.manifest = GalleryManifest.of(path)
         newest = self.manifest.versions[-1]
         self.version, self.table = newest.number, read_rows(path, newest)
         if where is not None:

@@ -19,9 +19,9 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
-from dmlkit.gallery.commit import changing
 from dmlkit.gallery.files import MANIFEST, ApproximateIndex, IndexKind, index_file, outside_of, read_index
 from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.manifest import changing
 from dmlkit.nearest.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery, StoredPoints
 
 FEWEST = 256  # images: a code of 8 bits has as many values

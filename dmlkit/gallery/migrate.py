@@ -12,11 +12,10 @@ from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.source import require_gallery
 from dmlkit.gallery.change import gallery_model
-from dmlkit.gallery.commit import changing, commit, moved
 from dmlkit.gallery.files import VECTORS
 from dmlkit.gallery.folder import GalleryFolder
-from dmlkit.gallery.images import LabelledImage
-from dmlkit.gallery.incoming import fill_gallery
+from dmlkit.gallery.images import LabelledImage, fill_gallery
+from dmlkit.gallery.manifest import changing, commit, moved
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.manifest import check_same_description

@@ -35,7 +35,7 @@ from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.pictures import JOINED
 from dmlkit.gallery.change import remove_images, restore_version
-from dmlkit.gallery.files import read_summary
+from dmlkit.gallery.files import GallerySummary
 from dmlkit.identify.why import explain_images
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.serve.access import Access
@@ -318,7 +318,7 @@ async def versions(server: Server) -> dict[str, Any]:
     return {
         "versions": [
             {"version": version.number, "time": version.time.astimezone().isoformat(), "images": version.images}
-            for version in (await asyncio.to_thread(read_summary, server.service.source)).versions
+            for version in (await asyncio.to_thread(GallerySummary.of, server.service.source)).versions
         ]
     }
 

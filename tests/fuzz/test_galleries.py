@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from dmlkit.errors import UserError
 from dmlkit.files.labels import UNKNOWN
 from dmlkit.gallery.change import add_images, compact_gallery, remove_images, rename_label, restore_version
-from dmlkit.gallery.files import read_summary
+from dmlkit.gallery.files import GallerySummary
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.index import index_gallery
@@ -200,7 +200,7 @@ class GalleryMachine(RuleBasedStateMachine):
             for id, (_, _, point) in after.items():  # noqa: A001
                 assert point == pytest.approx(self.model[id][2], abs=1e-6)  # one image alone, or in a batch
             assert len(gallery) == len(self.model)
-            numbers = {one.number: one.images for one in read_summary(self.path).versions}
+            numbers = {one.number: one.images for one in GallerySummary.of(self.path).versions}
             assert all(numbers[version] == len(rows) for version, rows in self.versions.items())
 
 
@@ -228,7 +228,7 @@ def change(name: str, home: Path, gallery: Path, argument: Any) -> None:
 
 def drawn(home: Path, gallery: Path, random: np.random.Generator) -> tuple[str, Any, dict[str, tuple[Any, ...]]]:
     """A change with its argument, and what the gallery holds after it."""
-    before, versions = content(gallery), read_summary(gallery).versions
+    before, versions = content(gallery), GallerySummary.of(gallery).versions
     name = str(random.choice(["add", "add", "remove", "remove", "rename", "restore", "compact", "index"]))
     group = int(random.integers(4))
     rows = {id: row for id, row in new_rows(home, group, "new").items() if id not in before}  # noqa: A001
@@ -284,7 +284,7 @@ def test_a_storm_of_kills_leaves_each_change_done_or_not(home: Path, tmp_path: P
         if code != 0 and counts["killed"] % 10 == 0:  # and it is of use: searched, changed, and searched again
             some = sorted(found)[0]
             assert remove_images(gallery, images=[some]) == 1 and some not in content(gallery)
-            restore_version(gallery, read_summary(gallery).versions[-2].number)
+            restore_version(gallery, GallerySummary.of(gallery).versions[-2].number)
             assert content(gallery) == found
             neighbors = search(gallery, home / "asked.points", k=len(found), method="exact").plain()["queries"]
             assert all({near["id"] for near in query["neighbors"]} == set(found) for query in neighbors)

@@ -12,15 +12,8 @@ import torch
 from pyarrow import parquet
 
 from dmlkit.errors import UserError
-from dmlkit.gallery.change import (
-    GallerySettings,
-    add_images,
-    compact_gallery,
-    create_gallery,
-    remove_images,
-    restore_version,
-)
-from dmlkit.gallery.files import read_summary
+from dmlkit.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
+from dmlkit.gallery.files import GallerySummary
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.index import index_gallery
 from dmlkit.identify.identify import identify
@@ -41,8 +34,8 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gallery of four parts and five versions, and embeddings to ask with."""
     folder = tmp_path_factory.mktemp("whole")
     gallery = folder / "gallery"
-    first, settings = place / "photos" / "crow", GallerySettings(thumbnails=True)
-    create_gallery(place / "run", first, gallery, label="crow", settings=settings, model=ON_CPU)
+    first = place / "photos" / "crow"
+    create_gallery(place / "run", first, gallery, label="crow", thumbnails=True, model=ON_CPU)
     for name in BIRDS[1:]:
         add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     remove_images(gallery, images=[str(place / "photos" / name / "1.jpg") for name in ("crow", "dove")])
@@ -116,7 +109,7 @@ def answers(gallery: Path, asked: Path) -> dict[str, Callable[[], Any]]:
         "nearest": lambda: identify(gallery, asked).answers,
         "vote": lambda: identify(gallery, asked, rule=LabelRule(method="vote", k=3)).answers,
         "info": info,
-        "history": lambda: [(version.number, version.images) for version in read_summary(gallery).versions],
+        "history": lambda: [(version.number, version.images) for version in GallerySummary.of(gallery).versions],
         "remove": changed(lambda: remove_images(gallery, labels=["dove"])),
         "restore": changed(lambda: restore_version(gallery, 3)),
         "compact": changed(lambda: compact_gallery(gallery)),

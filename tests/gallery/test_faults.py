@@ -263,7 +263,7 @@ def test_a_full_disk_and_a_lock_are_told_and_change_nothing(place, some, tmp_pat
                 patched.setattr(Path, name, fail_with_a_full_disk)
             refuses("No space left on device", add, place, some)
         assert rows_of(some) == before and not (some / ".lock").exists()
-    monkeypatch.setattr("dmlkit.gallery.commit.PATIENCE", 0.1)
+    monkeypatch.setattr("dmlkit.gallery.manifest.PATIENCE", 0.1)
     with (
         lock.sole_writer(some, what="another"),
         pytest.raises(UserError, match="a change of a gallery is running in this folder"),

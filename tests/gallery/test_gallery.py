@@ -19,7 +19,6 @@ from safetensors.numpy import load_file
 
 from dmlkit.files.image_file import Box
 from dmlkit.gallery.change import (
-    GallerySettings,
     add_images,
     compact_gallery,
     create_gallery,
@@ -28,8 +27,7 @@ from dmlkit.gallery.change import (
     restore_version,
 )
 from dmlkit.gallery.folder import GalleryFolder
-from dmlkit.gallery.images import LabelledImage
-from dmlkit.gallery.incoming import Incoming
+from dmlkit.gallery.images import Incoming, LabelledImage
 from dmlkit.model import EmbeddingModel
 from dmlkit.nearest.search import Gallery
 from dmlkit.vectors.fill import PartEmbedder
@@ -122,7 +120,7 @@ def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: P
     refuses("leads out of the root", create_gallery, place / "run", table, gallery, model=ON_CPU)
     table = photos.parent / "birds.csv"
     table.write_text("\n".join(["path,label,x1,y1,x2,y2", *(line.replace(f"{photos}", "photos") for line in lines)]))
-    create_gallery(place / "run", table, gallery, settings=GallerySettings(thumbnails=True), model=ON_CPU)
+    create_gallery(place / "run", table, gallery, thumbnails=True, model=ON_CPU)
     table.unlink()
     assert Counter(GalleryFolder(gallery).labels) == {"raven": 1, "rook": 1, "dove": 1}
     assert all(row[3].startswith(b"\xff\xd8") for row in rows_of(gallery).values())

@@ -19,11 +19,10 @@ from dmlkit.errors import UserError
 from dmlkit.gallery import folder
 from dmlkit.gallery import index as building
 from dmlkit.gallery.change import compact_gallery, create_gallery, remove_images, restore_version
-from dmlkit.gallery.commit import changing, commit, new_rows
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.index import ApproximateGallery, index_gallery
-from dmlkit.gallery.manifest import GalleryManifest
+from dmlkit.gallery.manifest import GalleryManifest, changing, commit, new_rows
 from dmlkit.identify.decisions import FIRST
 from dmlkit.identify.search import searcher_of
 from dmlkit.manifolds.base import ManifoldConfig
@@ -181,7 +180,7 @@ def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit:
     index = GalleryFolder(path).approximate
     assert index is not None and index.kind == "ivf_hnsw_sq"
     with pytest.raises(UserError, match="a change of a gallery"), monkeypatch.context() as patched:
-        patched.setattr("dmlkit.gallery.commit.PATIENCE", 0.1)
+        patched.setattr("dmlkit.gallery.manifest.PATIENCE", 0.1)
         from dmlkit.files.lock import sole_writer
 
         with sole_writer(path, what="another"):

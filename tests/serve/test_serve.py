@@ -28,7 +28,7 @@ from fastapi.testclient import TestClient
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.gallery import index as building
-from dmlkit.gallery.change import GallerySettings, add_images, create_gallery, remove_images
+from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.identify.identify import identify
@@ -629,7 +629,7 @@ def test_images_without_a_label_are_not_answers_and_pictures_stay_when_photos_mo
     gallery, photos = tmp_path / "gallery", shutil.copytree(place / "photos", tmp_path / "photos")
     labeled = sorted(photos.glob("*/*.jpg"))
     shutil.copy(asked(place)[0], photos / "new.jpg")  # the nearest of the first query
-    create_gallery(place / "run", photos, gallery, settings=GallerySettings(thumbnails=True), model=ON_CPU)
+    create_gallery(place / "run", photos, gallery, thumbnails=True, model=ON_CPU)
     model = load(place / "run", device="cpu")
     expected = [labeled[row] for row in model.similarity(*map(model.embed, (asked(place), labeled))).argmax(1)]
     photos.rename(tmp_path / "moved")
