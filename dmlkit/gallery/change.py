@@ -210,18 +210,16 @@ def _forget(path: Path, manifest: GalleryManifest) -> None:
     others = {name: model for name, model in manifest.others.items() if name in names}
     manifest.model_copy(update={"versions": tuple(versions), "others": others}).write(path / MANIFEST)
     models: list[GalleryModel] = [manifest, *others.values()]
-    indexes = {index_file(path, model.approximate.name) for model in models if model.approximate}
-    wanted = {rows_file(path, version.rows) for version in versions} | parts | indexes
-    pictures = (
-        {f"{name}.jpg" for table in tables for name in table["id"].to_pylist()} if manifest.thumbnails else set[str]()
-    )
+    wanted = {rows_file(path, version.rows) for version in versions}
+    wanted |= {index_file(path, model.approximate.name) for model in models if model.approximate}
+    if manifest.thumbnails:
+        wanted |= {thumbnail_file(path, name) for table in tables for name in table["id"].to_pylist()}
     for file in (path / VECTORS).glob(f"*/*{SUFFIX}"):
         if file not in parts and time() - file.stat().st_mtime > KEPT.total_seconds():
             file.unlink(missing_ok=True)
     for pattern in (f"{VERSIONS}/*", "index-*.faiss", f"{THUMBNAILS}/*"):
-        for file in path.glob(pattern):
-            if file not in wanted and file.name not in pictures:
-                file.unlink(missing_ok=True)
+        for file in {*path.glob(pattern)} - wanted:
+            file.unlink(missing_ok=True)
 
 
 def create_gallery(

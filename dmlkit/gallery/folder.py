@@ -124,7 +124,6 @@ class GalleryFolder(PointsOnDisk):
 
     @property
     def approximate(self) -> ApproximateIndex | None:
-        """Approximate index, if there is one."""
         return None if self.where else self.manifest.approximate
 
     @property
@@ -141,7 +140,6 @@ class GalleryFolder(PointsOnDisk):
 
     @property
     def ids(self) -> list[str]:
-        """Ids of all images, in their order."""
         return self._column("id")
 
     def _column(self, name: str) -> list[Any]:

@@ -5,7 +5,7 @@ version needs no other index, and images that are not in it are compared exactly
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, isqrt
 from pathlib import Path
 from time import perf_counter
@@ -44,8 +44,8 @@ class Indexed:
     exact_milliseconds: float  # of a query without the index
     milliseconds: float  # of a query with it
     build_seconds: float
-    bytes_per_image: float = 0.0  # on the disk
-    full_bytes: int = 0  # of a whole vector, in float32
+    bytes_per_image: float  # on the disk
+    full_bytes: int  # of a whole vector, in float32
 
 
 def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
@@ -70,12 +70,12 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
         seconds = perf_counter() - started
         name = uuid4().hex[:12]
         first = ApproximateIndex(name=name, kind=kind, images=len(gallery), nprobes=1, candidates=1, recall=0)
-        measured = _measured(gallery, first, index, recall, seconds)
+        measured = _measured(gallery, first, index, recall)
         size = _write(path, name, index)
-        manifest.model_copy(update={"approximate": measured.index}).write(path / MANIFEST)
+        manifest.model_copy(update={"approximate": measured[0]}).write(path / MANIFEST)
         if manifest.approximate is not None:
             index_file(path, manifest.approximate.name).unlink(missing_ok=True)
-    return replace(measured, bytes_per_image=size / len(gallery), full_bytes=4 * index.d)
+    return Indexed(*measured, build_seconds=seconds, bytes_per_image=size / len(gallery), full_bytes=4 * index.d)
 
 
 def extend_index(gallery: GalleryFolder, known: ApproximateIndex) -> ApproximateIndex:
@@ -147,8 +147,10 @@ def _vectors(gallery: GalleryFolder, rows: Tensor) -> Values:
     return gallery.manifold.index_vectors(points.double(), "gallery").float().numpy()
 
 
-def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recall: float, seconds: float) -> Indexed:
-    """Search further until the recall is reached, each time where that helps more."""
+def _measured(
+    gallery: GalleryFolder, index: ApproximateIndex, built: Any, recall: float
+) -> tuple[ApproximateIndex, int, float, float]:
+    """Search further until the recall is reached, each time where that helps more; return the start of `Indexed`."""
     queries, nearest = _drawn(gallery, QUERIES), min(NEAREST, len(gallery) - 1)
     points, searcher = gallery.points_at(queries), ApproximateGallery(gallery, index, built=built)
     started = perf_counter()
@@ -174,8 +176,7 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recal
                 "or a lower --recall"
             )
         sure, negative_seconds, best = max(further, key=lambda trial: trial[:2])
-    times = [1e3 * seconds / len(queries) for seconds in (exact, -negative_seconds)]
-    return Indexed(best, len(queries), *times, build_seconds=seconds)
+    return best, len(queries), 1e3 * exact / len(queries), -1e3 * negative_seconds / len(queries)
 
 
 def _further(index: ApproximateIndex, partitions: int) -> Iterator[ApproximateIndex]:

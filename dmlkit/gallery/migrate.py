@@ -77,7 +77,7 @@ def migrate_gallery(
             described, name = gallery_model(trained, run), uuid4().hex[:12]
             announced = manifest.model_copy(update={"others": {**manifest.others, name: described}}).of_model(name)
             changed = commit(path, announced, moved(gallery.table, filled.store, filled.rows, paths))
-    index, before_local = gallery.manifest.approximate, gallery.manifest.local
+    index = gallery.manifest.approximate
     return Migrated(
         len(gallery),
         gallery.version,
@@ -86,22 +86,17 @@ def migrate_gallery(
         is_new=True,
         threshold=None if trained.local else described.threshold,
         index=f"--method {index.kind}" if index else None,
-        lost="patches" if before_local and not trained.local else None,
+        lost="patches" if gallery.manifest.local and not trained.local else None,
     )
 
 
 def _has_model(gallery: GalleryFolder, trained: TrainedModel) -> bool:
-    """Return whether the embeddings of a gallery are those of a model itself, not of one that was aligned with it.
-
-    Local features must be the same ones too.
-    """
-    ours = describe(trained)
-    try:
-        check_same_description(ours, "", gallery.manifest, "")
-    except UserError:
-        return False
-    is_same = ours.model.fingerprint == gallery.manifest.model.fingerprint
-    return is_same and trained.local == gallery.manifest.local
+    """Return whether the embeddings of a gallery are those of a model itself, not of one that was aligned with it."""
+    ours, theirs = describe(trained), gallery.manifest
+    with suppress(UserError):
+        check_same_description(ours, "", theirs, "")
+        return (ours.model.fingerprint, trained.local) == (theirs.model.fingerprint, theirs.local)
+    return False
 
 
 def _located(
@@ -111,11 +106,10 @@ def _located(
     located, lost = dict[str, LabelledImage](), list[str]()
     with bar("comparing files", len(gallery)) as advance:
         for name, path, box in zip(gallery.ids, gallery.paths, gallery.boxes, strict=True):
-            image = known.get(name) or _file(name, path, box, images)
-            if image is None:
-                lost.append(path)
-            else:
+            if image := known.get(name) or _file(name, path, box, images):
                 located[name] = image
+            else:
+                lost.append(path)
             advance(1)
     if lost:
         raise UserError(

@@ -210,8 +210,7 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str, where: 
             warn_once(note)
         label_by_text = {text: label_of(text) for text in counts}
         names = [label_by_text[text or ""] for text in texts.to_pylist()]
-    array = PointsInMemory(str(path), manifold, points.float(), vectors.names, names)
-    columns = vectors.columns
+    array, columns = PointsInMemory(str(path), manifold, points.float(), vectors.names, names), vectors.columns
     return array if where is None else _limited(array, {name: columns[name] for name in columns.column_names}, where)
 
 
