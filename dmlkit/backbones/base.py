@@ -5,8 +5,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge, poolings
+from dmlkit.backbones.tuning import FullTuningConfig, LowRankUpdate, TuningConfig, poolings
 from dmlkit.backbones.weights import UNKNOWN, PublishedInput
 from dmlkit.component import Component, ComponentConfig, one_of, option
 from dmlkit.errors import OptionError
@@ -148,7 +149,10 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
 
     def merge(self) -> "Backbone":
         """Merge low-rank updates, if any, into the weights, which makes them faster and restores their usual names."""
-        merge(self)
+        for module in list(self.modules()):
+            for name, updates in dict(getattr(module, "parametrizations", {})).items():
+                if isinstance(updates[0], LowRankUpdate):
+                    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
         return self
 
     def freeze(

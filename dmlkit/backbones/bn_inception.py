@@ -1,6 +1,7 @@
 """BN-Inception: GoogLeNet with batch norm, the backbone of most published metric-learning results."""
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -26,11 +27,6 @@ class InceptionBlock(NamedTuple):
     double: tuple[int, int]  # channels of the branch with two 3x3 convolutions before and after them
     pool: Literal["avg", "max"]  # pooling that the last branch starts with
     projection: int  # channels of the last branch; 0 if the branch only pools
-
-    @property
-    def channels(self) -> int:
-        """Total output channels of the block's convolutions, without an unprojected pooled input."""
-        return self.one + self.three[1] + self.double[1] + self.projection
 
 
 BLOCKS = (
@@ -99,13 +95,15 @@ class BNInception(Backbone, name="bn_inception"):
         super().__post_init__()
         pooling = self.take_pooling()
         self.layers = nn.ModuleDict()
-        stem = Layer("conv1_7x7_s2", 3, 64, 7, 2), Layer("conv2_3x3_reduce", 64, 64), Layer("conv2_3x3", 64, 192, 3)
-        self._add(stem)
+        layers = [Layer("conv1_7x7_s2", 3, 64, 7, 2), Layer("conv2_3x3_reduce", 64, 64), Layer("conv2_3x3", 64, 192, 3)]
         channels = 192
         for block in BLOCKS:
-            for branch in branches(block, channels):
-                self._add(branch)
-            channels = block.channels if block.one else block.channels + channels
+            made = branches(block, channels)
+            layers += chain(*made)
+            channels = sum(branch[-1].after for branch in made) + (0 if block.projection else channels)
+        for name, before, after, side, stride in layers:
+            self.layers[name] = nn.Conv2d(before, after, side, stride=stride, padding=side // 2)
+            self.layers[f"{name}_bn"] = nn.BatchNorm2d(after, momentum=self.batchnorm_momentum)
         self.check_weights()
         if self.weights is not None:
             load_weights(self.layers, Path(self.weights))
@@ -119,11 +117,6 @@ class BNInception(Backbone, name="bn_inception"):
         if self.weights is None:
             return []
         return input_requirements(CAFFE, "these weights take BGR pixels in 0..255 (transform: bn_inception)")
-
-    def _add(self, layers: Iterable[Layer]) -> None:
-        for name, before, after, side, stride in layers:
-            self.layers[name] = nn.Conv2d(before, after, side, stride=stride, padding=side // 2)
-            self.layers[f"{name}_bn"] = nn.BatchNorm2d(after, momentum=self.batchnorm_momentum)
 
     def _through(self, maps: Tensor, *names: str) -> Tensor:
         for name in names:

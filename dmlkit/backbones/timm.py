@@ -162,8 +162,8 @@ class Timm(Backbone, name="timm"):
             return "apache-2.0"  # of these packages
         if self.weights is None or is_file(self.weights):
             return UNKNOWN if self.weights else None
+        is_elsewhere = self.model.startswith(SOURCES)
         try:
-            is_elsewhere = self.model.startswith(SOURCES)
             settings = read_model(self.model).settings if is_elsewhere else registered_settings(self.model)
         except OptionError:  # a folder that is gone after the training, or no network
             return UNKNOWN

@@ -131,19 +131,15 @@ def find(model: str, *names: str) -> Path:
             f"{folder}: no {' or '.join(names)} in this folder; expected a folder with {CONFIG} and "
             f"{WEIGHTS[0]}, as timm.models.save_for_hf writes it",
         )
-    repository, _, revision = model.removeprefix(HUB).partition("@")
-    return _download(repository, revision or None, names)
-
-
-def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+    repository, _, revision = model.removeprefix(HUB).partition("@")
     failure = Exception()
     for name in names:
         try:
             with without_hub_warnings():  # it logs twelve lines of retries before our one error
-                return Path(hf_hub_download(repository, name, revision=revision))
+                return Path(hf_hub_download(repository, name, revision=revision or None))
         except Exception as error:  # many kinds: no network, no such repository, license not accepted, disk full
             failure = error
             # without network it is a LocalEntryNotFoundError, a subclass
@@ -286,12 +282,6 @@ CHOICES = (
     *LITES,
 )
 """Backbones that ``dmlkit start`` measures."""
-
-
-def takes_any_size(choice: Pretrained) -> bool:
-    """Return whether a backbone takes images of any size without new position embeddings."""
-    settings = registered_settings(choice.model)
-    return choice.image_size is None and settings is not None and not settings.fixed_input_size
 
 
 def is_at_hand(choice: Pretrained) -> bool:

@@ -75,8 +75,7 @@ class Torchvision(Backbone):
                 f"{weights}; use another transform, e.g. imagenet",
             )
         preset: Any = published.transforms()
-        (crop,), (resize,) = preset.crop_size, preset.resize_size
-        interpolation = preset.interpolation.value
+        (crop,), (resize,), interpolation = preset.crop_size, preset.resize_size, preset.interpolation.value
         return PublishedInput(crop, crop / resize, False, interpolation, tuple(preset.mean), tuple(preset.std))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -105,16 +104,13 @@ class Torchvision(Backbone):
         self.network = network
 
 
-Size = Literal["tiny", "small", "base", "large"]
-
-
 class ConvNeXt(Torchvision, name="convnext"):
     """ConvNeXt (Liu et al. 2022), 768 features (tiny, small), 1 024 (base) or 1 536 (large).
 
     It ends with the layer norm that follows its pooling.
     """
 
-    size: Size = "tiny"
+    size: Literal["tiny", "small", "base", "large"] = "tiny"
     """Width and depth of the network."""
 
     @property
@@ -183,9 +179,6 @@ class ResNet101(ResNet, name="resnet101"):
     """ResNet-101 (He et al. 2016), 2 048 features."""
 
 
-ViTVariant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
-
-
 class ViT(Torchvision, name="vit"):
     """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); for ViT-S use timm.
 
@@ -197,7 +190,7 @@ class ViT(Torchvision, name="vit"):
     """
 
     has_class_token: ClassVar[bool] = True
-    variant: ViTVariant = "b_16"
+    variant: Literal["b_16", "b_32", "l_16", "l_32", "h_14"] = "b_16"
     """Size of the network, and the side of a patch in pixels."""
     image_size: Annotated[int, Field(ge=14), from_weights] = 224
     """Side of the images in pixels, which sets the position embeddings; must equal the transform's size. If not set, it

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -153,11 +154,6 @@ class LastBlocksConfig(TuningConfig, frozen=True):
         return [*all_blocks[-self.blocks :], *poolings(backbone)]
 
 
-Targets = Literal["attention", "all"]
-Weight = tuple[nn.Module, str]
-"""A module and the name of its parameter."""
-
-
 class LoRAConfig(TuningConfig, frozen=True):
     """Low-rank adaptation (Hu et al. 2022): all weights are frozen, and small low-rank updates of them train."""
 
@@ -166,7 +162,7 @@ class LoRAConfig(TuningConfig, frozen=True):
     """Rank r of each update. A weight gets no update if the update would have as many numbers as the weight."""
     alpha: PositiveFloat = 16.0
     """Updates are multiplied by alpha / rank, so that the learning rate need not change with the rank."""
-    targets: Targets = "attention"
+    targets: Literal["attention", "all"] = "attention"
     """``attention``: update the weights of attention layers; ``all``: of every linear layer and convolution."""
 
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
@@ -176,12 +172,13 @@ class LoRAConfig(TuningConfig, frozen=True):
         tops = [backbone]
         if self.targets == "attention":  # layers of torch or timm, which all have "Attention" in their class name
             tops = [module for module in backbone.modules() if "Attention" in type(module).__name__]
-        targeted = list(dict.fromkeys(weight for top in tops for weight in weights(top)))
+        targeted = dict.fromkeys(weight for top in tops for weight in weights(top))
         if not targeted:
             raise OptionError(
                 "backbone.tuning.targets", f"got {self.targets}, but this backbone has no attention layers; use all"
             )
-        fitting = [weight for weight in targeted if is_smaller(self.rank, getattr(*weight))]
+        shapes = {weight: getattr(*weight).flatten(1).shape for weight in targeted}
+        fitting = [weight for weight, shape in shapes.items() if self.rank * sum(shape) < prod(shape)]
         if not fitting:
             raise OptionError(
                 "backbone.tuning.rank",
@@ -227,27 +224,13 @@ class LowRankUpdate(nn.Module):
             return weight + self.scale * (self.up @ self.down).view(weight.shape)
 
 
-def is_smaller(rank: int, weight: Tensor) -> bool:
-    """Return whether an update of this rank has fewer numbers than the weight."""
-    rows, columns = weight.flatten(1).shape
-    return rank * (rows + columns) < rows * columns
-
-
-def weights(backbone: nn.Module) -> Iterator[Weight]:
+def weights(backbone: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Yield the weights of linear layers and convolutions, and the input projection of torch's attention."""
     for module in backbone.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             yield module, "weight"
         elif isinstance(module, nn.MultiheadAttention):
             yield module, "in_proj_weight"
-
-
-def merge(backbone: nn.Module) -> None:
-    """Replace W by W' and remove the updates; outputs stay the same within rounding."""
-    for module in list(backbone.modules()):
-        for name, parametrizations in dict(getattr(module, "parametrizations", {})).items():
-            if isinstance(parametrizations[0], LowRankUpdate):
-                parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
 
 import_on_demand(__name__)

@@ -12,7 +12,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
 from dmlkit.manifolds.base import Manifold
 from dmlkit.plots.planes import draw_disk, neighbor_plane, principal_plane, require_disk, to_unit_disk
-from dmlkit.plots.split import EmbeddedSplit
+from dmlkit.plots.split import ClassProxies, EmbeddedSplit
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
@@ -36,7 +36,7 @@ class Mapped(NamedTuple):
     points: Tensor  # (N, D)
     labels: Tensor  # (N,) int64
     names: tuple[str, ...]  # of the classes
-    proxies: tuple[Tensor, Tensor] | None = None  # (P, D) and their labels (P,)
+    proxies: ClassProxies | None = None
     image: Callable[[int], Any] | None = None  # pixels (H, W, 3) of a point or None; if None, all points are dots
 
 
@@ -54,7 +54,7 @@ def plot_embeddings(
     points, labels = shown.points, shown.labels
     if len(points) < 3:
         raise UserError(f"plot: expected at least 3 embeddings, got {len(points)}")
-    whole = points if shown.proxies is None else torch.cat([points, shown.proxies[0]])
+    whole = points if shown.proxies is None else torch.cat([points, shown.proxies.points])
     everywhere = place_of(manifold, whole, kind, bar)
     place, of_proxies = everywhere[: len(points)], everywhere[len(points) :]
     present = labels.unique().tolist()
@@ -78,7 +78,7 @@ def plot_embeddings(
             draw_images(axes, place, [colors[label] for label in labels.tolist()], shown.image)
         names = [shown.names[label] for label in named]
         if shown.proxies is not None:
-            look = {"c": [colors[label] for label in shown.proxies[1].tolist()], "marker": "*"}
+            look = {"c": [colors[label] for label in shown.proxies.labels.tolist()], "marker": "*"}
             look |= {"edgecolors": "k", "linewidths": 0.5}  # visible on any background
             star = axes.scatter(of_proxies[:, 0], of_proxies[:, 1], s=30, zorder=4, **look)
             dots, names = [*dots[: len(named)], star], [*names, "proxies"]
@@ -158,13 +158,7 @@ def plot_map(
     if images:
         embedded.require_images(f"plot {kind} --thumbnails")
     shown = embedded.of_classes(classes)
-    proxies = shown.proxies()
-    mapped = Mapped(
-        shown.points,
-        shown.labels,
-        shown.class_names,
-        None if proxies is None else (proxies.points, proxies.labels),
-        partial(shown.image, side=SIDE) if images else None,
-    )
+    image = partial(shown.image, side=SIDE) if images else None
+    mapped = Mapped(shown.points, shown.labels, shown.class_names, shown.proxies(), image)
     plot_embeddings(shown.manifold, mapped, kind, output, f"{embedded.split} split", bar)
     return output, len(shown.points), len(shown.labels.unique())

@@ -166,10 +166,11 @@ def _backbone(setting: Photos) -> list[str]:
 
 def smallest_side(setting: Photos) -> int | None:
     """Return the side in pixels of the smallest images to train on; None if that of the weights is the only one."""
-    from dmlkit.backbones.timm_models import registered_settings, takes_any_size
+    from dmlkit.backbones.timm_models import registered_settings
 
     settings = registered_settings(setting.backbone.model)
-    if settings is None or not takes_any_size(setting.backbone) or setting.tuning == "none":
+    has_one_size = settings is None or settings.fixed_input_size or setting.backbone.image_size is not None
+    if has_one_size or setting.tuning == "none":
         return None
     return settings.input_size[-1] if setting.gpu else CPU_SIZE
 

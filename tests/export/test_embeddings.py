@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import faiss
 import numpy as np
@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from dmlkit.errors import UserError
 from dmlkit.export.export import export
-from dmlkit.export.formats import FORMATS, FaissManifest, Format, export_embeddings
+from dmlkit.export.formats import FaissManifest, export_embeddings
 from dmlkit.export.wanted import EmbeddingFormat, WantedModel
 from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
@@ -35,20 +35,6 @@ def test_an_option_of_another_format_is_refused_whatever_its_value(tmp_path: Pat
     for given, message in ((WantedModel(dims=0), "--dims applies"), (WantedModel(license=""), "--license applies")):
         refuses(message, export, folder, "npz", model=given)
     refuses("--table applies", export, folder, "npz", table="")
-
-
-def test_every_name_of_a_format_has_a_writer():
-    assert set(FORMATS) == set(get_args(EmbeddingFormat))
-
-
-def test_a_new_format_is_written(tmp_path: Path, monkeypatch):
-    def write_lines(folder: EmbeddingFolder, output: Path) -> None:
-        output.write_text(f"# lines\n{len(folder)}\n")
-
-    monkeypatch.setitem(FORMATS, "lines", Format("embeddings.txt", write_lines))
-    folder, name, output = EmbeddingFolder(embeddings_at(tmp_path / "out")), cast(Any, "lines"), tmp_path / "a.txt"
-    assert export_embeddings(folder, name, output) == [output]
-    assert output.read_text() == f"# lines\n{len(POINTS)}\n"
 
 
 def test_points_whose_index_vectors_overflow_are_refused(tmp_path: Path):

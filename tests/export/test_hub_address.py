@@ -19,8 +19,6 @@ import yaml
 import dmlkit as package
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
-from dmlkit.export.hub import public_recipe
-from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.hub import download, load_hub
 from tests.conftest import ONE_EPOCH, Cli, refuses
 
@@ -178,21 +176,3 @@ def test_a_recipe_of_a_folder_reads_nothing_else(folder: Path, tmp_path: Path):
     ):
         (tmp_path / "m" / "recipe.yaml").write_text(yaml.safe_dump({**recipe, **change}))
         refuses(message, load_hub, tmp_path / "m", start_ranks("cpu"))
-
-
-def test_an_export_names_no_folder_of_weights():
-    text = ONE_EPOCH.replace(
-        "{name: small_cnn, width: 4}",
-        "{name: timm, model: 'local-dir:/home/me/net', architecture: resnet18, weights: /home/me/w.pt}",
-    )
-    backbone = public_recipe(parse_recipe(text, "recipe.yaml", is_trained=True)).backbone.model_dump()
-    assert backbone["model"] == "local-dir:net" and backbone["weights"] is None
-
-
-def test_an_export_keeps_a_separator_of_labels_that_looks_like_a_path():
-    """The folder of the table is no more than its name."""
-    start, dataset = ONE_EPOCH.index("{name: glyphs"), '{name: table, file: /home/me/a.csv, separator: "/"}'
-    text = ONE_EPOCH[:start] + dataset + ONE_EPOCH[ONE_EPOCH.index("}", start) + 1 :]
-    text = text.replace("proxy_anchor", "sup_con")  # which takes several labels
-    public = public_recipe(parse_recipe(text, "recipe.yaml", is_trained=True)).dataset.model_dump()
-    assert (public["file"], public["separator"]) == ("a.csv", "/")

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
 from dmlkit.plots.geometry import Mapped, color, draw_legend, plot_embeddings, with_room
 from dmlkit.plots.planes import centroid, geodesics, lies_in_disk, principal_plane, to_unit_disk
+from dmlkit.plots.split import ClassProxies
 from tests.conftest import refuses
 
 
@@ -89,7 +90,7 @@ def test_images_of_a_map_do_not_cover_each_other_and_dots_without_one_had_no_roo
 def test_a_map_of_images_with_proxies_is_written(tmp_path: Path):
     sphere, labels = Sphere(4), torch.arange(12) % 3
     image = np.zeros((8, 6, 3), dtype=np.uint8)
-    proxies = sphere.from_features(torch.randn(3, 4)), torch.arange(3)
+    proxies = ClassProxies(sphere.from_features(torch.randn(3, 4)), torch.arange(3), ("a", "b", "c"))
     shown = Mapped(sphere.from_features(torch.randn(12, 4)), labels, ("a", "b", "c"), proxies, lambda _: image)
     plot_embeddings(sphere, shown, "pca", tmp_path / "map.svg", "train split")
     alone = shown._replace(proxies=None, image=lambda index: image if index else None)  # one cannot be read
