@@ -18,7 +18,7 @@ from dmlkit.export.hub import model_card, public_recipe
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.hub import HubConfig
-from tests.conftest import ONE_EPOCH, Cli
+from tests.conftest import ONE_EPOCH, Cli, refuses
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +142,7 @@ def test_what_does_not_belong_together_is_refused(run: Path, tmp_path: Path, dml
     config = json.loads((folder / "config.json").read_text())
 
     def load_refused(message: str) -> None:
-        with pytest.raises(UserError, match=message):
-            package.load(folder, device="cpu")
+        refuses(message, package.load, folder, device="cpu")
 
     with pytest.raises(UserError, match="this is an exported model; checkpoint='best' applies only to runs"):
         package.load(folder, checkpoint="best", device="cpu")

@@ -221,28 +221,13 @@ def test_info_verifies(whole: Path, dmlkit: Cli):
 
 
 def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit: Cli):
-    source = whole / "asked_points"
-    points = np.load(source / "embeddings.npy")
+    """That every command checks them is in tests/vectors/test_folder.py."""
+    folder = Path(shutil.copytree(whole / "asked_points", tmp_path / "points"))
+    items, points = parquet.read_table(folder / "items.parquet"), np.load(folder / "embeddings.npy")
+    points[2, 1] += 1e-3
+    np.save(folder / "embeddings.npy", points)
     message = "this file was changed: its checksum differs from manifest.json"
-    for number, change in enumerate(("points", "items")):
-        folder = tmp_path / str(number)
-        shutil.copytree(source, folder)
-        if change == "points":
-            points[2, 1] += 1e-3
-            np.save(folder / "embeddings.npy", points)
-            name = "embeddings.npy"
-        else:
-            items = parquet.read_table(folder / "items.parquet")
-            swapped = items.set_column(1, "path", pa.array(items["path"].to_pylist()[::-1]))
-            parquet.write_table(swapped, folder / "items.parquet")
-            name = "items.parquet"
-        for words in (
-            ("search", folder, source),
-            ("search", source, folder),
-            ("search", whole / "gallery", folder),
-            ("duplicates", folder, "--threshold", "0"),
-            ("curvature", folder),
-            ("cluster", folder, "-k", "2"),
-            *(("export", folder, "--format", kind, "-o", tmp_path / "out") for kind in ("npz", "parquet", "faiss")),
-        ):
-            dmlkit(*words).refused(f"{folder / name}: {message}")
+    dmlkit("search", folder, whole / "asked_points").refused(f"{folder / 'embeddings.npy'}: {message}")
+    swapped = items.set_column(1, "path", pa.array(items["path"].to_pylist()[::-1]))
+    parquet.write_table(swapped, folder / "items.parquet")
+    dmlkit("search", whole / "gallery", folder).refused(f"{folder / 'items.parquet'}: {message}")

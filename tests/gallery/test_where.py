@@ -269,8 +269,7 @@ def test_a_run_is_limited_to_rows_of_its_table(home: Path, dmlkit: Cli, monkeypa
     ):
         dmlkit(*words, "--where", "side=left", "--device", "cpu").refused(message)
     text = "dataset: {name: table, file: all-split.csv, where: left}"
-    with pytest.raises(UserError, match=r"dataset.where: --where 'left': got 'left'; expected COLUMN=VALUE"):
-        parse_recipe(text, "recipe.yaml")
+    refuses(r"dataset.where: --where 'left': got 'left'; expected COLUMN=VALUE", parse_recipe, text, "recipe.yaml")
 
 
 @pytest.mark.slow
