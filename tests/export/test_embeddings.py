@@ -29,11 +29,21 @@ def test_a_point_of_a_later_block_that_is_not_finite_is_refused(tmp_path: Path, 
     assert not output.exists()
 
 
-def test_an_option_of_another_format_is_refused_whatever_its_value(tmp_path: Path):
-    folder = embeddings_at(tmp_path / "out")
-    for given, message in ((WantedModel(dims=0), "--dims applies"), (WantedModel(license=""), "--license applies")):
-        refuses(message, export, folder, "npz", model=given)
-    refuses("--table applies", export, folder, "npz", table="")
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("npz", {"table": ""}, "--table applies only to stores"),
+        ("faiss", {"overwrite": True}, "--overwrite applies only to stores"),
+        ("npz", {"model": WantedModel(dims=0)}, "--dims applies only to onnx and torch-export; remove this option"),
+        ("onnx", {"model": WantedModel(license="")}, "--license applies only to hub"),
+        ("safetensors", {"model": WantedModel(precision="int8")}, "--precision applies only to onnx and faiss"),
+        ("onnx", {"model": WantedModel(precision="binary")}, "an onnx model has fp32, fp16 or int8"),
+        ("safetensors", {"model": WantedModel(takes="squares")}, "--input applies only to onnx and torch-export"),
+        ("torch-export", {"model": WantedModel(takes="tracker")}, "--input tracker applies only to onnx, which"),
+    ],
+)
+def test_an_option_of_another_format_is_refused_whatever_its_value(kind: Any, given: Any, message: str, tmp_path: Path):
+    refuses(message, export, embeddings_at(tmp_path / "out"), kind, **given)
 
 
 def test_points_whose_index_vectors_overflow_are_refused(tmp_path: Path):

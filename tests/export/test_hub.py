@@ -11,7 +11,6 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import dmlkit as package
-from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.evaluation.run import evaluate_run
 from dmlkit.export.hub import model_card, public_recipe
@@ -129,26 +128,15 @@ def test_low_rank_updates_are_part_of_every_export(trained_once: Callable[..., P
 def test_what_does_not_belong_together_is_refused(run: Path, tmp_path: Path, dmlkit: Cli):
     folder = tmp_path / "m"
 
-    def refused(*arguments: object) -> str:
-        return dmlkit("export", *arguments).refused().err
-
-    assert dmlkit("export", run, "--format", "hub", "-o", folder).code == 0
-    (folder / "notes.txt").touch()
-    assert "is a folder with notes.txt" in refused(run, "--format", "hub", "-o", folder)
-    (folder / "notes.txt").unlink()
-    assert "--license MIT: expected an identifier" in refused(run, "--format", "hub", "--license", "MIT", "-o", folder)
-    assert "--license applies only to hub" in refused(run, "--format", "onnx", "--license", "mit")
-    assert "--dims applies only to" in refused(run, "--format", "hub", "--dims", "4")
-    config = json.loads((folder / "config.json").read_text())
-
     def load_refused(message: str) -> None:
         refuses(message, package.load, folder, device="cpu")
 
-    with pytest.raises(UserError, match="this is an exported model; checkpoint='best' applies only to runs"):
-        package.load(folder, checkpoint="best", device="cpu")
-    (folder / "config.json").write_text(json.dumps({**config, "format": 99}))
-    load_refused("config of a model for the Hub of format 99")
-    (folder / "config.json").write_text(json.dumps(config))
+    words = ("export", run, "--format", "hub", "-o", folder)
+    assert dmlkit(*words).code == 0
+    (folder / "notes.txt").touch()
+    dmlkit(*words).refused("is a folder with notes.txt")
+    (folder / "notes.txt").unlink()
+    dmlkit(*words, "--license", "MIT").refused("--license MIT: expected an identifier")
     weights = load_file(folder / "model.safetensors")
     weights["head.linear.bias"] += 1
     save_file(weights, folder / "model.safetensors")
@@ -160,7 +148,6 @@ def test_what_does_not_belong_together_is_refused(run: Path, tmp_path: Path, dml
     save_file(weights, folder / "model.safetensors")
     load_refused("these weights do not fit")
     for key, value, message in (
-        ("embedding_dim: 8", f"embedding_dim: {10**13}", "recipe.yaml:[0-9]+: embedding_dim: needs more memory than"),
         ("embedding_dim: 8", f"embedding_dim: {10**18}", "recipe.yaml:[0-9]+: embedding_dim: needs more memory than"),
         ("width: 4", f"width: {10**13}", "recipe.yaml:[0-9]+: backbone: needs more memory than this machine has"),
         (" size: 16", f" size: {10**9}", "transform.size: got 1000000000, expected less than or equal to 16384"),

@@ -131,8 +131,6 @@ def test_what_cannot_be_converted_is_refused(run: Path, monkeypatch: pytest.Monk
     def refused(*options: object) -> str:
         return dmlkit("export", run, *options).refused().err
 
-    message = refused("--format", "safetensors", "--precision", "int8")
-    assert "--precision applies only to onnx and faiss; remove this option" in message
     nothing = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]> g (float[1, 3] x) => (float[1, 3] y) {y = Relu(x)}'
     )

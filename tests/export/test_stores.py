@@ -337,8 +337,6 @@ def test_collections_of_other_tables_are_no_remains(tmp_path: Path):
 
 def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     out = embeddings_at(tmp_path / "out")
-    dmlkit("export", out, "--format", "npz", "--table", "x").refused("--table applies only to stores")
-    dmlkit("export", out, "--format", "faiss", "--overwrite").refused("--overwrite applies only to stores")
     dmlkit("export", out, "--format", "npz", "-o", "http://me:secret@db").refused("--output: got an address")
     dmlkit("export", out, "--format", "pgvector").refused("expected --output postgresql://")
     dmlkit("export", out, "--format", "pgvector", "-o", "birds").refused("expected --output")

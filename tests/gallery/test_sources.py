@@ -209,13 +209,11 @@ def test_an_option_that_does_not_apply_is_refused_in_the_same_words(kind, comman
 
 
 def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
-    np.save(tmp_path / "three.npy", np.zeros((2, 2, 2)))
     np.save(tmp_path / "two.npy", np.array(["a", "b"]))
     np.save(tmp_path / "shares.npy", np.linspace(0, 1, len(home.labels["array"])))
     no_labels = "shares.npy has type float64; expected integers or text"
     np.save(tmp_path / "width.npy", np.eye(5, dtype=np.float32))
     for words, message in (
-        (("cluster", tmp_path / "three.npy", "-k", 2), "expected an array of 2 dimensions"),
         (("cluster", home.array, "-k", 2, "--labels", tmp_path / "two.npy"), "has 2 labels, but"),
         (("identify", home.array, home.array, "--labels", tmp_path / "shares.npy"), no_labels),
         (("search", home.gallery, tmp_path / "width.npy"), "expected 8 coordinates, got 5"),
