@@ -304,16 +304,8 @@ def lite_package(model: str) -> str:
 
 
 LITE_OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
-LITE_EXPANDING = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
-LITE_SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
-"""Names in blocks of the first stage, which have no expansion."""
+LITE_BLOCK = ("_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2")
+"""Modules of a block in timm's order; blocks of the first stage have no expansion, the first two."""
 
 
 def imagenet_file(model: str) -> Path:
@@ -331,18 +323,14 @@ def imagenet_file(model: str) -> Path:
 
 def timm_names(tensors: Mapping[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
     """Rename tensors from the names of ``efficientnet_lite_pytorch``, such as ``_blocks.3._bn1.bias``, to timm's."""
-    matches = (re.match(r"blocks\.\d+\.\d+", name) for name in expected)
-    blocks = list(dict.fromkeys(match[0] for match in matches if match))
-    return {_timm_name(name, blocks): tensor for name, tensor in tensors.items()}
-
-
-def _timm_name(name: str, blocks: list[str]) -> str:
-    layer, _, tensor_name = name.partition(".")
-    if layer in LITE_OUTSIDE:
-        return f"{LITE_OUTSIDE[layer]}.{tensor_name}"
-    match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
-    if not match or int(match[1]) >= len(blocks):
-        return name
-    block = blocks[int(match[1])]
-    names = LITE_SEPARABLE if block.startswith("blocks.0.") else LITE_EXPANDING
-    return f"{block}.{names.get(match[2], match[2])}.{match[3]}"
+    blocks: dict[str, dict[str, None]] = {}  # modules of each block, in their order
+    for match in filter(None, (re.match(r"(blocks\.\d+\.\d+)\.\w+", name) for name in expected)):
+        blocks.setdefault(match[1], {})[match[0]] = None
+    names = dict(LITE_OUTSIDE)
+    for number, modules in enumerate(blocks.values()):
+        names |= zip((f"_blocks.{number}.{name}" for name in LITE_BLOCK[-len(modules) :]), modules, strict=False)
+    parts = {name: name.rpartition(".") for name in tensors}
+    return {
+        f"{names[module]}.{part}" if module in names else name: tensors[name]
+        for name, (module, _, part) in parts.items()
+    }

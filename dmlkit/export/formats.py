@@ -24,19 +24,12 @@ if TYPE_CHECKING:
 
 PROJECTOR = "projector_config.pbtxt"
 QUERIES, NEAREST = 1000, 10  # images whose neighbors are compared with those of the full vectors
-IndexType = Literal["IndexFlatIP", "IndexScalarQuantizer", "IndexBinaryFlat"]
-TYPES: dict[IndexPrecision, IndexType] = {
-    "fp32": "IndexFlatIP",
-    "fp16": "IndexScalarQuantizer",
-    "int8": "IndexScalarQuantizer",
-    "binary": "IndexBinaryFlat",
-}
 
 
 class FaissIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
     """A FAISS index of gallery vectors."""
 
-    type: IndexType = "IndexFlatIP"
+    type: Literal["IndexFlatIP", "IndexScalarQuantizer", "IndexBinaryFlat"] = "IndexFlatIP"
     """FAISS's class."""
     dim: PositiveInt
     """Dimension of a vector; on some manifolds larger than that of an embedding."""
@@ -126,8 +119,8 @@ def write_faiss(
         index.add(pack(vectors.numpy()) if precision == "binary" else vectors.numpy())
     if index is None:
         raise UserError(f"{folder.path}: there are no embeddings to index")
-    described = FaissIndex(**manifold.index_form(), type=TYPES[precision], dim=index.d)
-    fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None}
+    described: dict[str, Any] = {**manifold.index_form(), "type": type(index).__name__, "dim": index.d}
+    fields: dict[str, Any] = {**dict(folder.manifest), "index": FaissIndex(**described), "checksums": None}
     # the index is renamed first: until its gigabytes are on the disk, a kill leaves the files of an earlier one
     with (
         writing(output, RuntimeError),

@@ -20,7 +20,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Count
 from prometheus_client.multiprocess import MultiProcessCollector
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from torch import Tensor
@@ -61,18 +61,16 @@ class Problem(BaseModel):
     error: str
 
 
-class Named(BaseModel):
+class Named(BaseModel, extra="forbid"):
     """Images of the gallery."""
 
-    model_config = ConfigDict(extra="forbid")
     labels: Annotated[list[str], Field(max_length=MOST_NAMES)] = []
     ids: Annotated[list[str], Field(max_length=MOST_NAMES)] = []
 
 
-class WantedVersion(BaseModel):
+class WantedVersion(BaseModel, extra="forbid"):
     """A version of the gallery."""
 
-    model_config = ConfigDict(extra="forbid")
     version: Annotated[int, Field(ge=1, le=2**53)]
 
 

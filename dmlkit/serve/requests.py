@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -131,10 +131,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Images(BaseModel):
+class Images(BaseModel, extra="forbid"):
     """Images as JSON."""
 
-    model_config = ConfigDict(extra="forbid")
     images: Annotated[
         list[str], Field(description="Image files in base64, or data URLs of them.", max_length=MOST_IMAGES)
     ] = []

@@ -5,7 +5,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from dmlkit.errors import UserError
@@ -20,20 +20,18 @@ Row = Annotated[int, Field(ge=0, le=2**53)]
 Reviewer = Annotated[str, Field(min_length=1, max_length=MOST_REVIEWER)]
 
 
-class QuestionRequest(BaseModel):
+class QuestionRequest(BaseModel, extra="forbid"):
     """The question that a reviewer wants next."""
 
-    model_config = ConfigDict(extra="forbid")
     reviewer: Reviewer
     about: Literal["labels", "unknown"] = "labels"
     row: Row | None = None
     """An image to ask about again; by default the next question."""
 
 
-class AnswerRequest(BaseModel):
+class AnswerRequest(BaseModel, extra="forbid"):
     """Answer of a reviewer."""
 
-    model_config = ConfigDict(extra="forbid")
     reviewer: Reviewer
     row: Row
     id: Annotated[str, Field(max_length=64)]
