@@ -16,7 +16,7 @@ def plot_explanation(explanation: Explanation, images: Tensor, output: Path, *, 
 
     heat = torch.tensor(explanation.falls, dtype=torch.float64).unflatten(1, explanation.grid)
     most = float(heat.abs().max()) or 1.0
-    size = images.shape[-1]
+    (rows, columns), size = explanation.grid, images.shape[-1]
     with picture(output, COLUMN * 0.75) as figure:
         sides = figure.subplots(1, 2)
         shades: list[Any] = []
@@ -27,7 +27,10 @@ def plot_explanation(explanation: Explanation, images: Tensor, output: Path, *, 
             axes.set_title(shortened(Path(path).name, 28))
             axes.set_axis_off()
         for a, b, _ in explanation.strongest(lines):
-            start, end = (_center(patch, explanation.grid, size) for patch in (a, b))
+            start, end = (
+                ((patch % columns + 0.5) * size / columns - 0.5, (patch // columns + 0.5) * size / rows - 0.5)
+                for patch in (a, b)
+            )
             line = ConnectionPatch(start, end, "data", "data", axesA=sides[0], axesB=sides[1], color=COLORS[6])
             line.set(linewidth=0.7, alpha=0.8, in_layout=False)
             figure.add_artist(line)
@@ -35,9 +38,3 @@ def plot_explanation(explanation: Explanation, images: Tensor, output: Path, *, 
         name = explanation.similarity.replace("_", " ")
         bar.set_label(f"fall of the {name} of {explanation.score:.3f} if the patch is painted over")
     return output
-
-
-def _center(patch: int, grid: tuple[int, int], size: int) -> tuple[float, float]:
-    rows, columns = grid
-    row, column = divmod(patch, columns)
-    return (column + 0.5) * size / columns - 0.5, (row + 0.5) * size / rows - 0.5

@@ -1,4 +1,4 @@
-"""`dmlkit gallery`: what is put in is there, once; what goes is gone; any order of changes equals a fresh build."""
+"""`dmlkit gallery`: what is put in is there, once; what goes is gone; tests/fuzz has any order of changes."""
 
 import json
 import os
@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 from safetensors.numpy import load_file
 
@@ -36,7 +34,6 @@ from dmlkit.vectors.fusion import ModelChoice
 from tests.cli.test_early import without_torch
 from tests.conftest import ONE_EPOCH, ROOT, Cli, refuses
 from tests.datasets import trees
-from tests.fuzz.conftest import examples
 from tests.gallery.conftest import BIRDS
 from tests.vectors.stored import ON_CPU
 
@@ -215,30 +212,6 @@ def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):
     compact_gallery(gallery)
     assert len(reader) == 12 and torch.equal(torch.cat(list(reader.blocks(4))), before)
     assert reader.items_at(torch.tensor([0]))[0].label == "crow" and len(GalleryFolder(gallery)) == 10
-
-
-@examples(6, 6)  # tests/fuzz/test_galleries.py makes more
-@given(changes=st.lists(st.tuples(st.sampled_from(["add", "remove", "compact"]), st.sampled_from(BIRDS)), max_size=6))
-def test_any_changes_equal_a_fresh_build(changes, place, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("changes")
-    gallery, fresh, held = folder / "gallery", folder / "fresh", set[str]()
-    create_gallery(place / "run", None, gallery, model=ON_CPU)
-    for change, name in changes:
-        if change == "compact":
-            compact_gallery(gallery)
-        elif change == "add":
-            incoming = add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
-            assert incoming.added == (0 if name in held else 3)
-            held.add(name)
-        elif name in held:
-            assert remove_images(gallery, labels=[name]) == 3
-            held.remove(name)
-        else:
-            refuses("has this label; nothing was removed", remove_images, gallery, labels=[name])
-    create_gallery(place / "run", None, fresh, model=ON_CPU)
-    for name in sorted(held):
-        add_images(fresh, place / "photos" / name, label=name, model=ON_CPU)
-    assert rows_of(gallery) == rows_of(fresh)
 
 
 def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
