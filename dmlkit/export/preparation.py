@@ -34,13 +34,11 @@ class FromImages(nn.Module):
             height, width = (side * length // shorter for length in planes.shape[2:])
         resized = nn.functional.interpolate(planes, (height, width), mode=self.resizing.interpolation, antialias=True)
         for dim, length in ((2, height), (3, width)):
+            half, odd = (length - self.size) // 2, (length - self.size) % 2
+            first = half + odd * (half % 2)  # torchvision's round((length - size) / 2), which rounds halves to even
             # narrow would fix, as a guard, whether it cuts anything off the example
-            resized = resized.index_select(dim, self.kept + self._first(length))
+            resized = resized.index_select(dim, self.kept + first)
         return self.model(resized)
-
-    def _first(self, length: Any) -> Any:
-        half, odd = (length - self.size) // 2, (length - self.size) % 2
-        return half + odd * (half % 2)  # torchvision's round((length - size) / 2), which rounds halves to even
 
 
 def images_program(model: nn.Module, transform: TransformConfig) -> torch.export.ExportedProgram:
