@@ -56,7 +56,7 @@ def test_a_folder_gives_the_embeddings_of_the_run(run: Path, tmp_path: Path, dml
     for path in folder.iterdir():  # nothing tells of this machine
         assert str(tmp_path).encode() not in path.read_bytes() and str(run).encode() not in path.read_bytes()
     card = model_card("a|b `c`\n# d", HubConfig.read(folder / "config.json"), model.trained.recipe, None, "mit")
-    assert "# a\\|b \\`c\\`\\\\\n\\# d\n" in card and "None were measured" in card
+    assert "# a\\|b \\`c\\`\\\\n\\# d\n" in card and "None were measured" in card
 
 
 GLYPHS = "{name: glyphs, classes: 12, images_per_class: 6, size: 16, validation_fraction: 0.34}"

@@ -93,6 +93,24 @@ def client(gallery: Path, place: Path) -> Iterator[TestClient]:
         yield found
 
 
+@contextmanager
+def occupied(service: Service) -> Iterator[None]:
+    """Let the thread of the model wait within the block."""
+    started, release = threading.Event(), threading.Event()
+    waiting = service.submit([], lambda _: started.set() or release.wait(END))
+    assert started.wait(END)
+    try:
+        yield
+    finally:
+        release.set()
+    assert waiting.result(END)
+
+
+def noise(count: int) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, 256, (20, 20, 3), dtype=np.uint8) for _ in range(count)]
+
+
 def served_by(client: TestClient) -> Service:
     return cast(FastAPI, client.app).state.served.service
 
@@ -208,25 +226,14 @@ def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(gall
 
 
 def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(kept, place, monkeypatch):
-    service, sizes, started, release = Service(kept, ON_CPU), list[int](), threading.Event(), threading.Event()
+    service, images, sizes = Service(kept, ON_CPU), noise(6), list[int]()
     embed = service.embedder.embed
-
-    def slow(images: Any) -> Any:
-        sizes.append(len(images))
-        started.set()
-        release.wait(END)
-        return embed(images)
-
-    monkeypatch.setattr(service.embedder, "embed", slow)
-    rng = np.random.default_rng(0)
-    images = [rng.integers(0, 256, (20, 20, 3), dtype=np.uint8) for _ in range(6)]
-    first = service.submit(images[:1], torch.Tensor.tolist)
-    assert started.wait(END)
-    others = [service.submit([image], torch.Tensor.tolist) for image in images[1:]]
-    release.set()
-    found = [future.result(END)[0] for future in (first, *others)]
+    monkeypatch.setattr(service.embedder, "embed", lambda images: sizes.append(len(images)) or embed(images))
+    with occupied(service):
+        requests = [service.submit([image], torch.Tensor.tolist) for image in images]
+    found = [request.result(END)[0] for request in requests]
     service.close()
-    assert sizes[0] == 1 and sum(sizes) == 6 and min(sizes[1:]) > 1
+    assert sum(sizes) == 6 and min(sizes) > 1
     np.testing.assert_allclose(found, embed(images), atol=1e-6)
 
 
@@ -244,8 +251,7 @@ def test_a_batch_with_images_for_all_cores_is_divided_among_them(count, expected
             return embed(images)
 
         monkeypatch.setattr(service.embedder, "embed", record)
-        rng = np.random.default_rng(0)
-        images = [rng.integers(0, 256, (20, 20, 3), dtype=np.uint8) for _ in range(count)]
+        images = noise(count)
         found = service.submit(images, torch.Tensor.tolist).result(END)
         service.close()
     finally:
@@ -264,23 +270,20 @@ def test_the_pixels_of_a_request_and_of_all_requests_are_bounded(reader: TestCli
     monkeypatch.setattr(serving, "MOST_PIXELS", 1200)
     monkeypatch.setattr(serving, "MOST_PIXELS_WAITING", 1500)
     monkeypatch.setattr(serving, "MOST_WAITING", 3)
-    service, started, release = served_by(reader), threading.Event(), threading.Event()
+    service = served_by(reader)
     with monkeypatch.context() as patch:  # from the headers alone
         patch.setattr(serving, "decode_image", None)
         refused = reader.post("/v1/embed", files=[png(30, 20), png(20, 31)])
         assert refused.status_code == 413
     assert refused.json()["error"].endswith("send fewer or smaller images")
     assert reader.post("/v1/embed", files=[png(30, 20), png(20, 30)]).status_code == 200
-    first = service.submit([], lambda _: started.set() or release.wait(END))
-    assert started.wait(END)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, occupied(service):
         waiting = pool.submit(reader.post, "/v1/embed", files=[png(30, 20), png(20, 30)])
         wait_until(lambda: service._waiting > 0)
         for files in ([png(20, 20)], [png(1, 1)] * 2):
             busy = reader.post("/v1/embed", files=files)
             assert (busy.status_code, busy.headers["retry-after"]) == (503, "1"), busy.text
-        release.set()
-        assert first.result(END) and waiting.result().status_code == 200
+    assert waiting.result().status_code == 200
     assert reader.post("/v1/embed", files=[png(30, 20)] * 2).status_code == 200
 
 
@@ -295,14 +298,11 @@ def test_an_image_that_the_model_cannot_take_is_refused_before_it_waits_with_oth
 
 
 def test_a_request_that_is_given_up_leaves_the_others_their_answers(kept: Path):
-    service, started, release = Service(kept, ON_CPU), threading.Event(), threading.Event()
-    image = np.zeros((8, 8, 3), np.uint8)
-    first = service.submit([image], lambda _: started.set() or release.wait(END))
-    assert started.wait(END)
-    given_up, other = service.submit([image], len), service.submit([image], len)
-    assert given_up.cancel()
-    release.set()
-    assert first.result(END) and other.result(END) == 1
+    service, image = Service(kept, ON_CPU), np.zeros((8, 8, 3), np.uint8)
+    with occupied(service):
+        given_up, other = service.submit([image], len), service.submit([image], len)
+        assert given_up.cancel()
+    assert other.result(END) == 1
     assert service.submit([image], len).result(END) == 1
     service.close()
 
