@@ -159,6 +159,6 @@ def plot_map(
         embedded.require_images(f"plot {kind} --thumbnails")
     shown = embedded.of_classes(classes)
     image = partial(shown.image, side=SIDE) if images else None
-    mapped = Mapped(shown.points, shown.labels, shown.class_names, shown.proxies(), image)
+    mapped = Mapped(shown.points, shown.labels, shown.dataset.class_names, shown.proxies(), image)
     plot_embeddings(shown.manifold, mapped, kind, output, f"{embedded.split} split", bar)
     return output, len(shown.points), len(shown.labels.unique())

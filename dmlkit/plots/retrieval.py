@@ -105,7 +105,7 @@ def draw_panel(embedded: EmbeddedSplit, panel: RetrievalPanel, output: Path) -> 
     rows = [*panel.queries.tolist(), *panel.neighbors.flatten().tolist()]
     shown = sorted({labels[row] for row in rows if row >= 0})
     characters = int(side / MM_A_CHARACTER)
-    short = shortened_apart([embedded.class_names[label] for label in shown], 2 * characters - 2)
+    short = shortened_apart([embedded.dataset.class_names[label] for label in shown], 2 * characters - 2)
     names = {label: name_lines(name, characters) for label, name in zip(shown, short, strict=True)}
     caption = (1.5 + max(map(len, names.values()))) * LINE
     height = (len(sections) + 1) * HEADING + len(panel.queries) * (side + caption)

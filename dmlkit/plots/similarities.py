@@ -40,7 +40,8 @@ def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int =
     shown = embedded.of_classes(classes)
     maps = heat_maps(shown)
     measure = embedded.manifold.similarity_name.replace("_", " ")
-    names = shortened_apart([shown.class_names[label] for label in maps.classes.tolist()], LONGEST_NAME)
+    class_names = shown.dataset.class_names
+    names = shortened_apart([class_names[label] for label in maps.classes.tolist()], LONGEST_NAME)
     above = maps.to_proxies is not None
     with picture(output, (1 + above) * (COLUMN - 4)) as figure:  # one above the other, each with its own scale
         panels = figure.subplots(1 + above, 1, squeeze=False)[:, 0]

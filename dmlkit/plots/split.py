@@ -77,11 +77,6 @@ class EmbeddedSplit:
     rows: Tensor  # (N,) int64, into the dataset
     manifold: Manifold  # the geometry of the points, on the CPU
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of all classes of the split."""
-        return self.dataset.class_names
-
     def picture(self, kind: str) -> Path:
         """Return the default file of a picture of a kind."""
         return self.run.picture_of(self.split, self.trained.checkpoint, kind)
@@ -94,7 +89,7 @@ class EmbeddedSplit:
     def proxies(self) -> ClassProxies | None:
         """Return the proxies of the classes shown; only training classes may have some."""
         proxies = proxies_of(self.run, self.trained.checkpoint, self.manifold) if self.split == "train" else None
-        if proxies is None or proxies.class_names != self.class_names:
+        if proxies is None or proxies.class_names != self.dataset.class_names:
             return None
         mask = torch.isin(proxies.labels, self.labels)
         return proxies._replace(points=proxies.points[mask], labels=proxies.labels[mask])

@@ -35,7 +35,7 @@ def test_the_proxies_are_those_that_the_loss_has_learned(
     learned = run.load_checkpoint("last")["objective"]["loss.proxies"]
     assert torch.allclose(proxies.points, torch.nn.functional.normalize(learned.reshape(-1, 8)))
     embedded = embed_split(run.path, "train", device="cpu", checkpoint="last")
-    assert embedded.class_names == proxies.class_names
+    assert embedded.dataset.class_names == proxies.class_names
 
 
 @pytest.mark.parametrize("proxies", ["features", "points"])
