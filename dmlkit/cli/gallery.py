@@ -84,7 +84,7 @@ def create(
     chosen: KeptModelOptions,
 ) -> None:
     """Create a gallery from images embedded by a run, or by two."""
-    from dmlkit.gallery.change import create_gallery
+    from dmlkit.gallery.change import GallerySettings, create_gallery
 
     model = chosen.choose(run)
     incoming = create_gallery(
@@ -93,8 +93,7 @@ def create(
         output,
         label=label,
         boxes=boxes.read(),
-        thumbnails=thumbnails,
-        threshold=threshold,
+        settings=GallerySettings(thumbnails, threshold),
         model=model,
         bar=bars(),
     )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -222,6 +222,17 @@ def _forget(path: Path, manifest: GalleryManifest) -> None:
             file.unlink(missing_ok=True)
 
 
+class GallerySettings(NamedTuple):
+    """What the manifest of a new gallery keeps besides its model."""
+
+    thumbnails: bool = False
+    threshold: float | None = None
+    """Similarity below which an image is unknown. Default: that of the run, if it was calibrated."""
+
+
+DEFAULTS = GallerySettings()
+
+
 def create_gallery(
     run: Path,
     images: Path | None,
@@ -229,28 +240,22 @@ def create_gallery(
     *,
     label: str | None = None,
     boxes: Boxes | None = None,
-    thumbnails: bool = False,
-    threshold: float | None = None,
+    settings: GallerySettings = DEFAULTS,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Incoming:
-    """Create a gallery of a run's embeddings, see `add_images`; if it is interrupted, the same call resumes.
-
-    Args:
-        thumbnails: keep small pictures of the images.
-        threshold: similarity below which an image is unknown. Default: that of the run, if it was calibrated.
-    """
+    """Create a gallery of a run's embeddings, see `add_images`; if it is interrupted, the same call resumes."""
     for option in ("" if label is None else f"--label {label}", "" if boxes is None else boxes.option):
         if images is None and option:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
-    check_threshold(threshold)
+    check_threshold(settings.threshold)
     listed, left_out = ([], ()) if images is None else images_of(images, label, boxes, run)
     incoming = Incoming.of(listed, left_out)
     ranks = model.start()
     if model.checkpoint is None:
         RunFolder(run).warn_of_loss()
     trained = model.load(RunFolder(run), ranks)
-    manifest = GalleryManifest(**dict(gallery_model(trained, run, threshold)), thumbnails=thumbnails)
+    manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
     with sole_writer(output, what="the creation of a gallery"):
         check_folder(output, "an interrupted gallery", CREATING_MARK)
         check_place(output, [images, trained.recipe.dataset.data_root])

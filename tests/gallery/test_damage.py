@@ -12,7 +12,14 @@ import torch
 from pyarrow import parquet
 
 from dmlkit.errors import UserError
-from dmlkit.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
+from dmlkit.gallery.change import (
+    GallerySettings,
+    add_images,
+    compact_gallery,
+    create_gallery,
+    remove_images,
+    restore_version,
+)
 from dmlkit.gallery.files import GallerySummary
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.index import index_gallery
@@ -34,8 +41,8 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gallery of four parts and five versions, and embeddings to ask with."""
     folder = tmp_path_factory.mktemp("whole")
     gallery = folder / "gallery"
-    first = place / "photos" / "crow"
-    create_gallery(place / "run", first, gallery, label="crow", thumbnails=True, model=ON_CPU)
+    first, settings = place / "photos" / "crow", GallerySettings(thumbnails=True)
+    create_gallery(place / "run", first, gallery, label="crow", settings=settings, model=ON_CPU)
     for name in BIRDS[1:]:
         add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     remove_images(gallery, images=[str(place / "photos" / name / "1.jpg") for name in ("crow", "dove")])

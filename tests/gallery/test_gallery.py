@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from dmlkit.files.image_file import Box
 from dmlkit.gallery.change import (
+    GallerySettings,
     add_images,
     compact_gallery,
     create_gallery,
@@ -117,7 +118,7 @@ def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: P
     refuses("leads out of the root", create_gallery, place / "run", table, gallery, model=ON_CPU)
     table = photos.parent / "birds.csv"
     table.write_text("\n".join(["path,label,x1,y1,x2,y2", *(line.replace(f"{photos}", "photos") for line in lines)]))
-    create_gallery(place / "run", table, gallery, thumbnails=True, model=ON_CPU)
+    create_gallery(place / "run", table, gallery, settings=GallerySettings(thumbnails=True), model=ON_CPU)
     table.unlink()
     assert Counter(GalleryFolder(gallery).labels) == {"raven": 1, "rook": 1, "dove": 1}
     assert all(row[3].startswith(b"\xff\xd8") for row in rows_of(gallery).values())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dmlkit.errors import UserError
-from dmlkit.gallery.change import add_images, create_gallery, remove_images, restore_version
+from dmlkit.gallery.change import GallerySettings, add_images, create_gallery, remove_images, restore_version
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery
 from dmlkit.vectors import fill, store
@@ -45,8 +45,8 @@ def test_a_migrated_gallery_equals_a_new_one_and_the_old_comes_back(place, flat,
     table = tmp_path / "birds.csv"
     table.write_text("\n".join([columns, *(f"photos/{line}" for line in cells)]))
     gallery, fresh = tmp_path / "gallery", tmp_path / "fresh"
-    create_gallery(place / "run", table, gallery, thumbnails=True, threshold=-0.5, model=ON_CPU)
-    create_gallery(flat, table, fresh, thumbnails=True, model=ON_CPU)
+    create_gallery(place / "run", table, gallery, settings=GallerySettings(True, -0.5), model=ON_CPU)
+    create_gallery(flat, table, fresh, settings=GallerySettings(thumbnails=True), model=ON_CPU)
     before, kept, reader = rows_of(gallery), kept_of(gallery), GalleryFolder(gallery)
     points = torch.cat(list(reader.blocks(2)))
     dmlkit("gallery", "add", gallery, place / "photos", "--run", place / "other").refused(

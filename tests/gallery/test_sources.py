@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from dmlkit.files.source import kind_of
-from dmlkit.gallery.change import create_gallery
+from dmlkit.gallery.change import GallerySettings, create_gallery
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify.identify import identify
 from dmlkit.vectors.points import in_memory
@@ -150,7 +150,7 @@ def test_a_run_gives_the_newest_threshold_that_it_was_calibrated_to(home: Home, 
     assert dmlkit(*calibrate, "0.3").code == 0
     own, taken = tmp_path / "own", tmp_path / "taken"
     create_gallery(home.run, home.photos, taken, model=ON_CPU)
-    create_gallery(home.run, home.photos, own, threshold=0.125, model=ON_CPU)
+    create_gallery(home.run, home.photos, own, settings=GallerySettings(threshold=0.125), model=ON_CPU)
     first = json.loads(threshold.read_text())["threshold"]
     assert identify(taken, home.embeddings).threshold == first
     assert dmlkit(*calibrate, "0.6").code == 0

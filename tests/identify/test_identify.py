@@ -16,7 +16,7 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.files.image_file import Box
-from dmlkit.gallery.change import add_images, create_gallery
+from dmlkit.gallery.change import GallerySettings, add_images, create_gallery
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.identify import identify
 from dmlkit.identify.page import drawn_picture
@@ -135,7 +135,7 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
 
 def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", place / "photos", gallery, threshold=-1e-5, model=ON_CPU)
+    create_gallery(place / "run", place / "photos", gallery, settings=GallerySettings(threshold=-1e-5), model=ON_CPU)
     labels = [answer.label for answer in identify(gallery, place / "asked", model=ON_CPU).answers]
     assert labels == ["unknown"] * 12 + ["finch"]
     answers = identify(gallery, place / "asked", rule=LabelRule(threshold=-99), model=ON_CPU).answers

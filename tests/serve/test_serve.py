@@ -28,7 +28,7 @@ from fastapi.testclient import TestClient
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.gallery import index as building
-from dmlkit.gallery.change import add_images, create_gallery, remove_images
+from dmlkit.gallery.change import GallerySettings, add_images, create_gallery, remove_images
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.identify.identify import identify
@@ -228,8 +228,8 @@ def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(gall
 def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(kept, place, monkeypatch):
     service, images, sizes = Service(kept, ON_CPU), noise(6), list[int]()
     embed = service.embedder.embed
-    monkeypatch.setattr(service.embedder, "embed", lambda images: sizes.append(len(images)) or embed(images))
     with occupied(service):
+        monkeypatch.setattr(service.embedder, "embed", lambda images: sizes.append(len(images)) or embed(images))
         requests = [service.submit([image], torch.Tensor.tolist) for image in images]
     found = [request.result(END)[0] for request in requests]
     service.close()
@@ -629,7 +629,7 @@ def test_images_without_a_label_are_not_answers_and_pictures_stay_when_photos_mo
     gallery, photos = tmp_path / "gallery", shutil.copytree(place / "photos", tmp_path / "photos")
     labeled = sorted(photos.glob("*/*.jpg"))
     shutil.copy(asked(place)[0], photos / "new.jpg")  # the nearest of the first query
-    create_gallery(place / "run", photos, gallery, thumbnails=True, model=ON_CPU)
+    create_gallery(place / "run", photos, gallery, settings=GallerySettings(thumbnails=True), model=ON_CPU)
     model = load(place / "run", device="cpu")
     expected = [labeled[row] for row in model.similarity(*map(model.embed, (asked(place), labeled))).argmax(1)]
     photos.rename(tmp_path / "moved")
