@@ -269,7 +269,8 @@ def test_a_run_is_limited_to_rows_of_its_table(home: Path, dmlkit: Cli, monkeypa
     ):
         dmlkit(*words, "--where", "side=left", "--device", "cpu").refused(message)
     text = "dataset: {name: table, file: all-split.csv, where: left}"
-    refuses(r"dataset.where: --where 'left': got 'left'; expected COLUMN=VALUE", parse_recipe, text, "recipe.yaml")
+    with pytest.raises(UserError, match=r"dataset.where: --where 'left': got 'left'; expected COLUMN=VALUE"):
+        parse_recipe(text, "recipe.yaml")
 
 
 @pytest.mark.slow
