@@ -1,7 +1,7 @@
 """Configurations derived from the options of components: what a recipe may say, and what its ``build`` returns."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from inspect import Parameter, isclass, isfunction, signature
@@ -53,7 +53,7 @@ def config_of(cls: Any, name: str | None) -> Any:
         if isinstance(value, property):
             namespace[shared] = property(lambda config, shared=shared: getattr(config.with_options_only(), shared))
         elif isfunction(value):
-            namespace[shared] = lambda config, shared=shared: getattr(config.with_options_only(), shared)()
+            namespace[shared] = _forwarded(shared)
         else:
             annotations[shared] = ClassVar[Any]
     title = f"{cls.__name__}Config"
@@ -75,6 +75,10 @@ def config_of(cls: Any, name: str | None) -> Any:
     if not is_local and cls.__module__ in sys.modules:  # where pickle looks for the class
         vars(sys.modules[cls.__module__]).setdefault(title, config)  # `IdentityConfig` is defined by hand
     return config
+
+
+def _forwarded(method: str) -> Callable[[OptionsConfig], Any]:
+    return lambda config: getattr(config.with_options_only(), method)()
 
 
 def _abstract_methods(cls: type) -> list[str]:

@@ -86,7 +86,7 @@ def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:
     for split in LISTED_SPLITS:
         if (root / split).is_dir():
             folders, wrong = nested_folders(root / split, levels)
-            classes += [(folder, split) for folder in folders]
+            classes.extend((folder, split) for folder in folders)
             faults += wrong
     return class_listing(root, classes, levels, faults)
 

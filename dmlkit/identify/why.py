@@ -241,9 +241,11 @@ def _last_map(model: EmbeddingModel, images: Tensor, source: str) -> tuple[Tenso
 
 def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> RemovableHandle:
     """Give a module another map, as its input or as its output, until the end of the handle's block."""
-    if at_input:
-        return module.register_forward_pre_hook(lambda _, inputs: (maps, *inputs[1:]))
-    return module.register_forward_hook(lambda *_: maps)
+
+    def others(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (maps, *inputs[1:])
+
+    return module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(lambda *_: maps)
 
 
 def _per_inner_product(similarity: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> float:

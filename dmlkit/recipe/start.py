@@ -169,8 +169,7 @@ def smallest_side(setting: Photos) -> int | None:
     from dmlkit.backbones.timm_models import registered_settings
 
     settings = registered_settings(setting.backbone.model)
-    has_one_size = settings is None or settings.fixed_input_size or setting.backbone.image_size is not None
-    if has_one_size or setting.tuning == "none":
+    if settings is None or settings.fixed_input_size or setting.backbone.image_size or setting.tuning == "none":
         return None
     return settings.input_size[-1] if setting.gpu else CPU_SIZE
 

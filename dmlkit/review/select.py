@@ -341,11 +341,12 @@ def measure(
             f"too few for two rounds; expected at most {(half - 1) // 2}"
         )
     curves: list[list[list[float]]] = [[], []]  # of selected and random images, by seed
+    ways: tuple[tuple[Rule, float | None] | None, ...] = ((rule, threshold), None)
     with bar("measuring", 2 * seeds) as advance:
         for seed in range(seeds):
             order = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))]
             pool, held_out = order[:half], order[half:]
-            for curve, how in zip(curves, ((rule, threshold), None), strict=True):
+            for curve, how in zip(curves, ways, strict=True):
                 accuracies: list[float] = []
                 for rows in _labeled(points, pool, count, rounds, how):
                     gallery = Gallery(points.manifold, points.points[rows])

@@ -178,7 +178,7 @@ def features_of(
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--with {LOCAL}: matches patches of images, got {trained.samples.name}s; leave it out")
-    options: Any = {"indices": rows.tolist(), "keep": features_by(local) or (lambda maps: maps)}
+    options: Any = {"indices": rows.tolist(), "keep": features_by(local) or nn.Identity()}
     options["workers"] = trained.recipe.training.workers if len(rows) > BLOCK else 0
     with bar("features of patches", len(rows)) as advance:
         features = embed_dataset(
