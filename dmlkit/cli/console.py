@@ -49,14 +49,15 @@ def say(text: str, *, style: str = "") -> None:
 
 def say_prose(text: str) -> None:
     """Print a sentence, also in a file as lines of the terminal's width, without breaking a name or a short command."""
-    for line in wrapped(text, Output.console.width):
-        Output.console.print(Text(printable(line)), soft_wrap=True)
+    for line in wrapped(printable(text), Output.console.width):
+        Output.console.print(Text(line), soft_wrap=True)
 
 
 def say_metrics(start: str, metrics: Mapping[str, float]) -> None:
     """Print metrics after the start of a line, without breaking a name from its value."""
     parts = [f"{name} {value:.3f}".replace(" ", "\0") for name, value in metrics.items()]
-    say_prose("  ".join([f"{start} {parts[0]}", *parts[1:]]) if parts else start)
+    for line in wrapped("  ".join([f"{start} {parts[0]}", *parts[1:]]) if parts else start, Output.console.width):
+        Output.console.print(Text(printable(line)), soft_wrap=True)
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from dmlkit.cli.app import MOST_LINES, lines_of, prepare_environment, show_warning
-from dmlkit.cli.console import Output, print_table, say
+from dmlkit.cli.console import Output, print_table, say, say_prose
 from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.errors import UserError
 from dmlkit.files.escape import UNPRINTABLE, printable
@@ -229,6 +229,7 @@ def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line(printed: Calla
     assert len(screen.splitlines()) == 3 and screen.split() == line.split()
     command = f"next: dmlkit serve {'x' * 60} --review june --allow-writes"
     assert printed(say, command, is_terminal=True) == command + "\n"
+    assert printed(say_prose, "note: a\tb\nc\0d\x85e") == "note: a\\tb\\nc\\x00d\\x85e\n"  # a name keeps what it has
 
 
 def test_a_terminal_gets_messages_wrapped_between_words_and_a_file_one_line(monkeypatch: pytest.MonkeyPatch):
