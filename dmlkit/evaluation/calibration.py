@@ -144,7 +144,8 @@ def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibrati
             "no class has two images, so the false reject rate cannot be measured; use classes with at least two"
         )
     if far * different < LEAST_ACCEPTED:
-        needed = f"{np.round(LEAST_ACCEPTED / far):,.12g}"
+        pairs = LEAST_ACCEPTED / far
+        needed = f"{pairs:,.0f}" if pairs < 1e12 else f"{pairs:.2g}"  # so many are of a million images
         lowest = lowest_share(LEAST_ACCEPTED, different)
         advice = f"use --far {lowest:g} or more, or validate" if lowest < 1 else "validate"
         raise ValueError(

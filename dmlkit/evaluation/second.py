@@ -134,7 +134,8 @@ def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Ba
     kind = kind_of(source)
     check_options(source, kind, {"--with": other})
     if kind == "run":
-        return choose_second(source, other, ranks=start_ranks(device), bar=bar)
+        ranks, folder = start_ranks(device), RunFolder(source)  # ``local`` is a run in a folder of this name here
+        return choose_fusion(folder, load_model(folder, ranks), other, ranks, bar)
     stored = GalleryManifest.of(source).fusion
     if stored is None:
         raise UserError(

@@ -213,7 +213,8 @@ def _forget(path: Path, manifest: GalleryManifest) -> None:
     wanted = {rows_file(path, version.rows) for version in versions}
     wanted |= {index_file(path, model.approximate.name) for model in models if model.approximate}
     if manifest.thumbnails:
-        wanted |= {thumbnail_file(path, name) for table in tables for name in table["id"].to_pylist()}
+        ids = {name for table in tables for name in table["id"].to_pylist()}  # most are in all versions
+        wanted |= {thumbnail_file(path, name) for name in ids}
     for file in (path / VECTORS).glob(f"*/*{SUFFIX}"):
         if file not in parts and time() - file.stat().st_mtime > KEPT.total_seconds():
             file.unlink(missing_ok=True)

@@ -151,6 +151,8 @@ def test_too_few_classes_have_no_interval_and_too_few_pairs_are_told():
     points = clusters(6, seed=0)
     with pytest.raises(ValueError, match=r"too few for a false accept rate of 1e-05: at least 1,000,000 are needed"):
         calibrate_pairs(Pairing.of(points), 1e-5)
+    with pytest.raises(ValueError, match=r"rate of 3e-12: at least 3\.3e\+12 are needed"):
+        calibrate_pairs(Pairing.of(points), 3e-12)
     with pytest.raises(ValueError, match=r"rate of 1e-300: at least 1e\+301 are needed") as raised:
         calibrate_pairs(Pairing.of(points), 1e-300)
     assert len(str(raised.value)) < 250

@@ -303,3 +303,11 @@ def test_what_cannot_be_fused(two: Path, tmp_path: Path, dmlkit: Cli):
 def test_advice_quotes_a_run_with_a_blank():
     gallery = ROOT / "tests/fixtures/0.1.0/gallery"
     refuses("create RUN IMAGES --with 'my runs/b'$", fusion_of, gallery, Path("my runs/b"))
+
+
+def test_a_run_in_a_folder_named_local_is_the_second_one_of_a_search(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(second, "kind_of", lambda _: "run")
+    monkeypatch.setattr(second, "load_model", lambda *_: None)
+    monkeypatch.setattr(second, "choose_fusion", lambda _run, _trained, other, *_: other)
+    chosen: Any = fusion_of(Path("one"), Path("local"), device="cpu")
+    assert chosen == Path("local")
