@@ -649,7 +649,7 @@ def text_column(table: Any, where: str, name: str) -> Any:
         column = compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
         # and then whole numbers as floats: 20230001234.0 is 2.0230001234e+10 as text
         wide = column.cast(pa.float64())
-        is_whole = compute.and_(compute.equal(compute.floor(wide), wide), compute.less(compute.abs(wide), 2.0**53))
+        is_whole = compute.and_(compute.equal(compute.floor(wide), wide), compute.less(compute.abs(wide), 2.0**63))
         whole = compute.if_else(is_whole, wide, pa.scalar(None, pa.float64())).cast(pa.int64())
         column = compute.coalesce(whole.cast(pa.string()), column.cast(pa.string()))
     try:

@@ -245,7 +245,10 @@ def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> RemovableHa
     def others(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (maps, *inputs[1:])
 
-    return module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(lambda *_: maps)
+    def other(*_: object) -> Tensor:
+        return maps
+
+    return module.register_forward_pre_hook(others) if at_input else module.register_forward_hook(other)
 
 
 def _per_inner_product(similarity: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> float:
