@@ -58,7 +58,7 @@ def listening(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("reader", "make"), [*((reader, fifo) for reader in READERS), ("image", endless), ("image", listening)], ids=str
+    ("reader", "make"), [*((reader, fifo) for reader in READERS), ("image", endless), ("image", listening)]
 )
 def test_other_kinds_of_files_are_told_at_once_s7(reader: str, make: Callable[[Path], str], tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -34,6 +34,7 @@ def test_it_adds_the_losses_of_the_factors_and_its_proxies_are_points_of_the_pro
         one.manifold.proxy_points(one.proxies).flatten(0, 1) for one in loss.each if isinstance(one.proxies, Tensor)
     ]
     torch.testing.assert_close(points, torch.cat(parts, 1))
+    assert PerFactor(space, loss=MultiSimilarity.Config()).weights == (1.0, 1.0)
 
 
 def test_every_loss_with_proxies_has_one_or_several_for_each_class():
