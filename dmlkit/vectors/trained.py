@@ -85,9 +85,11 @@ def load_model(
     manifold = recipe.manifold.build(recipe.embedding_dim)
     learned = {name.removeprefix(MANIFOLD): weight for name, weight in weights.items() if name.startswith(MANIFOLD)}
     load_weights(manifold, learned, path)
-    network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
-    depends = f"{fingerprint(weights)} {state.get(FROZEN)} {network}"
-    saved = hashlib.sha256(depends.encode()).hexdigest() if merged else ""
+    saved = ""
+    if merged:
+        network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
+        depends = f"{fingerprint(weights)} {state.get(FROZEN)} {network}"
+        saved = hashlib.sha256(depends.encode()).hexdigest()
     trained = TrainedModel(
         recipe=recipe,
         samples=samples_named(recipe.dataset.sample).of(num_features),

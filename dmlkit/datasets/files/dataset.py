@@ -31,7 +31,7 @@ class Dataset(ABC):
             has one label.
 
     Attributes:
-        kind: kind of the samples.
+        kind: kind of the samples, images by default; vectors of 8 numbers are ``VectorSamples(8)``.
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
         boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
         margin: margin of all boxes, see `Box`.
