@@ -90,6 +90,8 @@ class ReviewFolder:
         """
         if not reviewer.strip() or len(reviewer) > MOST_REVIEWER or not reviewer.isprintable():
             raise UserError(f"reviewer: expected a name of 1 to {MOST_REVIEWER} printable characters")
+        if wrong := [row for row in given if not 0 <= row < len(self.review.proposals)]:
+            raise UserError(f"row {wrong[0]}: expected an image of this review, 0 to {len(self.review.proposals) - 1}")
         labels = {row: None if answer is None else self._label_of(answer, row) for row, answer in given.items()}
         with sole_writer(self.folder, what="a review"):
             self.refresh()

@@ -135,6 +135,9 @@ def test_an_answer_holds_for_its_group_and_what_it_changes_counts_as_wrong(tmp_p
     done = state.statement()
     assert (done.checked, done.most_wrong, done.corrected) == (7, 0, 1)
     assert state.ask_unknown() == []
+    for row in (-1, 9):  # a line on it would make the journal unreadable
+        refuses(f"row {row}: expected an image of this review, 0 to 8", state.reply, {0: "a", row: "b"}, "ada")
+    assert ReviewFolder(tmp_path / "review").statement() == done
 
 
 def test_labels_that_unknown_images_have_from_answers_are_drawn_too(tmp_path: Path):
