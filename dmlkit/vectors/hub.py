@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from dmlkit.backbones.timm_models import SOURCES, without_hub_warnings
+from dmlkit.backbones.timm_models import SOURCES, calling_hub
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.escape import excerpt
@@ -75,7 +75,7 @@ def download(address: str) -> Path:
         Exception: f"download {CONFIG}, {WEIGHTS} and {RECIPE} on a machine with network access, and load their folder",
     }
     try:
-        with without_hub_warnings():
+        with calling_hub():
             folder = snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, WEIGHTS, RECIPE])
     except Exception as error:  # many kinds: no network, offline mode, a full disk
         kind = next(kind for kind in known if isinstance(error, kind))

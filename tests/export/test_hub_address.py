@@ -17,8 +17,9 @@ import pytest
 import yaml
 
 import dmlkit as package
+from dmlkit.backbones.timm_models import find
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 from dmlkit.vectors.hub import download, load_hub
 from tests.conftest import ONE_EPOCH, Cli, refuses
 
@@ -123,6 +124,23 @@ def test_an_address_gives_the_embeddings_of_the_run(folder: Path, hub: Path):
     config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
     refuses("config of a model for the Hub of format 99", package.load, "hf://birds/letters@v1", device="cpu")
     assert download("hf://birds/letters").name == COMMITS["main"]
+
+
+def test_without_a_network_what_was_downloaded_is_read_at_once(
+    folder: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """huggingface_hub would try six times, for 23 s, before it looks into its cache."""
+    repository = hub / "birds" / "letters" / "main"
+    shutil.copytree(folder, repository)
+    file = find("hf-hub:birds/letters", "config.json")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", pytest.fail)
+    assert find("hf-hub:birds/letters", "config.json") == file
+    with pytest.raises(
+        OptionError, match=r"config.json of birds/others \(hub.invalid has no address here: no network\?\)"
+    ):
+        find("hf-hub:birds/others", "config.json")
+    assert "cannot download it (hub.invalid has no address here: no network?)" in refused("hf://birds/others")
 
 
 def refused(address: str) -> str:
