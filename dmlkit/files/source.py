@@ -342,7 +342,8 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
         >>> without_set("photos: no such folder; if it has moved, use --set dataset.root=PATH", {"run": None})
         'photos: no such folder; if it has moved, change dataset.root in recipe.yaml of the run'
     """
-    paths = [value for value in values.values() if isinstance(value, Path)]
+    given = [value if isinstance(value, list) else [value] for value in values.values()]
+    paths = [path for group in given for path in group if isinstance(path, Path)]
     if NO_IMAGES in text and (name := next(filter(None, map(model_name, paths)), None)):
         other = ", or name them with --set dataset.root=FOLDER" if "overrides" in values else ""
         way = f"run dmlkit embed {command_word(name)} FOLDER first{other}"

@@ -115,6 +115,7 @@ def test_a_model_is_calibrated_and_verifies(home: Path, dmlkit: Cli):
         ("final vit", "vit: is a pretrained model, which has no recipe to train"),
         ("final timm:test_vit", "timm:test_vit: is a pretrained model, which has no recipe to train"),
         ("cluster vit -k 2", "a pretrained model has no images of its own; run dmlkit embed timm:local-dir:"),
+        ("compare vit timm:test_vit", "a pretrained model has no images of its own; run dmlkit embed timm:local-dir:"),
         ("export vit --format hub", "/vit has no trained weights; use --format onnx or torch-export"),
         ("export vit --format onnx", "or name them with --set dataset.root=FOLDER"),
         ("verify vit photos/0/0.jpg photos/0/1.jpg", "dataset.root=FOLDER --set dataset.split=official"),
