@@ -43,6 +43,12 @@ def test_the_difference_against_numpy():
     assert comparison.p_value == pytest.approx(2 * t.sf(abs(comparison.difference) / error, count - 1))
 
 
+def test_without_any_spread_the_p_value_is_0_or_1():
+    part, classes = torch.arange(60) % 2 == 0, torch.arange(60) // 6
+    assert part_comparison(torch.ones(60), part, classes).p_value == 1
+    assert part_comparison(part.double(), part, classes).p_value == 0
+
+
 def test_the_p_value_is_uniform_without_a_difference():
     """Cameras of 30 classes that share what makes them easy: p <= 0.05 in 5 % of 400 draws."""
     generator, rejected = torch.Generator().manual_seed(0), 0

@@ -169,6 +169,7 @@ def test_a_ratio_to_the_number_of_queries_has_the_interval_of_a_mean():
     found = ratio_interval(values, torch.ones(60), classes)
     assert (found.mean, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high))
     assert ratio_interval(values, torch.ones(60), classes % 4).ends is None
+    assert ratio_interval(values, torch.ones(60), classes % 5).ends
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,13 @@ def test_a_bin_that_is_all_right_has_an_interval_of_some_width():
     few = measure_reliability(said, said > 0, said < 0, np.arange(100) % 4)
     assert few.error_interval is None and few.brier_interval is None
     assert all(one.interval is None for one in few.bins)
+    enough = measure_reliability(said, said > 0, said < 0, np.arange(100) % 5)
+    assert enough.error_interval and enough.brier_interval and all(one.interval for one in enough.bins)
+
+
+def test_the_error_of_true_probabilities_has_a_short_interval_that_begins_near_0():
+    generator, classes = np.random.default_rng(0), np.repeat(np.arange(40), 20)
+    said = generator.random(800)
+    found = measure_reliability(said, generator.random(800) < said, classes < 0, classes)
+    assert found.error_interval is not None
+    assert found.error_interval[0] < 0.01 < found.error < found.error_interval[1] < 2 * found.error
