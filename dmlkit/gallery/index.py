@@ -127,7 +127,7 @@ def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
     # by products some lists of an index stay empty, and others get too long
     is_straight = form in ("unit", "unit_space", "euclidean_lift") or (form == "as_is" and similarity != "dot")
     metric = faiss.METRIC_L2 if is_straight else faiss.METRIC_INNER_PRODUCT
-    trained = faiss.index_factory(width, factory, metric)
+    trained: Any = faiss.index_factory(width, factory, metric)
     if kind == "ivf_pq":
         trained.do_polysemous_training = False  # it orders codes for a filter that no search uses: 2 s per byte
     index = faiss.IndexIDMap(trained)
