@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from math import floor
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -86,9 +87,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         moved = "if it has moved, use --set backbone.weights=PATH"
         raise OptionError("backbone.weights", f"{path}: no such file; {moved}") from None
     except Exception as error:  # torch and safetensors raise many kinds for damaged and for unsafe files
+        reason = first_line(error)
+        if isinstance(error, UnpicklingError):  # torch's own words advise to run the code of a pickle
+            other = re.search(r"GLOBAL (\S+)", str(error))
+            reason = f"it holds objects of {other[1]}" if other else "it is no file of PyTorch"
         raise OptionError(
             "backbone.weights",
-            f"{path}: cannot read these weights: {what_instead(path, first_line(error))}; expected a complete, "
+            f"{path}: cannot read these weights: {what_instead(path, reason)}; expected a complete, "
             "unencrypted file that holds only tensors and plain values",
         ) from error
     while isinstance(contents, dict):
