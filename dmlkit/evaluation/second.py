@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,10 +39,22 @@ from dmlkit.vectors.trained import TrainedModel, load_model
 
 REPAIR = "repair or remove it"  # --with takes the dataset of the run as it is: it excludes --set
 LEAST = 3  # validation classes with two images
-WEIGHTS = ("mean", "logistic")
+Weights = Literal["mean", "logistic"]
+WEIGHTS: tuple[Weights, ...] = ("mean", "logistic")
 
 
-def fitted_share(weights: str, scores: Sequence[np.ndarray], same: np.ndarray) -> float:
+class WeightChoice(NamedTuple):
+    """Weight of a second similarity, as `Fusion` and `LocalFusion` have it."""
+
+    weights: Weights
+    share: float
+    alone: float | None
+    """map@r without it; None for fewer than 3 classes with two images, like the next one."""
+    together: float | None
+    """map@r with it."""
+
+
+def fitted_share(weights: Weights, scores: Sequence[np.ndarray], same: np.ndarray) -> float:
     """Fit the share of the second of two similarities, (P,) float64 each, to pairs of one class or not, (P,) bool."""
     first, second = scores
     balance = balanced(np.ones(len(same)), same)
@@ -61,8 +73,8 @@ def choose_weight(
     pairs: tuple[Tensor, Tensor],
     scores: Sequence[np.ndarray],
     measure: Callable[[float, Tensor], Tensor],
-) -> dict[str, Any]:
-    """Choose the share of a second similarity, and return what a `Fusion` has of it.
+) -> WeightChoice:
+    """Choose the share of a second similarity.
 
     For fewer than 3 classes with two images, of which two fit the weights, these are the mean, and the map@r is not
     measured.
@@ -76,7 +88,8 @@ def choose_weight(
     """
     names, codes, counts = labels.unique(return_inverse=True, return_counts=True)
     classes = labels.numpy()[np.stack(pairs, axis=1)]
-    same, best, means = classes[:, 0] == classes[:, 1], "mean", dict[str, float]()
+    same, means = classes[:, 0] == classes[:, 1], dict[str, float]()
+    best: Weights = "mean"
     if (counts > 1).sum() >= LEAST:
         count = min(FOLDS, len(names))
         of_classes = np.random.default_rng(0).permutation(len(names)) % count
@@ -90,8 +103,7 @@ def choose_weight(
                 values[name].append(measure(share, torch.from_numpy(folds == fold)))
         means = {name: float(torch.cat(parts).mean()) for name, parts in values.items()}
         best = max(WEIGHTS, key=means.__getitem__)
-    measured = {"alone": means.get("alone"), "together": means.get(best)}
-    return {"weights": best, "share": fitted_share(best, scores, same), **measured}
+    return WeightChoice(best, fitted_share(best, scores, same), means.get("alone"), means.get(best))
 
 
 def map_at_r(
@@ -180,10 +192,10 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, ranks: Ran
     choice = weigh_models(spaces, points, embeddings[0].labels[in_both[0]])
     _, second = models
     place = str(place_of_run(other))
-    return Fusion(run=place, checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice)
+    return Fusion(run=place, checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice._asdict())
 
 
-def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> dict[str, Any]:
+def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> WeightChoice:
     """Choose the weight of the second of two models, given points of the same images (N,) by both."""
     pairs = sampled_pairs(labels)
 
@@ -221,14 +233,14 @@ def choose_local(
         run=LOCAL,
         checkpoint=trained.checkpoint,
         fingerprint=trained.fingerprint,
-        **choice,
+        **choice._asdict(),
         mean=tuple(mean.tolist()),
         shape=(features.shape[1], features.shape[2]),
     )
     return fusion, embeddings, features
 
 
-def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer) -> dict[str, Any]:
+def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
     """Choose the weight of the scores of each image's nearest ones, each of which is computed once."""
     from scipy.sparse import csr_array, vstack
 

@@ -206,6 +206,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             *self._training_that_does_not_fit(),
             *self._metrics_that_do_not_fit(),
             *self._parts_for_one_label(),
+            *self._augmentation_without_views(),
             *self._techniques_that_do_not_apply(),
         ]
         if faults:
@@ -334,13 +335,15 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             if name in loggers[:index]:
                 yield ("training", "loggers", index), f"{name} is listed twice; remove one"
 
-    def _techniques_that_do_not_apply(self) -> Faults:
+    def _augmentation_without_views(self) -> Faults:
         stored, transform = self.backbone.tuning.stored(), self.transform
         if stored and not stored.views and transform is not None:
             settings = {"augment": transform.augment, "training_size": transform.training_side != transform.size}
             for key in (key for key, is_given in settings.items() if is_given):
                 text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
                 yield ("transform", key), text
+
+    def _techniques_that_do_not_apply(self) -> Faults:
         if self.evaluation.tta and not samples_named(self.dataset.sample).has_pixels:
             yield ("evaluation", "tta"), f"got {self.evaluation.tta}, but the dataset has no images; remove this key"
         chosen = self.training.select_by

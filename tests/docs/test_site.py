@@ -36,7 +36,7 @@ pytestmark = pytest.mark.heavy
 
 
 def test_nothing_is_loaded_from_elsewhere_and_no_line_becomes_a_quotation(site: Path):
-    """A reader without network sees all of it, and nobody is told who reads what.
+    """A reader without network sees all of it, and no other server learns who reads what.
 
     No page quotes anyone, so a quotation is a line that started with > by accident: > 0, or a doctest.
     """

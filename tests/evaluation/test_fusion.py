@@ -86,9 +86,9 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
     labels = torch.arange(10).repeat_interleave(8)
     noise = torch.nn.functional.normalize(torch.randn(80, 16, generator=torch.Generator().manual_seed(3)), dim=1)
     good = drawn(10, 8, 1.5, 1)
-    _, share, alone, together = weigh_models(SPACES, [good, noise], labels).values()
+    _, share, alone, together = weigh_models(SPACES, [good, noise], labels)
     assert share < 0.1 and abs(alone - together) < 0.03
-    weights, share, alone, together = weigh_models(SPACES, [noise, good], labels).values()
+    weights, share, alone, together = weigh_models(SPACES, [noise, good], labels)
     first, other = sampled_pairs(labels)
     cosines = np.stack([second.similarities_of(SPACES[0], points, first, other) for points in (noise, good)])
     same, folds = (labels[first] == labels[other]).numpy(), np.random.default_rng(0).permutation(10) % 5
@@ -103,7 +103,7 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
     assert together == pytest.approx(means[weights]) and means[weights] == max(means.values())
     assert share > 0.9 and together > alone + 0.2
     few = weigh_models(SPACES, [noise[:16], good[:16]], labels[:16])
-    assert (few["weights"], few["alone"], few["together"]) == ("mean", None, None)
+    assert (few.weights, few.alone, few.together) == ("mean", None, None)
 
 
 def test_a_validation_class_of_one_image_asks_for_nothing():
@@ -115,10 +115,10 @@ def test_a_validation_class_of_one_image_asks_for_nothing():
         order = np.argsort(-np.where(np.arange(33) == query, -2, cosines[query]))[:7]
         hits = labels.numpy()[order] == int(labels[query])
         values.append(float((hits * hits.cumsum() / np.arange(1, 8)).sum() / 7))
-    assert weigh_models(SPACES, points, labels)["alone"] == pytest.approx(np.mean(values), abs=1e-6)
+    assert weigh_models(SPACES, points, labels).alone == pytest.approx(np.mean(values), abs=1e-6)
     chosen = [0, 1, 8, 9, 16, 24, 32]  # two classes with two images, and three with one
     few = weigh_models(SPACES, [side[chosen] for side in points], labels[chosen])
-    assert (few["weights"], few["alone"], few["together"]) == ("mean", None, None)
+    assert (few.weights, few.alone, few.together) == ("mean", None, None)
 
 
 @pytest.mark.parametrize("other", ["local", "other"])

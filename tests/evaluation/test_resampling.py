@@ -191,7 +191,7 @@ def test_runs_to_separate_is_the_first_size_whose_interval_leaves_zero():
 
 
 def holm_by_definition(p_values: list[float], level: float) -> set[int]:
-    """Holm 1979: the smallest p is held against level / n, the next against level / (n - 1) ... until one fails."""
+    """Holm 1979: the smallest p is compared with level / n, the next with level / (n - 1) ... until one fails."""
     rejected: set[int] = set()
     for step, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
         if p_values[index] > level / (len(p_values) - step):

@@ -54,7 +54,7 @@ def test_a_folder_gives_the_embeddings_of_the_run(run: Path, tmp_path: Path, dml
     config = json.loads((folder / "config.json").read_text())
     assert config["model"]["fingerprint"] == own.trained.fingerprint and config["dim"] == 8
     assert config["threshold"]["threshold"] == json.loads((run / "threshold.json").read_text())["threshold"]
-    for path in folder.iterdir():  # nothing tells of this machine
+    for path in folder.iterdir():  # no file names this machine
         assert str(tmp_path).encode() not in path.read_bytes() and str(run).encode() not in path.read_bytes()
     card = model_card("a|b `c`\n# d", HubConfig.read(folder / "config.json"), model.trained.recipe, None, "mit")
     assert "# a\\|b \\`c\\`\\\\n\\# d\n" in card and "None were measured" in card
