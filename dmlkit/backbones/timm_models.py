@@ -183,7 +183,7 @@ def calling_hub() -> Generator[None]:
 def _is_known(host: str) -> bool:
     """Return whether a host has an address, or a proxy is asked for it."""
     try:
-        return "https" in getproxies() or bool(socket.getaddrinfo(host, None))
+        return bool({"https", "all"} & getproxies().keys()) or bool(socket.getaddrinfo(host, None))
     except OSError:
         return False
 
