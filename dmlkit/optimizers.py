@@ -16,6 +16,7 @@ __all__ = [
     "AdamWConfig",
     "LearningRateMultipliers",
     "OptimizerConfig",
+    "RMSpropConfig",
     "RiemannianAdamConfig",
     "RiemannianSGDConfig",
 ]
@@ -93,6 +94,17 @@ class AdamWConfig(_AdaptiveConfig, frozen=True):
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
         return torch.optim.AdamW(self.groups(parameters), fused=fused, **self._arguments())
+
+
+class RMSpropConfig(_AdaptiveConfig, frozen=True):
+    """RMSprop (Hinton 2012) with momentum, as in the Reality Check; weight decay is added to the gradient."""
+
+    name: Literal["rmsprop"] = "rmsprop"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Fraction of the previous step that is added to each step."""
+
+    def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
+        return torch.optim.RMSprop(self.groups(parameters), momentum=self.momentum, **self._arguments())
 
 
 STABILIZE = 10  # steps after which points are projected back, so that rounding errors do not accumulate

@@ -56,17 +56,28 @@ def test_contract_of_a_regularizer(name: str, tmp_path: Path):
         hold((value_is_a_finite_scalar, degenerate_batches_stay_finite), name, config, manifold)
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_adam_and_adamw_take_the_textbook_step(decoupled: bool):
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_adaptive_optimizers_take_the_textbook_steps(name: str):
+    """Of a constant gradient: the means of Adam are it from the first step on, that of RMSprop starts at 0."""
     lr, decay, eps, gradient, start = 0.1, 0.5, 1e-3, 2.0, 4.0
     parameter = nn.Parameter(torch.tensor([start]))
-    config = OptimizerConfig.variants["adamw" if decoupled else "adam"](lr=lr, weight_decay=decay, eps=eps)
-    optimizer = config.build({"backbone": [parameter]})
-    parameter.grad = torch.tensor([gradient])
-    optimizer.step()
-    g = gradient if decoupled else gradient + decay * start
-    shrunk = start * (1 - lr * decay) if decoupled else start
-    assert parameter.item() == pytest.approx(shrunk - lr * g / (abs(g) + eps), rel=1e-5)
+    optimizer = OptimizerConfig.variants[name](lr=lr, weight_decay=decay, eps=eps).build({"backbone": [parameter]})
+    value, mean, step = start, 0.0, 0.0
+    for _ in range(2):
+        parameter.grad = torch.tensor([gradient])
+        optimizer.step()
+        g = gradient if name == "adamw" else gradient + decay * value
+        if name == "rmsprop":
+            mean = 0.99 * mean + 0.01 * g**2
+            step = 0.9 * step + g / (mean**0.5 + eps)
+        elif name == "adamw":
+            value, step = value * (1 - lr * decay), g / (abs(g) + eps)
+        else:
+            step = g / (abs(g) + eps)
+        value -= lr * step
+        assert parameter.item() == pytest.approx(value, rel=1e-5)
+        if name == "adam":
+            break  # the decayed gradient of its second step is another one
 
 
 def test_curves():

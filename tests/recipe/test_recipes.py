@@ -32,7 +32,9 @@ PAPERS = ("proxy_gml", "proxy_isa", "cgml", "grouplet", "mpa")
 RECIPES = [path for paper in PAPERS for path in sorted((ROOT / "recipes" / paper).glob("[!_]*.yaml"))]
 # Recipes of one method that differ in their dataset, which is replaced by glyphs, and in its epochs train alike.
 ON_DATASETS = re.compile("_?(cub200|cars196|sop|inshop)")
+RECIPES_REALITY_CHECK = sorted((ROOT / "recipes" / "reality_check").glob("[!_]*.yaml"))
 METHODS = list({(path.parent, ON_DATASETS.sub("", path.stem)): path for path in RECIPES}.values())
+METHODS += RECIPES_REALITY_CHECK
 ROW = re.compile(r"--set .*")
 RECIPES_CARS = sorted((ROOT / "recipes" / "cars").glob("[!_]*.yaml"))
 RECIPES_REID = {path.stem: path for path in sorted((ROOT / "recipes" / "reid").glob("*.yaml"))}
@@ -99,7 +101,7 @@ def test_every_method_takes_steps(path: Path, tmp_path: Path):
     assert len(epochs) == 3 and all(abs(epoch["loss"]) < float("inf") for epoch in epochs)
 
 
-@pytest.mark.parametrize("path", [*RECIPES, *RECIPES_CARS, *RECIPES_REID.values()], ids=name)
+@pytest.mark.parametrize("path", [*RECIPES, *RECIPES_CARS, *RECIPES_REALITY_CHECK, *RECIPES_REID.values()], ids=name)
 def test_headers_say_what_was_published_and_how_to_run(path: Path):
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[1].startswith(f"# Run:       dmlkit train {path.relative_to(ROOT)} --set dataset.")
