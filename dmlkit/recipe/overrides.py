@@ -20,6 +20,8 @@ from dmlkit.files.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, pa
 from dmlkit.recipe.faults import OPTION
 
 EXTENDS = "extends"
+MARKS = {"recipe": ("loss", "train"), "study": ("variants", "study")}
+"""For each kind of file, a key that only it has, and the command that reads it."""
 
 
 def read_tree(path: Path) -> Tree:
@@ -34,7 +36,12 @@ def read_extended(path: Path, kind: str) -> Tree:
     files can extend only files of the same collection.
     """
     tree = read_yaml(path, kind, f"{path}: no such file; expected a {kind}")
-    if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
+    if not isinstance(tree.data, dict):
+        return tree
+    for other, (key, command) in MARKS.items():
+        if other != kind and key in tree.data:
+            raise UserError(f"{path}: got a {other}, expected a {kind}; use dmlkit {command} for it")
+    if EXTENDS not in tree.data:
         return tree
     where = f"{tree.origin((EXTENDS,))}: {EXTENDS}"
     base_path = path_in_collection(where, tree.data.pop(EXTENDS), path)

@@ -9,7 +9,8 @@ from dmlkit.files.yaml_tree import parse_yaml
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
 from dmlkit.recipe.schema import Recipe
-from tests.conftest import refuses
+from dmlkit.study.definition.file import read_study
+from tests.conftest import ROOT, refuses
 
 GOOD = "dataset: {name: glyphs}\nloss:\n  name: triplet\n  margin: 0.2\n"
 
@@ -184,6 +185,12 @@ def test_a_figure_has_one_name_w14(metrics: str, message: str):
     assert str(error.value).startswith((f"r.yaml:3: {message}", f"r.yaml:4: {message}"))
     merged = parse_recipe(text.replace(metrics, "[recall@1, recall@2, map@r]"), "r.yaml").metrics
     assert [name for metric in merged for name in metric.names()] == ["recall@1", "recall@2", "map@r"]
+
+
+def test_a_study_is_no_recipe_nor_the_other_way_around():
+    recipe, study = ROOT / "recipes" / "cars" / "mpa.yaml", ROOT / "recipes" / "study" / "mpa.yaml"
+    refuses(f"{study}: got a study, expected a recipe; use dmlkit study for it", read_recipe, study)
+    refuses(f"{recipe}: got a recipe, expected a study; use dmlkit train for it", read_study, recipe)
 
 
 def test_unreadable_files(tmp_path):
