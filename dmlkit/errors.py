@@ -183,6 +183,8 @@ def some_of(names: Sequence[str], most: int = MOST_NAMED) -> str:
 VARYING = re.compile(r"""'[^']*'|"[^"]*"|(?<![^\s;,()'"])[^\s;,()/\\.0-9]*[/\\.0-9][^\s;,()]*""")
 """What differs between two problems of one kind: quoted values, paths and numbers, each from the start of its word."""
 
+NAMING = re.compile(r"[^\W\d_]")
+
 
 def merged(lines: Sequence[str]) -> list[str]:
     """Return one line per kind of problem: the first one, and how many others there are, with names of four of them.
@@ -199,7 +201,8 @@ photos/4.jpg and 3 more'
     for alike in kinds.values():
         first, *others = (VARYING.findall(line) for line in alike)
         differing = ([part for part, same in zip(other, first, strict=False) if part != same] for other in others)
-        names = [parts[0].rstrip(":") for parts in differing if parts]
+        # a path or a word names a problem better than a number, e.g. of a box, before it
+        names = [next(filter(NAMING.search, parts), parts[0]).rstrip(":") for parts in differing if parts]
         more = f"; {len(others):,} more of this kind" if others else ""
         texts.append(f"{alike[0]}{more}{': ' if names else ''}{some_of(names, MOST_NAMED - 1)}")
     return texts

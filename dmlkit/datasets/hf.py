@@ -140,7 +140,12 @@ def open_parts(root: Path) -> dict[str, Any]:
             loaded = library.load_dataset(kind, **{"data_files" if is_file else "data_dir": str(root)})
     except Exception as error:  # the library raises many kinds
         raise OptionError("dataset.root", f"{root}: cannot read this dataset: {first_line(error)}") from error
-    return dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
+    parts = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
+    for split, part in parts.items():
+        for name, kind in part.features.items():
+            if isinstance(kind, Mapping) and {*kind} == {"bytes", "path"}:  # written without the library
+                parts[split] = parts[split].cast_column(name, library.Image())
+    return parts
 
 
 def stored_dataset(path: Path, columns: Mapping[str, str]) -> HfConfig | None:
@@ -161,16 +166,26 @@ def stored_dataset(path: Path, columns: Mapping[str, str]) -> HfConfig | None:
         raise UserError(f"{path}: {' and '.join(images)} hold images; name one of them with --column path=NAME")
     names = list(features)
     label = names[own_column(names, columns.get("label") or "label", str(path), "label")]
-    return HfConfig(root=str(path), image=image, label=label, validation_fraction=0.0)
+    subsets = {file.parent for file in _parquet_files(path)} - {path, path / "data"}
+    root = path if path.is_file() or not subsets else subsets.pop()
+    return HfConfig(root=str(root), image=image, label=label, validation_fraction=0.0)
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    """Return the Parquet files of a dataset: a file, those of a folder and of its ``data``, or of its only subset."""
+    if path.suffix.lower() == ".parquet":
+        return [path]
+    nested = [*path.glob("*/*.parquet")]
+    files = [*path.glob("*.parquet"), *(file for file in nested if file.parent.name == "data")]
+    return files or (nested if len({file.parent for file in nested}) == 1 else [])
 
 
 def stored_features(path: Path) -> dict[str, bool]:
     """Return whether each column of a stored dataset holds images; none if no column does, or for another path."""
     from pyarrow import parquet, types
 
-    files = [path] if path.suffix.lower() == ".parquet" else [*path.glob("*.parquet"), *path.glob("data/*.parquet")]
     holds_images = dict[str, bool]()
-    for file in (candidate for candidate in sorted(files)[:1] if candidate.is_file()):
+    for file in (candidate for candidate in sorted(_parquet_files(path))[:1] if candidate.is_file()):
         with suppress(OSError, ValueError):  # reported by the reader of tables
             holds_images = {
                 column.name: types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0

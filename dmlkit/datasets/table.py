@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from unicodedata import normalize
 
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
@@ -232,10 +233,11 @@ class TableRows:
         return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
     def _encoded(self, name: str, blank: str = "") -> tuple[list[str], np.ndarray]:
-        """Return the same as `_texts`, without blanks at the ends."""
+        """Return the same as `_texts`, composed (NFC), without blanks at the ends."""
         texts, codes = self._texts(name, blank)
-        values = {value: index for index, value in enumerate(dict.fromkeys(text.strip() for text in texts))}
-        return list(values), np.array([values[text.strip()] for text in texts], dtype=np.int64)[codes]
+        plain = [normalize("NFC", text.strip()) for text in texts]
+        values = {value: index for index, value in enumerate(dict.fromkeys(plain))}
+        return list(values), np.array([values[text] for text in plain], dtype=np.int64)[codes]
 
     def _paths(self) -> Any:
         import pyarrow as pa
@@ -372,5 +374,6 @@ class TableRows:
         rows = (self.keep & (labels >= 0)).nonzero()[0]
         of_class[labels[rows]] = position[codes[rows]]
         clashes = rows[of_class[labels[rows]] != position[codes[rows]]]
-        self._refuse(clashes, "the label has another super_class in other rows; use one super_class per label")
+        way = "use one super_class per label, or leave the column out with --column super_class="
+        self._refuse(clashes, f"the label has another super_class in other rows; {way}")
         return of_class

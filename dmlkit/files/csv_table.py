@@ -15,6 +15,7 @@ from dmlkit.files.escape import ESCAPED, quoted
 from dmlkit.files.regular import EXTENSIONS, other_content, read_start, reading, utf8_of
 
 DELIMITERS = (",", ";", "\t")
+IMAGE = rf"\.(?i:{'|'.join(suffix[1:] for suffix in sorted(EXTENSIONS))})"
 SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?\n', re.IGNORECASE)  # first line for Excel, which states the delimiter
 SAMPLE = 2**18  # bytes, of which 10,000 numbers take 250 thousand, and
 SAMPLE_ROWS = 20  # rows, in which the delimiter is looked for
@@ -103,8 +104,18 @@ class CsvTable(NamedTuple):
                 raise UserError(f"{self.file}: cannot read this table: {first_line(error)}") from error
             raise UserError(self._ragged(str(self.file), int(wrong[1]), wrong[2])) from error
         columns = list(table.columns)
-        if self.body.count(b'"') % 2 and len(table) and any("\n" in str(column[-1]) for column in columns):
-            raise UserError(f"{self.file}: cannot read this table: a quotation mark is not closed before its end")
+        then = re.escape(self.delimiter)
+        holds_rows = rf"\n([^\n]*{IMAGE}\"?{then}|[^\n]*{then}[^\n]*{IMAGE})"  # whose mark at the start has no end
+        is_open = self.body.count(b'"') % 2 and len(table) and any("\n" in str(column[-1]) for column in columns)
+        is_split = self.body.count(b"\n") > len(table) and any(
+            functions.any(functions.match_substring_regex(column, holds_rows)).as_py()
+            for index, column in enumerate(columns)
+            if index not in numbers
+        )
+        if is_open or is_split:
+            raise UserError(
+                f"{self.file}: cannot read this table: a quotation mark is not closed before the end of its cell"
+            )
         for index, column in enumerate(columns):
             if index in numbers:
                 continue
@@ -118,10 +129,10 @@ class CsvTable(NamedTuple):
 
     def _ragged(self, where: str, cells: int, row: str) -> str:
         columns = f"{len(self.names)} ({some_of(self.names)})"
-        return (
-            f"{where}: a row has {counted(cells, 'cell')}, expected {columns}: {quoted(row)}; put "
-            f"cells that contain {self.delimiter!r} between quotation marks"
-        )
+        way = f"put cells that contain {self.delimiter!r} between quotation marks"
+        if cells < len(self.names):
+            way = "add the missing cells, which may be empty"
+        return f"{where}: a row has {counted(cells, 'cell')}, expected {columns}: {quoted(row)}; {way}"
 
 
 def read_csv(file: Path, missing: str = "no such file") -> CsvTable:

@@ -30,7 +30,7 @@ TEXTS = ("path", "label", "split", "query", "gallery", "super_class", "group")
 SIGHTING = ("latitude", "longitude", "time")
 SIDES = (BOX, ("xmin", "ymin", "xmax", "ymax"), ("left", "top", "right", "bottom"))
 """Names of the columns of a box by its sides, as `key_of` returns them, perhaps after ``bbox``."""
-SIZED = (("x", "y", "width", "height"), ("x", "y", "w", "h"), *((*side[:2], "width", "height") for side in SIDES[1:]))
+SIZED = (("x", "y", "w", "h"), ("x", "y", "width", "height"), *((*side[:2], "width", "height") for side in SIDES[1:]))
 """Names of the columns of a box by its left, its top and its size."""
 OWN = (*TEXTS, *SIGHTING, *BOX, "bbox")
 """Names of columns that a user may give to others."""
@@ -206,6 +206,9 @@ def in_pixels(listed: ImageTable) -> ImageTable:
                 with suppress(BadImageError), decoding(path := str(listed.root / safe)):
                     sizes[name] = upright_size(path)
         boxes[row] *= np.tile(sizes[name] or (np.nan, np.nan), 2)
+    if unknown := [name for name, size in sizes.items() if name is not None and size is None]:
+        shares = f"boxes are shares of their images, so those of {counted(len(unknown), 'image')} are left blank"
+        listed.notes.append(f"{listed.file}: {shares}, which cannot be read: {some_of(unknown)}")
     table = listed.table
     for index, side in enumerate(BOX):
         table = table.set_column(table.column_names.index(side), side, pa.array(boxes[:, index], from_pandas=True))
@@ -213,6 +216,7 @@ def in_pixels(listed: ImageTable) -> ImageTable:
 
 
 SAMPLE = 8  # paths that are looked for
+IMAGES = ("images", "jpegimages")  # names of folders of images, in any case
 MOST_FOLDERS = 50  # next to a table, in which its images are looked for
 
 
@@ -240,8 +244,8 @@ def with_paths(listed: ImageTable, images: Path | None) -> ImageTable:
         rows = _spread(alike)
         if _leads_to_image(listed.root, sample := [distinct[row].as_py() for row in rows]):
             return listed
-    folders = ["", *_folders(listed.root)]
-    way = next((way for name in sample if (way := _way(listed.root, name, folders)) is not None), None)
+    folders = ["", *_folders(listed.root, listed.file.stem)]
+    way = next((way for name in sample if (way := _way(listed, name, folders)) is not None), None)
     if way is None:
         return listed
     dropped, folder, lacks_suffix = way
@@ -281,30 +285,43 @@ def _rows_that_end_like(images: Path, names: Sequence[str]) -> list[int]:
     return [row for row, name in enumerate(names) if re.split(r"[/\\]", name)[-1] in ends]
 
 
-def _folders(root: Path) -> list[str]:
+def _folders(root: Path, stem: str) -> list[str]:
+    """Return the folders next to a table, first that of its own name, and those that the images have by their name."""
     try:
         names = [entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")]
-        return sorted(names, key=lambda name: (name.lower() not in ("images", "jpegimages"), name))[:MOST_FOLDERS]
+        return sorted(names, key=lambda name: (name != stem, name.lower() not in IMAGES, name))[:MOST_FOLDERS]
     except OSError:
         return []
 
 
-def _way(root: Path, name: str, folders: Sequence[str]) -> tuple[int, str, bool] | None:
-    """Return how a path leads to an image below a root; None if it does not.
+def _way(listed: ImageTable, name: str, folders: Sequence[str]) -> tuple[int, str, bool] | None:
+    """Return how a path leads to an image below the root of a table; None if it does not.
 
     Given are the fewest folders to drop from its start, the folder below the root, and whether it lacks the suffix.
+
+    Raises:
+        UserError: it leads to one in several folders, such as ``train`` and ``test``, none of which goes before.
     """
     parts = name.replace("\\", "/").split("/")
     for dropped in range(len(parts)):
         end = "/".join(parts[dropped:])
         if not end or re.search(SUSPICIOUS, end):
             continue
+        ways = list[tuple[int, str, bool]]()
         for folder in folders:
-            place = root / folder / end
+            place = listed.root / folder / end
             if os.path.isfile(place) and place.suffix.lower() in EXTENSIONS:  # noqa: PTH113
-                return dropped, folder, False
-            if any(image.rpartition(".")[0] == place.name for image in image_names(place.parent)):
-                return dropped, folder, True
+                ways.append((dropped, folder, False))
+            elif any(image.rpartition(".")[0] == place.name for image in image_names(place.parent)):
+                ways.append((dropped, folder, True))
+        found = [folder for _, folder, _ in ways]
+        if len(found) > 1 and found[0].lower() not in ("", listed.file.stem.lower(), *IMAGES):
+            raise UserError(
+                f"{listed.file}: {name!r} is in the folders {' and '.join(found)} of {listed.root}; name the right one "
+                "with --root, in a recipe with dataset.root"
+            )
+        if ways:
+            return ways[0]
     return None
 
 
@@ -459,7 +476,24 @@ def _meant(
         index = _place(table, names, name, where, named.get(name) or name, is_needed=is_needed)
         if index is not None and (is_needed or index not in taken):
             meant[name] = _Column([index], table.column(index))
+    if "time" in meant and (place := meant["time"].places[0]) not in (days := _places_of("date", names)):
+        times = text_column(table, where, names[place])
+        first = next((time for time in times.slice(0, 1000).to_pylist() if time), "")
+        if re.fullmatch(CLOCK, first) and days:  # of Timelapse and Excel
+            dates = text_column(table, where, names[days[0]])
+            joined = arrow_compute().binary_join_element_wise(dates, times, " ")
+            meant["time"] = _Column([days[0], place], joined)
+        elif re.fullmatch(CLOCK, first):
+            warn_once(f"{where}: {names[place]!r} has times of day without dates, so it is not read as the time")
+            del meant["time"]
     return meant
+
+
+CLOCK = r"\s*\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?\s*"
+
+
+def _places_of(key: str, names: Sequence[str]) -> list[int]:
+    return [index for index, name in enumerate(names) if key_of(name) == key]
 
 
 def _place(table: Any, names: Sequence[str], name: str, where: str, wanted: str, *, is_needed: bool) -> int | None:
@@ -529,20 +563,22 @@ def _joined(table: Any, pattern: str, where: str) -> _Column:
 def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -> tuple[_Column, str] | None:
     """Return the sides of boxes, and what they are read from, empty for the columns `BOX`; None without boxes.
 
-    They are read in the first of the ways in which columns may have them. An empty name of ``bbox`` or of a side leaves
-    all out.
+    They are read in the first of the ways in which columns may have them: by dmlkit's names, all after ``bbox``, or as
+    they stand, since x, width and height may be of the image. An empty name of ``bbox`` or of a side leaves all out.
     """
     chosen = {name: named[name] for name in (*BOX, "bbox") if name in named}
     if not all(chosen.values()):
         return None
     keys = [key_of(name) for name in names]
-    index_of = {key.removeprefix("bbox").removeprefix("box") or key: index for index, key in enumerate(keys) if key}
-    index_of |= {name: index for index, name in enumerate(names) if name in BOX}
-    index_of |= {name: own_column(names, column, where, name) for name, column in chosen.items()}
-    for ways, with_sides in ((SIDES, list[Any]), (SIZED, _with_far_sides), (CENTERED, _with_sides_around)):
-        for way in ways:
-            if all(side in index_of for side in way):
-                indices = [index_of[side] for side in way]
+    stated = {name: index for index, name in enumerate(names) if name in BOX}
+    stated |= {name: own_column(names, column, where, name) for name, column in chosen.items()}
+    ends = {index: key.removeprefix("bbox").removeprefix("box") for index, key in enumerate(keys)}
+    after_box = {end: index for index, end in ends.items() if end and end != keys[index]} | stated
+    index_of = {key: index for index, key in enumerate(keys) if key} | after_box
+    for known in (stated, after_box, index_of):
+        for ways, with_sides in ((SIDES, list[Any]), (SIZED, _with_far_sides), (CENTERED, _with_sides_around)):
+            for way in (way for way in ways if known.keys() >= {*way}):
+                indices = [known[side] for side in way]
                 sides = with_sides([numbers(table, index, where) for index in indices])
                 taken = f"boxes from {', '.join(repr(names[index]) for index in indices)}"
                 return _Column(indices, sides), "" if way == BOX else taken
@@ -664,7 +700,9 @@ def group_numbers(table: Any, where: str) -> np.ndarray | None:
     """Return the column ``group`` as (N,) int64, equal within a group; a row without a group has a unique number."""
     if "group" not in table.column_names:
         return None
-    encoded = text_column(table, where, "group").dictionary_encode()
+    compute = arrow_compute()
+    texts = compute.utf8_normalize(compute.utf8_trim_whitespace(text_column(table, where, "group")), form="NFC")
+    encoded = texts.dictionary_encode()
     numbers = encoded.indices.fill_null(-1).to_numpy()
     alone = len(encoded.dictionary) + np.arange(len(numbers))
     return np.where(numbers < 0, alone, numbers).astype(np.int64)

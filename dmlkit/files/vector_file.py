@@ -11,8 +11,8 @@ import numpy as np
 
 from dmlkit.errors import UserError, some_of, warn_once
 from dmlkit.files.arrays import Values, read_array
-from dmlkit.files.csv_table import CsvTable, column_called, csv_start, key_of, number_of, read_csv
-from dmlkit.files.image_table import WHOLE, arrow_compute, check_texts, text_column
+from dmlkit.files.csv_table import USUAL, CsvTable, column_called, csv_start, key_of, number_of, read_csv
+from dmlkit.files.image_table import TEXTS, WHOLE, arrow_compute, check_texts, text_column
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import read_text, reading
 
@@ -146,8 +146,10 @@ def label_name(names: Sequence[str], where: str) -> str | None:
         ('y', None)
     """
     candidates = [name for name in LABELS if name in names]
+    others = [name for name in names if key_of(name) != "id"]
+    if candidates == ["y"] and ("x" in names or any(key_of(name) in USUAL["label"] for name in others)):
+        candidates = []  # it is a coordinate
     if not candidates:
-        others = [name for name in names if key_of(name) != "id"]
         index = column_called(others, "label", where)
         if index is None:
             return None
@@ -188,10 +190,10 @@ def read_label_file(path: Path) -> Any:
 
 
 def as_column(values: Values, where: str) -> Any:
-    """Return metadata of vectors (N,), integers or text, as a pyarrow array; errors begin with ``where``."""
+    """Return metadata of vectors (N,), integers, truths or text, as a pyarrow array; errors begin with ``where``."""
     import pyarrow as pa
 
-    if values.dtype.kind not in "iuSU":  # numbers with fractions would each be a label of its own
+    if values.dtype.kind not in "biuSU":  # numbers with fractions would each be a label of its own
         raise UserError(f"{where} has type {values.dtype}; expected integers or text")
     if values.ndim != 1:
         raise UserError(f"{where} has shape {values.shape}; expected an array of 1 dimension, one value per vector")
@@ -304,20 +306,22 @@ def _array_vectors(path: Path) -> tuple[Values, Any]:
     candidates = candidates or [name for name in tables if arrays[name].dtype.kind in "iub"]
     shapes = [f"{name} {values.dtype} {values.shape}" for name, values in arrays.items()]
     name = _vectors_among(candidates, path, shapes, "a 2-dimensional array of numbers")
-    label = label_name([*arrays], str(path))
+    label = label_name([other for other in arrays if other != name], str(path))
     columns = dict[str, Any]()
     for other, values in arrays.items():
-        if other == label and values.dtype.kind == "O":
+        if (other == label or other in TEXTS) and values.dtype.kind == "O":
             raise UserError(
-                f"{path}: {label!r} holds Python objects, which are never read; save text with labels.astype(str)"
+                f"{path}: {other!r} holds Python objects, which are never read; save text with {other}.astype(str)"
             )
         if other == label and values.shape != (len(arrays[name]),):
             raise UserError(
                 f"{path}: {label!r} has shape {values.shape}, but {name!r} has {len(arrays[name])} vectors; expected "
                 "one label per vector"
             )
-        if other == label or (values.shape == (len(arrays[name]),) and values.dtype.kind in "iuSU"):
+        if other == label or (values.shape == (len(arrays[name]),) and values.dtype.kind in "biuSU"):
             columns[other] = as_column(values, f"{path}: {other!r}")
+        elif other in TEXTS and values.shape == (len(arrays[name]),) and values.dtype.kind == "f":
+            columns[other] = pa.array(values)  # groups with a gap are 3.0 and nan
     return arrays[name], pa.table(columns)
 
 
@@ -385,11 +389,13 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
 
 
 def _refuse_labels(values: Values, path: Path) -> None:
-    """Raise a `UserError` if the first or last column alone has whole numbers, as labels have."""
+    """Raise a `UserError` if the first or last column has whole numbers, as labels have, and others have not."""
     is_whole = (values % 1 == 0).all(0)
-    if is_whole.sum() == 1 and (is_whole[0] or is_whole[-1]):
-        position = "first" if is_whole[0] else "last"
+    varies = (values != values[0]).any(0) if len(values) > 1 else is_whole  # a dead coordinate is 0 in all rows
+    ends = [name for name, index in (("first", 0), ("last", -1)) if is_whole[index] and varies[index]]
+    if ends and not is_whole.all():
+        columns = f"its {ends[0]} column has" if len(ends) == 1 else "its first and its last column have"
         raise UserError(
-            f"{path}: has no header, and its {position} column alone has whole numbers, which may be labels "
-            "or row numbers; put a line with names before it: label or index, and e0, e1, e2, ..."
+            f"{path}: has no header, and {columns} whole numbers, which may be labels or row numbers; put a line with "
+            "names before it: label or index, and e0, e1, e2, ..."
         )

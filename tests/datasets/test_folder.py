@@ -9,6 +9,7 @@ from dmlkit.datasets import Cub200Config, FolderConfig, TableConfig
 from dmlkit.datasets.base import SPLITS, Split
 from dmlkit.datasets.folder import folder_levels
 from dmlkit.errors import UserError
+from dmlkit.vectors.images import images_at
 from tests.conftest import refuses
 from tests.datasets import trees
 
@@ -105,3 +106,13 @@ def test_the_depth_of_nested_folders_counts_only_folders_without_images(tmp_path
 def test_the_title_of_own_data_is_their_place():
     assert [FolderConfig(root="my/photos").title, TableConfig(file="a.csv").title] == ["my/photos", "a.csv"]
     assert Cub200Config(root="data/cub").title == "cub200"
+
+
+def test_a_class_may_be_called_train_or_test(tmp_path: Path):
+    """Of vehicles; a folder train with classes below it is a split, and so are two of images alone."""
+    make_tree(tmp_path / "vehicles", {"boat": 2, "bus": 2, "test": 2, "train": 2})
+    config = FolderConfig(root=str(tmp_path / "vehicles"), validation_fraction=0)
+    assert config.build("train").class_names + config.build("test").class_names == ("boat", "bus", "test", "train")
+    assert images_at(tmp_path / "vehicles").class_names == ("boat", "bus", "test", "train")
+    make_tree(tmp_path / "plain", {"train": 2, "test": 2})
+    assert images_at(tmp_path / "plain").class_names == ()

@@ -272,6 +272,7 @@ def test_camtrap_dp(home: Path, name: str):
         "o5,d2,m4,e2,,,animal,Lynx lynx,L1,,,,\n"
         "o6,d2,m4,e2,,,animal,Lynx lynx,L2,,,,\n"
         "o7,d2,m5,e3,,,animal,Lynx lynx,L1,,,,\n"
+        "o8,d1,m2,e1,,,animal,Vulpes vulpes,A12,,,,\n"
     )
     file = camtrap(home, observations) / name
     t1, t2 = "2020-05-30T04:57:37+02:00", "2020-05-30T04:57:40+02:00"
@@ -282,7 +283,8 @@ def test_camtrap_dp(home: Path, name: str):
         ["cam1/b.jpg", "A12", "e1", "Vulpes vulpes", t2, "51.5", "4.7", None, None, None, None],
     ]
     counts = "1 observation of no animal, 1 observation in a video, 1 medium without an observation, 1 image of several"
-    assert read_images(file).notes == [f"{home}: left out: {counts} individuals without boxes"]
+    more = "individuals without boxes, 1 repeated observation of an individual"
+    assert read_images(file).notes == [f"{home}: left out: {counts} {more}"]
 
 
 def test_observations_of_events_in_camtrap_dp(home: Path):
@@ -293,6 +295,13 @@ def test_observations_of_events_in_camtrap_dp(home: Path):
     assert rows(file, "path", "label", "group") == [["cam2/c.jpg", "L2", "e2"], ["cam2/a.jpg", "L1", "e2"]]
     camtrap(home, observations + f"o3,d1,,e3,{start},{end},animal,Lynx lynx,L3,,,,\n")
     assert "1 observation of an event without other media, 4 media without" in read_images(file).notes[0]
+
+
+def test_two_species_in_an_image_of_camtrap_dp_are_two_individuals(home: Path):
+    seen = ((1, "a"), (1, "b"), (2, "c"))
+    lines = (f"o{row},d1,m{medium},e1,,,animal,{name},,,,,\n" for row, (medium, name) in enumerate(seen))
+    table = read_images(camtrap(home, "".join(lines)), columns={"label": "scientificName"})
+    assert table.table["label"].to_pylist() == ["c"] and "1 image of several individuals" in table.notes[0]
 
 
 def test_camtrap_dp_without_individuals_asks_for_the_label(home: Path):
@@ -419,6 +428,9 @@ def test_tables_of_an_image_folder_that_do_not_fit_and_others_next_to_them(tmp_p
     refuses(r"the columns of train/metadata\.csv, test/metadata\.parquet do not fit: .*label", read_images, tmp_path)
 
 
+BLANK = "boxes are shares of their images, so those of 1 image are left blank, which cannot be read: a"
+
+
 def test_hidden_files_of_archives_are_counted(tmp_path: Path):
     """macOS adds a binary file ._NAME for each file."""
     trees.photos(tmp_path, ("yolo/images/a.jpg", "voc/a.jpg", "reid/query/0002_c1s1_000451_03.jpg"))
@@ -432,7 +444,7 @@ def test_hidden_files_of_archives_are_counted(tmp_path: Path):
     for name in (*hidden, *(f"voc/._{number}.xml" for number in range(20))):
         (tmp_path / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
     left_out = {
-        "yolo/labels": ["yolo/labels: left out: 1 hidden file"],
+        "yolo/labels": ["yolo/labels: left out: 1 hidden file", f"yolo/labels: {BLANK}"],
         "yolo": ["yolo/labels: left out: 1 hidden file", "yolo/images: left out: 1 hidden file"],
         "voc": ["voc: left out: 20 hidden files"],
         "reid": ["reid/query: left out: 2 files that are no images"],
@@ -470,7 +482,7 @@ def test_a_list_in_a_folder_of_images_is_pointed_out(home: Path, name: str, cont
     line = f"{home}: {name} may list these images: give it instead"
     assert images_at(home).class_names == ("cam1", "cam2") and line in caplog.text
     assert line in [*(listing := FolderConfig(root=str(home)).listing()).notes, *listing.faults]
-    (home / "train").mkdir()
+    (home / "train" / "fox").mkdir(parents=True)
     refuses(f"has a folder 'train' but no folder 'test'; add it; {line}", FolderConfig(root=str(home)).listing)
 
 
@@ -514,6 +526,13 @@ def test_msmt17(tmp_path: Path):
 )
 def test_files_of_other_tools_get_one_sentence_that_names_the_export(home: Path, name: str, content: str, tool: str):
     refuses(f"this is a file of {tool}.*COCO", read_images, write(home / name, content))
+
+
+@pytest.mark.parametrize("more", [{}, {"annotations": "two foxes"}, {"image_id": 3, "bbox": [1, 1, 5, 5]}])
+def test_rows_that_look_like_another_tool_are_rows(home: Path, more: dict[str, Any]):
+    trees.photo(home / "data" / "a.jpg", 1)
+    cells = [{"path": "/somewhere/data/a.jpg", "label": "fox", **more}]
+    assert rows(write(home / "t.json", cells), "path", "label") == [["data/a.jpg", "fox"]]
 
 
 PARTS = r"(?P<label>[a-z]+)_(?P<group>c\d+)?"

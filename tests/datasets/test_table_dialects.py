@@ -17,6 +17,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.image_table import read_images, sighting_cells
 from dmlkit.files.outputs import write_table
+from tests.conftest import refuses
 from tests.datasets import trees
 
 NAMES = ["path", "label", "note"]
@@ -120,6 +121,8 @@ def test_a_table_of_windows_latin_is_read_and_noted(tmp_path: Path, caplog: pyte
         {"left": [1, 2.5], "top": [2, 3], "right": [11, 12], "bottom": [22, 13]},
         {"x": [1, 2.5], "y": [2, 3], "w": [10, 9.5], "h": [20, 10]},
         {"bbox_x": [1, 2.5], "bbox_y": [2, 3], "bbox_width": [10, 9.5], "bbox_height": [20, 10]},
+        {"bbox_x": [1, 2.5], "bbox_y": [2, 3], "bbox_w": [10, 9.5], "bbox_h": [20, 10], "width": [64, 64], "y": [5, 6]},
+        {"width": [64, 64], "height": [48, 48], "x": [1, 2.5], "y": [2, 3], "w": [10, 9.5], "h": [20, 10]},
         {"left": [1, 2.5], "top": [2, 3], "width": [10, 9.5], "height": [20, 10]},
         {"bbox": ["[1, 2, 10, 20]", "(2.5 3.0 95e-1 10.)"]},
         {"box": [[1.0, 2, 10, 20], [2.5, 3, 9.5, 10]]},
@@ -182,3 +185,51 @@ def test_rows_have_numbers_where_their_lines_are_not_known(cell: str, tmp_path: 
     assert read_images(file).table["label"].to_pylist() == ["ant", "bee"]
     (fault,) = TableConfig(file=str(file)).listing().faults
     assert fault.startswith(f"{file}: row 2: path '../b.jpg' leads out of the root")
+
+
+def test_a_file_in_several_folders_is_not_guessed(tmp_path: Path):
+    """As of Kaggle: train.csv next to train/ and test/, which both have 0.jpg."""
+    trees.photos(tmp_path, ("train/0.jpg", "test/0.jpg", "masks/0.jpg"))
+    for name in ("train.csv", "labels.csv"):
+        (tmp_path / name).write_text("image,label\n0.jpg,fox\n")
+    assert read_images(tmp_path / "train.csv").table["path"].to_pylist() == ["train/0.jpg"]
+    refuses(
+        "labels.csv: '0.jpg' is in the folders masks and test and train of .*--root",
+        read_images,
+        tmp_path / "labels.csv",
+    )
+    trees.photos(tmp_path, ("images/0.jpg",))
+    assert read_images(tmp_path / "labels.csv").table["path"].to_pylist() == ["images/0.jpg"]
+
+
+def test_rows_in_a_cell_are_a_mark_without_an_end(tmp_path: Path):
+    """An even number of marks, which as CSV is one cell of several lines; a note of several lines is one."""
+    (tmp_path / "t.csv").write_text('path,label\n0.jpg,a\n1.jpg,"b\n2.jpg,b\n3.jpg,"c\n4.jpg,c\n')
+    refuses("a quotation mark is not closed", read_images, tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text('path,label,note\n0.jpg,a,"by Ann,\nsee 3.jpg"\n')
+    assert read_images(tmp_path / "t.csv").table["note"].to_pylist() == ["by Ann,\nsee 3.jpg"]
+
+
+def test_a_row_that_is_too_short_gets_advice_for_it(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("path,label,note\n0.jpg,a\n")
+    refuses("a row has 2 cells, expected 3 .*; add the missing cells", read_images, tmp_path / "t.csv")
+
+
+def test_days_and_times_of_day_in_two_columns_are_one_time(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "t.csv").write_text("path,label,Date,Time\n0.jpg,a,2024-05-01,14:10:00\n1.jpg,a,,\n")
+    assert read_images(tmp_path / "t.csv").table["time"].to_pylist() == ["2024-05-01 14:10:00", None]
+    (tmp_path / "t.csv").write_text("path,label,Time\n0.jpg,a,14:10\n")
+    assert "time" not in read_images(tmp_path / "t.csv").table.column_names
+    assert "'Time' has times of day without dates, so it is not read as the time" in caplog.text
+
+
+def test_groups_and_super_classes_are_texts_as_labels_are(tmp_path: Path):
+    """Without blanks at the ends, composed (NFC)."""
+    names = [*photos(tmp_path, 4)]
+    lines = zip(
+        names, "aabb", ("cam1", "cam1 ", "caf\xe9", "cafe\u0301"), ("caf\xe9", "cafe\u0301 ", "x", "x"), strict=True
+    )
+    (tmp_path / "t.csv").write_text("path,label,group,category\n" + "".join(",".join(line) + "\n" for line in lines))
+    listing = TableConfig(file=str(tmp_path / "t.csv")).listing()
+    assert listing.faults == [] and listing.groups is not None
+    assert listing.groups[0] == listing.groups[1] != listing.groups[2] == listing.groups[3]

@@ -144,8 +144,17 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "word.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, "x", 3]]), "column 'e1' has 'x'; expected numbers"),
     "blank.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, "", 3]]), "blank.csv:3: column 'e1' is empty"),
     "ragged.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, 2]]), "a row has 3 cells, expected 4"),
+    "short.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, 2]]), "a row has 3 cells, expected 4 .*; add the missing"),
     "rows.csv": (csv_of(HEAD, []), "no rows"),
-    "numbers.csv": (csv_of(None, [[0, 0.5, 0.25], [1, 0.5, 0.75]]), "its first column alone has whole numbers"),
+    "rows and labels.csv": (
+        csv_of(None, [[0, 0.5, 0.25, 0.1, 3], [1, 0.5, 0.75, 0.2, 3], [2, 0.1, 0.2, 0.3, 4]]),
+        "its first and its last column have whole numbers",
+    ),
+    "groups.npz": (
+        lambda path: np.savez(path, embedding=X, split=NAMES.astype(object)),
+        r"'split' holds Python objects, which are never read; save text with split.astype\(str\)",
+    ),
+    "numbers.csv": (csv_of(None, [[0, 0.5, 0.25], [1, 0.5, 0.75]]), "its first column has whole numbers"),
 }
 
 
@@ -200,3 +209,18 @@ def test_commands_take_vectors_of_any_file_as_those_of_npy(tmp_path, dmlkit, mon
         assert ("of these images are in the source" in " ".join(said.split())) == (name == "x.npy"), said
     both = dmlkit("eval", "x.npy", "x.npz", "--labels", "y.npy")
     assert "same points" in both.err  # the labels of x.npz are inside, so that the file of them is that of x.npy
+
+
+def test_a_dead_coordinate_is_no_label(tmp_path: Path):
+    csv_of(None, [[0, 0.5, 0.25, 0], [0, 0.5, 0.75, 0], [0, 0.25, 0.5, 0]])(tmp_path / "x.csv")
+    assert VectorFile(tmp_path / "x.csv").values.shape == (3, 4)
+
+
+def test_y_is_the_label_unless_it_is_a_coordinate(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    own = {"embedding": ROWS[:2], "y": [3, 4]}
+    for more, labels in (({}, ["3", "4"]), ({"identity": ["a", "b"]}, ["a", "b"]), ({"x": [1, 2]}, None)):
+        parquet.write_table(pa.table(own | more), tmp_path / "x.parquet")
+        texts = VectorFile(tmp_path / "x.parquet").labels()
+        assert labels == (None if texts is None else texts.to_pylist())
+    np.savez(tmp_path / "x.npz", x=X, y=Y)
+    assert VectorFile(tmp_path / "x.npz").labels().to_pylist() == [str(label) for label in Y]

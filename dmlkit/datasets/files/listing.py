@@ -198,7 +198,7 @@ class Listing:
                 times.append(time_of(cell, f"{self.source or self.root}: {self.names[row]}"))
             except UserError as error:
                 faults.append(str(error))
-        raise_faults(faults, DATA_CHECK)
+        raise_faults(faults)
         without = [row for row, time in enumerate(times) if time is None]
         seen_at = exif_sightings([f"{self.root}/{self.names[row]}" for row in without])
         for row, seen in zip(without, seen_at, strict=True):

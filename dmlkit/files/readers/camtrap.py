@@ -54,13 +54,14 @@ class CamtrapReader(Reader):
         observed = {record.medium["mediaID"] for record in seen}
         animals = [record for record in seen if record.observation["observationType"] == ANIMAL]
         photos = [record for record in animals if not _is_video(record.medium)]
-        unique, several = _unambiguous(photos)
+        unique, several, repeated = _unambiguous(photos)
         counts = [
             (len(seen) - len(animals), "observation of no animal", "observations of no animal"),
             (len(animals) - len(photos), "observation in a video", "observations in videos"),
             (alone, "observation of an event without other media", "observations of events without other media"),
             (len(media) - len(observed), "medium without an observation", "media without an observation"),
             (several, "image of several individuals without boxes", "images of several individuals without boxes"),
+            (repeated, "repeated observation of an individual", "repeated observations of an individual"),
         ]
         has_names = any(record.observation["individualID"] for record in unique)  # else the user chooses another label
         rows = [_row(record, sites, KEPT if has_names else KEPT[1:]) for record in unique]
@@ -109,16 +110,21 @@ def _box(row: Cells) -> tuple[str, ...]:
     return tuple(row.get(name, "") for name in BOX_CELLS)
 
 
-def _unambiguous(seen: Sequence[_Seen]) -> tuple[list[_Seen], int]:
-    """Return observations, one per image and box, without images of several individuals, and the number of these."""
-    names: dict[tuple[str, ...], set[str]] = defaultdict(set)
+def _unambiguous(seen: Sequence[_Seen]) -> tuple[list[_Seen], int, int]:
+    """Return observations, one per image and box, the number of images of several individuals, and that of repeats.
+
+    Images of several individuals, or species, are not among them.
+    """
+    names: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
     first: dict[tuple[str, ...], _Seen] = {}
+    repeats: dict[tuple[str, ...], int] = defaultdict(int)
     for record in seen:
         key = record.medium["mediaID"], *_box(record.observation)
-        names[key].add(record.observation["individualID"])
+        names[key].add(tuple(record.observation.get(name, "") for name in ("individualID", "scientificName")))
+        repeats[key] += key in first
         first.setdefault(key, record)
-    unique = [record for key, record in first.items() if len(names[key]) == 1]
-    return unique, len(first) - len(unique)
+    unique = {key: record for key, record in first.items() if len(names[key]) == 1}
+    return [*unique.values()], len(first) - len(unique), sum(map(repeats.__getitem__, unique))
 
 
 def _row(record: _Seen, sites: Mapping[str, Cells], columns: Sequence[str]) -> dict[str, Any]:

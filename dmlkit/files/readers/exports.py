@@ -1,8 +1,10 @@
 """Files of annotation tools that export a format that is read: refused with the name of that export."""
 
+import re
 from pathlib import Path
 
 from dmlkit.errors import UserError
+from dmlkit.files.csv_table import USUAL, key_of
 from dmlkit.files.readers.base import ImageTable, Reader, start_of
 
 WAYS = {
@@ -35,9 +37,10 @@ def _tool(path: Path) -> str | None:
     if path.suffix.lower() == ".xml":
         return "CVAT" if "<annotations>" in start else None
     if start.lstrip().startswith("["):
-        if '"image_id"' in start and '"bbox"' in start:
-            return "COCO results"
-        return "Label Studio" if '"annotations"' in start or "/data/" in start else None
+        if "/data/upload/" in start or "/data/local-files/" in start or re.search(r'"annotations"\s*:\s*\[', start):
+            return "Label Studio"
+        has_path = any(key_of(name) in ("path", *USUAL["path"]) for name in re.findall(r'"([^"]*)"\s*:', start))
+        return "COCO results" if '"image_id"' in start and '"bbox"' in start and not has_path else None
     if '"_via_' in start:
         return "the VGG Image Annotator"
     return "labelme" if '"shapes"' in start and '"flags"' in start else None

@@ -56,14 +56,14 @@ class YoloDatasetReader(Reader):
             absent |= {f"{folder / name}.txt" for name in labeled - files.keys()}
             empty += len(files.keys() - labeled)
             lines = [line for line in lines if line.name in files]
-            boxes, confidences = _rows(lines)
-            sure += confidences
-            for line, row in zip(lines, boxes, strict=True):
+            for line, row, confidence in zip(lines, *_rows(lines), strict=True):
                 number = row.pop("class_number")
                 if number not in labels:
                     faults.append(f"{line.where}: class {number}, but {file} names {len(labels)}")
+                    continue
+                sure.append(confidence)
                 name = files[line.name].relative_to(file.parent).as_posix()
-                rows.append(row | {"path": name, "label": labels.get(number), "split": split})
+                rows.append(row | {"path": name, "label": labels[number], "split": split})
                 places.append(line.where)
         counts = [
             (len(absent), "file of labels without an image", "files of labels without an image"),
@@ -183,7 +183,8 @@ def _rows(lines: list[BoxLine]) -> tuple[list[dict[str, Any]], list[float]]:
     for line in lines:
         numbers = _numbers(line.words)
         track, confidence = None, 1.0
-        is_polygon = len(numbers) > 7 or (len(numbers) == 7 and not line.words[6].isdecimal())
+        is_tracked = len(numbers) == 7 and line.words[6].isdecimal() and _is_inside(*numbers[1:6])
+        is_polygon = len(numbers) >= 7 and not is_tracked
         if is_polygon:
             across, down = numbers[1::2], numbers[2::2]
             sides = min(across), min(down), max(across), max(down)
@@ -201,6 +202,12 @@ def _rows(lines: list[BoxLine]) -> tuple[list[dict[str, Any]], list[float]]:
         rows.append(row | ({} if track is None else {"group": track}))
         sure.append(confidence)
     return rows, sure
+
+
+def _is_inside(x: float, y: float, width: float, height: float, confidence: float) -> bool:
+    """Return whether numbers are a box in its image, with a confidence: three corners seldom are."""
+    sides = x - width / 2, y - height / 2, 1 - x - width / 2, 1 - y - height / 2
+    return min(*sides, width, height) >= -0.02 and 0 <= confidence <= 1
 
 
 def _numbers(words: list[str]) -> list[float]:
