@@ -71,11 +71,13 @@ def review(
         )
     if add:
         from dmlkit.gallery.change import add_images
+        from dmlkit.gallery.manifest import GalleryManifest
 
+        before = GalleryManifest.of(gallery).versions[-1].number
         incoming = add_images(gallery, folder.to_add(), model=model, bar=bars())
         print_incoming(incoming, gallery)
         if incoming.added:
-            say("dmlkit gallery restore undoes it")
+            say(f"to undo it: dmlkit gallery restore {command_word(gallery)} {before}")
         return
     can_add = kind_of(gallery) == "gallery" and not _without_files(images)
     say(f"all labels: {output / LABELS}" + (f"; --add adds them to {gallery}" if can_add else ""))

@@ -11,6 +11,7 @@ from dmlkit.datasets.files.class_names import path_fault
 from dmlkit.errors import UserError, counted
 from dmlkit.evaluation.evaluate import Evaluation, Rescoring, searching
 from dmlkit.evaluation.report import Report
+from dmlkit.gallery.folder import gallery_of
 from dmlkit.gallery.sources import check_same_model
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Labeled, MetricConfig
@@ -65,7 +66,12 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
     rows = LabeledRows(chosen, labels, [points.paths[row] for row in labeled], dataset.levels if dataset else ())
     without = len(points) - len(rows.labels)
     if without == len(points):
-        raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; add --labels FILE")
+        way = "add --labels FILE"
+        if gallery_of(points) is not None:
+            way = f"add its images again with a label: dmlkit gallery add {points.source} IMAGES --label NAME"
+        elif points.stored.manifest is not None:
+            way = "embed folders of classes, or a table with --labels COLUMN"
+        raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; {way}")
     note = f"{counted(without, 'item has', 'items have')} no label, to be left out"
     return rows, [note] if without else []
 

@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmlkit.errors import UserError, counted, some_of, warn_once
-from dmlkit.files.csv_table import number_of, own_column
+from dmlkit.files.csv_table import column_called, number_of, own_column
 from dmlkit.files.escape import quoted
 from dmlkit.files.labels import label_of
 
@@ -60,6 +60,11 @@ class Where(NamedTuple):
     def of_value(cls, column: str, value: str) -> "Where":
         """Return the condition that a column has a value, as `label_of` reads it."""
         return cls(f"{column}={value}", (Condition(column, frozenset([value])),))
+
+    def applies_to(self, columns: Iterable[str], where: str) -> bool:
+        """Return whether a condition is on one of some columns; errors begin with ``where``."""
+        names = [*columns]
+        return any(column_called(names, condition.column, where) is not None for condition in self.conditions)
 
     def rows(self, columns: Mapping[str, Cells], where: str, count: int) -> list[int]:
         """Return the rows of a table on which all conditions hold."""

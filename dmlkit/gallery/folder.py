@@ -43,7 +43,7 @@ class GalleryFolder(PointsOnDisk):
         self.version, self.table = newest.number, read_rows(path, newest)
         if where is not None:
             columns = {name: self.table[name] for name in ("id", "label", "path")}
-            rows = where.rows(self.cells() | cells_of(columns), str(path), len(self.table))
+            rows = where.rows(cells_of(columns) | self.cells(), str(path), len(self.table))
             self.table = self.table.take(pa.array(rows, pa.int64()))
         self.rows: Sequence[int] = range(len(self.table))  # of those among which `limited` looked
         self.manifold = self.manifest.build_manifold()

@@ -15,7 +15,7 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, counted, warn_once
 from dmlkit.files.labels import label_notes, label_of
 from dmlkit.files.regular import is_video
-from dmlkit.files.source import check_options, require_queries, require_source
+from dmlkit.files.source import Kind, check_options, require_queries, require_source
 from dmlkit.files.vector_file import VectorFile, holds_vectors, read_label_file
 from dmlkit.files.where import Where, cells_of
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
@@ -27,7 +27,7 @@ from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.vectors.images import OPTIONAL, ImageList, dataset_of
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.manifest import check_same_description
-from dmlkit.vectors.points import EmbeddedImages, PointSet, PointsInMemory, in_memory, load_same_model
+from dmlkit.vectors.points import EmbeddedImages, PointSet, PointsInMemory, load_same_model, some_points
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.stored import embed_files, split_embeddings
 from dmlkit.vectors.trained import TrainedModel, describe
@@ -79,10 +79,15 @@ def open_points(
     return points
 
 
-def _limited(points: PointSet, columns: Mapping[str, Any], where: Where) -> PointsInMemory:
-    """Return the points that fulfill conditions on columns, or on their labels and paths."""
+def _limited(points: PointSet, columns: Mapping[str, Any], where: Where, *, is_optional: bool = False) -> PointSet:
+    """Return the points that fulfill conditions on columns, or on their labels and paths.
+
+    If they are optional, all points are returned if there is none of their columns.
+    """
     cells = cells_of({"label": points.labels, "path": points.paths, **columns})
-    return in_memory(points).part(torch.tensor(where.rows(cells, points.source, len(points))))
+    if is_optional and not where.applies_to(cells, points.source):
+        return points
+    return some_points(points, torch.tensor(where.rows(cells, points.source, len(points))))
 
 
 def path_of(queries: Path | Sequence[Path]) -> Path:
@@ -110,16 +115,13 @@ def open_queries(
         if searched.manifest is None and holds_vectors(queries, with_paths=True):
             kind = "array"  # of a table of images with their vectors, these are searched with
         check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
+        where = boxes and boxes.where
         if kind == "array":
-            return array_points(queries, None, searched.manifold)
+            return array_points(queries, None, searched.manifold, where, is_optional=True)
+        if kind == "run":
+            return _same_model(open_points(queries, model=ModelChoice(device=model.device), bar=bar), searched)
         if kind != "images":
-            query_points: PointSet
-            if kind == "run":
-                query_points = open_points(queries, model=ModelChoice(device=model.device), bar=bar)
-            else:
-                query_points = EmbeddingFolder(queries) if kind == "embeddings" else GalleryFolder(queries)
-            check_same_model(query_points, searched)
-            return query_points
+            return _same_model(_stored_queries(queries, kind, where), searched)
     elif not queries:
         raise UserError("got an empty list of images; expected at least one")
     elif boxes is not None and boxes.option:
@@ -130,6 +132,21 @@ def open_queries(
     if local and gallery is not None:
         trained = with_local(trained, gallery.manifest.local, searched.source)
     return embedded_points(trained, ranks, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
+
+
+def _stored_queries(path: Path, kind: Kind, where: Where | None) -> PointSet:
+    """Open a folder of embeddings or a gallery to search with, limited by conditions on columns that it has."""
+    if kind == "gallery":
+        gallery = GalleryFolder(path)
+        is_limited = where and where.applies_to(("id", "label", "path", *gallery.cells()), gallery.source)
+        return GalleryFolder(path, where) if is_limited else gallery
+    folder = EmbeddingFolder(path)
+    return folder if where is None else _limited(folder, {"id": folder.items["id"]}, where, is_optional=True)
+
+
+def _same_model(theirs: PointSet, ours: PointSet) -> PointSet:
+    check_same_model(theirs, ours)
+    return theirs
 
 
 def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Boxes | None) -> Dataset:
@@ -180,7 +197,9 @@ def _with_images(
     )
 
 
-def array_points(path: Path, labels: Path | None, space: Manifold | str, where: Where | None = None) -> PointsInMemory:
+def array_points(
+    path: Path, labels: Path | None, space: Manifold | str, where: Where | None = None, *, is_optional: bool = False
+) -> PointSet:
     """Read a file of embeddings of any model, (N, D) numbers, see `VectorFile`.
 
     Args:
@@ -211,7 +230,8 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str, where: 
         label_by_text = {text: label_of(text) for text in counts}
         names = [label_by_text[text or ""] for text in texts.to_pylist()]
     array, columns = PointsInMemory(str(path), manifold, points.float(), vectors.names, names), vectors.columns
-    return array if where is None else _limited(array, {name: columns[name] for name in columns.column_names}, where)
+    cells = {name: columns[name] for name in columns.column_names}
+    return array if where is None else _limited(array, cells, where, is_optional=is_optional)
 
 
 def check_same_model(theirs: PointSet, ours: PointSet) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dmlkit import __version__
 from dmlkit.files.atomic import json_text
-from dmlkit.files.labels import UNKNOWN, label_of
+from dmlkit.files.labels import UNKNOWN, label_of, path_label
 from dmlkit.files.outputs import BOX, OTHER_BOX, write_output, write_table
 from dmlkit.gallery.files import ApproximateIndex
 
@@ -286,12 +286,12 @@ def known_labels(
     """Yield the correct label of each query: its own, or its outermost folder whose name is one of ``names``."""
     labels, root = set(names), images.absolute()
     for path, label in zip(paths, own, strict=True):
-        if label or not root.is_dir():
-            yield label if label in labels else None
-            continue
         place = Path(path).absolute()
-        folders = place.relative_to(root).parts[:-1] if place.is_relative_to(root) else ()
-        yield next((name for name in map(label_of, (root.name, *folders)) if name in labels), None)
+        folders = place.relative_to(root).parts[:-1] if root.is_dir() and place.is_relative_to(root) else ()
+        if label and label not in map(path_label, ([folder] for folder in folders)):  # of a table, or of a box
+            yield label if label in labels else None
+        else:
+            yield next((name for name in map(label_of, (root.name, *folders)) if name in labels), None)
 
 
 def _cells(answer: Answer, box: list[float] | None, path: str, neighbors: list[Neighbor]) -> list[str]:

@@ -1,6 +1,5 @@
 """How labeled images decide on the label of another: the nearest, or a vote of several."""
 
-from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -8,13 +7,14 @@ import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError
+from dmlkit.gallery.folder import gallery_of
 from dmlkit.identify.answers import Decision, vote
 from dmlkit.identify.rule import Rule
 from dmlkit.identify.search import LocalMatches, searcher_of
 from dmlkit.nearest.near_pairs import components_of, near_pairs
 from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import Neighbors, PointSearch
-from dmlkit.vectors.points import PointItem, PointSet, PointsInMemory, in_memory, require_one_label
+from dmlkit.vectors.points import PointSet, in_memory, require_one_label, some_points
 
 VOTERS = 5  # by default
 BLOCK_ROWS = 2048  # points and pictures whose similarities are computed at once: 32 MB
@@ -34,12 +34,13 @@ def labeled_decider(
         near: similarity above which images of one label are near-duplicates, which are left out together.
     """
     require_one_label(searched)
-    numbers = torch.arange(len(searched))
-    if None in searched.labels:
+    numbers, lacks_some = torch.arange(len(searched)), None in searched.labels
+    if lacks_some:
         numbers = torch.tensor([row for row, label in enumerate(searched.labels) if label is not None]).long()
-        searched = LabeledPoints(**vars(in_memory(searched).part(numbers)), whole=searched, kept=numbers)
-    if not len(searched):
-        raise UserError(f"{searched.source}: no image has a label; add images with their labels")
+    if not len(numbers):
+        way = "expected images with labels" if gallery_of(searched) is None else "add images with their labels"
+        raise UserError(f"{searched.source}: no image has a label; {way}")
+    searched = some_points(searched, numbers) if lacks_some else searched
     names, codes = np.unique(np.array(searched.labels, dtype=object), return_inverse=True)
     groups = None
     if near is not None:
@@ -47,17 +48,6 @@ def labeled_decider(
         same_label = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
         groups = components_of(pairs.first[same_label], pairs.second[same_label], len(codes))
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups, second, numbers)
-
-
-@dataclass(frozen=True)
-class LabeledPoints(PointsInMemory):
-    """Those of some points that have a label."""
-
-    whole: PointSet = field(kw_only=True)
-    kept: Tensor = field(kw_only=True)  # (N,) int64, their rows
-
-    def items_at(self, rows: Tensor) -> list[PointItem]:
-        return self.whole.items_at(self.kept[rows])
 
 
 class Decider:

@@ -52,6 +52,8 @@ from dmlkit.vectors.points import (
 from dmlkit.vectors.progress_bar import no_bar
 from dmlkit.vectors.trained import describe
 
+Stamp = tuple[str, int, int, int]
+"""Name, number, time of the last change and size of a file."""
 Pixels = NDArray[np.uint8]
 """RGB image (H, W, 3)."""
 MOST_PIXELS = 200_000_000  # of one request; decoded, they take 600 MB
@@ -139,7 +141,8 @@ class Service:
 
     def _open(self) -> None:
         source, model = self.source, self.chosen
-        stamp, ranks = self._stamp(), model.start()
+        self.run = model.run
+        before, ranks = self._stamp(), model.start()
         opened: PointSet
         if self.kind == "gallery":
             opened = GalleryFolder(source)
@@ -154,6 +157,7 @@ class Service:
             )
         self.at_once = MOST_ON_CPU if ranks.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
+        stamp = before if model.run else [*before, *self._stamp()[len(before) :]]
         self.embedder = Embedder(load_same_model(opened, model, ranks), ranks)
         warn_of_other_model(describe(self.embedder.trained), opened)
         samples = self.embedder.trained.samples
@@ -293,8 +297,11 @@ class Service:
         try:
             images = [image for task in tasks for image in task.images]
             points = torch.from_numpy(self._embed(images))
-            if self.kind == "gallery" and self._stamp() != self.snapshot.stamp:  # another process has changed it
-                self.reopen()
+            if (stamp := self._stamp()) != self.snapshot.stamp:  # another process has changed it
+                if self.kind == "gallery":
+                    self.reopen()
+                else:
+                    self.snapshot = Snapshot(self.snapshot.loaded, stamp)
         except BaseException as error:  # each request reports it
             for task in tasks:
                 task.done.set_exception(error)
@@ -317,14 +324,10 @@ class Service:
         parts = (images[start:end] for start, end in pairwise(ends))
         return np.concatenate(list(self._pool.map(self.embedder.embed, parts)))
 
-    def _stamp(self) -> object:
-        """Return what changes when a gallery or its calibration does."""
-        stamps = list[tuple[str, int, int, int]]()
-        for name in (GALLERY_MARK, IDENTIFICATION):
-            with suppress(OSError):
-                status = (self.source / name).stat()
-                stamps.append((name, status.st_ino, status.st_mtime_ns, status.st_size))
-        return stamps
+    def _stamp(self) -> list[Stamp]:
+        """Return what changes when a gallery or its calibration, or that of the run, does."""
+        calibrated = [] if self.run is None else [RunFolder(self.run).threshold_path]
+        return _stamps(self.source / GALLERY_MARK, self.source / IDENTIFICATION, *calibrated)
 
     def _asked(self, points: Tensor) -> PointsInMemory:
         searched, count = self.snapshot.points, len(points)
@@ -337,3 +340,13 @@ class Service:
 
 def _nearest(answers: Answers) -> list[list[dict[str, Any]]]:
     return [[neighbor.plain() for neighbor in neighbors] for _, neighbors in answers.neighbors()]
+
+
+def _stamps(*paths: Path) -> list[Stamp]:
+    """Return the stamps of the files that exist."""
+    stamps = list[Stamp]()
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            stamps.append((path.name, status.st_ino, status.st_mtime_ns, status.st_size))
+    return stamps

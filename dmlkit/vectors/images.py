@@ -19,7 +19,6 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, counted, some_of, warn, warn_once
-from dmlkit.files.csv_table import column_called
 from dmlkit.files.image_file import Box, some_image_files
 from dmlkit.files.image_table import BOX, LABEL, PATTERN, lists_images, read_images, text_column
 from dmlkit.files.labels import label_notes, path_label
@@ -173,9 +172,7 @@ def _of_table(source: Path, labels: str | None, options: Boxes) -> ImageTable:
 def fulfilling(rows: ImageTable, where: Where) -> Sequence[int]:
     """Return the numbers of the rows of a table that fulfill conditions; all if it has none of their columns."""
     columns = cells_of({name: rows.table[name] for name in rows.table.column_names})
-    if not any(
-        column_called([*columns], condition.column, str(rows.file)) is not None for condition in where.conditions
-    ):
+    if not where.applies_to(columns, str(rows.file)):
         return range(len(rows))
     return where.rows(columns, str(rows.file), len(rows))
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -188,6 +188,22 @@ class PointsInMemory:
         names = sorted({label for label in self.labels if label is not None})
         codes: dict[Any, int] = {name: code for code, name in enumerate(names)}
         return names, torch.tensor([codes.get(label, -1) for label in self.labels], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class SomePoints(PointsInMemory):
+    """Some of other points, with their items, e.g. the ids of the images in a folder of embeddings."""
+
+    whole: PointSet = field(kw_only=True)
+    kept: Tensor = field(kw_only=True)  # (N,) int64, their rows
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        return self.whole.items_at(self.kept[rows])
+
+
+def some_points(points: PointSet, rows: Tensor) -> SomePoints:
+    """Return some rows (M,) of points."""
+    return SomePoints(**vars(in_memory(points).part(rows)), whole=points, kept=rows)
 
 
 def separator_of(points: PointSet) -> str | None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from dmlkit.errors import UserError
 from dmlkit.files.where import Where
@@ -17,6 +19,7 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify.calibration import Identification, calibrate_by_value
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.vectors.run import embed
 from tests.conftest import ROOT, Cli, Killed, refuses
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
@@ -114,6 +117,44 @@ def test_a_limited_gallery_answers_as_one_of_its_rows_alone(home: Path, dmlkit: 
     assert "calibrate" not in dmlkit(*words, *where).ok().out
     other = " ".join(dmlkit(*words, "--where", "side=right").out.split())
     assert "run dmlkit calibrate all --where side=right to choose" in other
+
+
+def test_some_vectors_keep_their_ids_and_limit_the_queries_too(tmp_path: Path, dmlkit: Cli):
+    points = np.random.default_rng(5).normal(size=(24, 6)).astype(np.float32)
+    for name, rows in (("x", range(15)), ("q", range(15, 24))):
+        columns = {"embedding": [points[row].tolist() for row in rows], "path": [f"{row}.png" for row in rows]}
+        columns["side"] = ["left" if row % 2 else "right" for row in rows]
+        parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    directions = points / np.linalg.norm(points, axis=1, keepdims=True)
+    words = ("search", tmp_path / "x.parquet", tmp_path / "q.parquet", "-k", 1, "--where", "side=left", "--json")
+    found = dmlkit(*words).json()["queries"]
+    left = np.arange(1, 15, 2)
+    assert [Path(query["path"]).stem for query in found] == ["15", "17", "19", "21", "23"]
+    for query in found:
+        expected = left[(directions[left] @ directions[int(Path(query["path"]).stem)]).argmax()]
+        (one,) = query["neighbors"]
+        assert (one["id"], Path(one["path"]).stem) == (expected, str(expected))
+
+
+def test_a_folder_of_embeddings_or_a_gallery_is_limited_as_queries_too(home: Path, dmlkit: Cli, monkeypatch):
+    monkeypatch.chdir(home)
+    embed(Path("run"), Path("photos"), output=Path("e"), device="cpu")
+    counts = dict[str, int]()
+    for queries in ("e", "all"):
+        found = dmlkit("search", "e", queries, "-k", 1, "--where", "label=gull", "--json").json()["queries"]
+        assert all(Path(query["path"]).parent.name == "gull" for query in found)
+        assert all(query["neighbors"][0]["id"] in range(24, 32) for query in found)  # rows of gulls
+        counts[queries] = len(found)
+    found = dmlkit("search", "all", "all", "-k", 1, "--where", "side=left", "--json").json()["queries"]
+    assert counts == {"e": 8, "all": 8} and len(found) == 16
+
+
+def test_a_column_of_ids_of_the_table_goes_before_those_of_the_gallery(home: Path, dmlkit: Cli, monkeypatch):
+    monkeypatch.chdir(home)
+    lines = [f"photos/crow/{index}.jpg,crow,c{index // 2}" for index in range(6)]
+    Path("ids.csv").write_text("\n".join(["path,label,id", *lines]))
+    create_gallery(Path("run"), Path("ids.csv"), Path("ids"), model=ON_CPU)
+    assert len(open_points(Path("ids"), where=Where.of("id=c1"))) == 2
 
 
 def test_a_gallery_keeps_the_times_of_a_table_without_places(home: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):

@@ -154,6 +154,14 @@ def test_one_label_has_no_margin(place: Path, tmp_path: Path):
     assert row[3] == "" and row[5] == "" and row[20] == "" and len(row) == 33  # two pictures: no third one is near
 
 
+def test_a_known_label_may_be_that_of_a_deeper_folder(place: Path, tmp_path: Path):
+    wanted = {"2020/crow/a.jpg": "crow", "2021/dove/b.jpg": "dove", "gull/2021/c.jpg": "gull", "emu/d.jpg": None}
+    trees.photos(tmp_path / "asked", wanted, first=300, side=(40, 30))
+    answers = dict(identify(place / "gallery", tmp_path / "asked", model=ON_CPU).labeled())
+    known = {str(Path(path).relative_to(tmp_path / "asked")): answer.known for path, answer in answers.items()}
+    assert known == wanted
+
+
 def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     gallery, table = tmp_path / "gallery", tmp_path / "answers.csv"
     create_gallery(place / "run", place / "photos" / "dove" / "0.jpg", gallery, model=ON_CPU)

@@ -365,6 +365,24 @@ def test_changes_of_other_processes_are_seen(client: TestClient, gallery: Path, 
     assert answer["guess"] == "raven"
 
 
+@pytest.mark.parametrize("source", ["gallery", "run"])
+def test_a_new_threshold_of_the_run_is_seen(source: str, place: Path, kept: Path):
+    """By identify as by verify; on both sides of the score of an image."""
+    paths = asked(place)[:2]
+    try:
+        with client_of(place / source) as client:
+            score = client.post("/v1/identify", files=sent(*paths)).json()["answers"][0]["score"]
+            threshold = calibrate_run(place / "run", far=0.5)
+            for value in (score + 0.01, score - 0.01):
+                other = threshold.model_copy(update={"threshold": value})
+                other.write(place / "run" / "threshold.json")
+                answer = client.post("/v1/identify", files=sent(*paths)).json()["answers"][0]
+                assert (answer["label"] == "unknown") == (score < value)
+                assert client.post("/v1/verify", files=sent(*paths)).json()["threshold"] == value
+    finally:
+        (place / "run" / "threshold.json").unlink(missing_ok=True)
+
+
 def test_a_gallery_that_is_removed_is_reported_and_found_again(client: TestClient, gallery: Path, place: Path):
     gallery.rename(gallery.with_name("away"))
     response = client.post("/v1/identify", files=sent(*asked(place)[:1]))
