@@ -4,8 +4,10 @@ from errno import EIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 
 from dmlkit.datasets import FolderConfig, HfConfig
 from dmlkit.datasets.files.image import read_image
@@ -57,10 +59,15 @@ def homes(rows: Any, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     files = [{"bytes": path.read_bytes(), "path": None} for path in sorted(photos.rglob("*.jpg"))]
     columns = {"image": files, "label": list(rows["label"]), "side": SIDES}
     library.Dataset.from_dict(columns, features=rows.features).to_parquet(str(file))
-    return {"saved": root / "saved", "parquet": root / "parquet", "file": file, "folder": photos}
+    nested = root / "hub" / "birds" / "train-00000-of-00001.parquet"  # a folder per configuration
+    nested.parent.mkdir(parents=True)
+    plain = {"image": files, "label": [rows.features["label"].names[number] for number in rows["label"]]}
+    parquet.write_table(pa.table(plain), nested)  # without the library's own description
+    places = {"saved": root / "saved", "parquet": root / "parquet", "file": file, "folder": photos}
+    return places | {"nested": nested.parent.parent, "plain": nested.parent}
 
 
-@pytest.mark.parametrize("kind", ["saved", "parquet", "folder"])
+@pytest.mark.parametrize("kind", ["saved", "parquet", "folder", "plain"])
 def test_equals_the_folder_that_it_was_made_from(kind: str, homes: dict[str, Path], photos: Path):
     config = HfConfig(root=str(homes[kind]), validation_fraction=0)
     for split in ("train", "test"):
@@ -128,7 +135,7 @@ def test_a_damaged_description_is_one_line(content: str, rows: Any, tmp_path: Pa
     refuses(r"rows", lambda: dataset_at(tmp_path / "rows").build("test"))
 
 
-@pytest.mark.parametrize("kind", ["saved", "parquet", "file"])
+@pytest.mark.parametrize("kind", ["saved", "parquet", "file", "nested"])
 def test_stored_images_are_recognized_with_their_columns(kind: str, homes: dict[str, Path], photos: Path):
     config = dataset_at(homes[kind])
     assert isinstance(config, HfConfig) and (config.image, config.label) == ("image", "label")
