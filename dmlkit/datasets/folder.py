@@ -75,12 +75,12 @@ class FolderConfig(DatasetConfig, frozen=True):
 def is_split(root: Path) -> bool:
     """Return whether a folder has ``train`` or ``test`` folders instead of class folders.
 
-    A class may be called train: then no folders of classes are below it, but other classes are next to it.
+    A class may be called train: then no folders of classes are below it, and other classes, but no test, next to it.
     """
     splits = [root / split for split in ("train", "test") if (root / split).is_dir()]
-    return any(map(class_folders, splits)) or (
-        bool(splits) and {folder.name for folder in class_folders(root)} <= {*LISTED_SPLITS}
-    )
+    if len(splits) != 1:
+        return bool(splits)
+    return bool(class_folders(splits[0])) or {folder.name for folder in class_folders(root)} <= {*LISTED_SPLITS}
 
 
 def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:

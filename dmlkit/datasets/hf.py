@@ -24,6 +24,7 @@ from torch import Tensor
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import decode_image
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
+from dmlkit.datasets.folder import class_folders
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, UserError, first_line, some_of
 from dmlkit.files.atomic import atomic_folder
@@ -175,8 +176,12 @@ def _parquet_files(path: Path) -> list[Path]:
     """Return the Parquet files of a dataset: a file, those of a folder and of its ``data``, or of its only subset."""
     if path.suffix.lower() == ".parquet":
         return [path]
-    nested = [*path.glob("*/*.parquet")]
-    files = [*path.glob("*.parquet"), *(file for file in nested if file.parent.name == "data")]
+    files, nested = [*path.glob("*.parquet"), *path.glob("data/*.parquet")], list[Path]()
+    for folder in class_folders(path) if path.is_dir() and not files else ():
+        names = [entry.name for entry in os.scandir(folder)]
+        if any(os.path.splitext(name)[1].lower() in EXTENSIONS for name in names):  # noqa: PTH122 - Path is slow
+            return []  # folders of images
+        nested += [folder / name for name in names if name.endswith(".parquet")]
     return files or (nested if len({file.parent for file in nested}) == 1 else [])
 
 

@@ -15,7 +15,6 @@ from dmlkit.files.escape import ESCAPED, quoted
 from dmlkit.files.regular import EXTENSIONS, other_content, read_start, reading, utf8_of
 
 DELIMITERS = (",", ";", "\t")
-IMAGE = rf"\.(?i:{'|'.join(suffix[1:] for suffix in sorted(EXTENSIONS))})"
 SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?\n', re.IGNORECASE)  # first line for Excel, which states the delimiter
 SAMPLE = 2**18  # bytes, of which 10,000 numbers take 250 thousand, and
 SAMPLE_ROWS = 20  # rows, in which the delimiter is looked for
@@ -104,18 +103,9 @@ class CsvTable(NamedTuple):
                 raise UserError(f"{self.file}: cannot read this table: {first_line(error)}") from error
             raise UserError(self._ragged(str(self.file), int(wrong[1]), wrong[2])) from error
         columns = list(table.columns)
-        then = re.escape(self.delimiter)
-        holds_rows = rf"\n([^\n]*{IMAGE}\"?{then}|[^\n]*{then}[^\n]*{IMAGE})"  # whose mark at the start has no end
         is_open = self.body.count(b'"') % 2 and len(table) and any("\n" in str(column[-1]) for column in columns)
-        is_split = self.body.count(b"\n") > len(table) and any(
-            functions.any(functions.match_substring_regex(column, holds_rows)).as_py()
-            for index, column in enumerate(columns)
-            if index not in numbers
-        )
-        if is_open or is_split:
-            raise UserError(
-                f"{self.file}: cannot read this table: a quotation mark is not closed before the end of its cell"
-            )
+        if is_open or (self.body.rstrip(b"\r\n").count(b"\n") >= len(table) and self._holds_rows(columns, functions)):
+            raise UserError(f"{self.file}: cannot read this table: a quotation mark is not closed")
         for index, column in enumerate(columns):
             if index in numbers:
                 continue
@@ -126,6 +116,21 @@ class CsvTable(NamedTuple):
                 column = functions.replace_substring_regex(column, ESCAPED.pattern, r"\1")
             columns[index] = column
         return pa.Table.from_arrays(columns, self.names)
+
+    def _holds_rows(self, columns: Sequence[Any], functions: Any) -> bool:
+        """Return whether a cell of several lines has one that is a row of the table, with an image at its place."""
+        texts = [functions.cast(column, "string") for column in columns]
+        firsts = [str(text[0]) for text in texts]
+        place = next((index for index, text in enumerate(firsts) if Path(text).suffix.lower() in EXTENSIONS), None)
+        if place is None:
+            return False
+        for text in texts:
+            for cell in text.filter(functions.match_substring(text, "\n")).to_pylist():
+                rows = (line.split(self.delimiter) for line in cell.splitlines()[1:])
+                fitting = (row[place] for row in rows if len(row) == len(self.names))
+                if any(Path(name.strip('" ')).suffix.lower() in EXTENSIONS for name in fitting):
+                    return True
+        return False
 
     def _ragged(self, where: str, cells: int, row: str) -> str:
         columns = f"{len(self.names)} ({some_of(self.names)})"

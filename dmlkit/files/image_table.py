@@ -216,7 +216,8 @@ def in_pixels(listed: ImageTable) -> ImageTable:
 
 
 SAMPLE = 8  # paths that are looked for
-IMAGES = ("images", "jpegimages")  # names of folders of images, in any case
+IMAGES = ("images", "jpegimages", "image", "imgs", "img", "photos", "pictures")  # folders of images, in any case
+NO_IMAGES = r"(?i)mask|thumb|label|annot|segment"  # of pictures that belong to images
 MOST_FOLDERS = 50  # next to a table, in which its images are looked for
 
 
@@ -286,12 +287,13 @@ def _rows_that_end_like(images: Path, names: Sequence[str]) -> list[int]:
 
 
 def _folders(root: Path, stem: str) -> list[str]:
-    """Return the folders next to a table, first that of its own name, and those that the images have by their name."""
+    """Return the folders next to a table, first that of its own name, then those of images, and those of masks last."""
     try:
         names = [entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")]
-        return sorted(names, key=lambda name: (name != stem, name.lower() not in IMAGES, name))[:MOST_FOLDERS]
     except OSError:
         return []
+    others = {name: 2 if re.match(NO_IMAGES, name) else name.lower() not in IMAGES for name in names}
+    return sorted(names, key=lambda name: (name != stem, others[name], name))[:MOST_FOLDERS]
 
 
 def _way(listed: ImageTable, name: str, folders: Sequence[str]) -> tuple[int, str, bool] | None:
@@ -314,12 +316,14 @@ def _way(listed: ImageTable, name: str, folders: Sequence[str]) -> tuple[int, st
                 ways.append((dropped, folder, False))
             elif any(image.rpartition(".")[0] == place.name for image in image_names(place.parent)):
                 ways.append((dropped, folder, True))
-        found = [folder for _, folder, _ in ways]
-        if len(found) > 1 and found[0].lower() not in ("", listed.file.stem.lower(), *IMAGES):
-            raise UserError(
-                f"{listed.file}: {name!r} is in the folders {' and '.join(found)} of {listed.root}; name the right one "
-                "with --root, in a recipe with dataset.root"
-            )
+            if ways and folder.lower() in ("", listed.file.stem.lower(), *IMAGES):
+                return ways[0]
+        found = [folder for _, folder, _ in ways if not re.match(NO_IMAGES, folder)]
+        if len(found) > 1:
+            way = "name the right one with --root, in a recipe with dataset.root"
+            if "split" in listed.table.column_names:
+                way = "write the folders into the paths, e.g. with --column 'path={split}/{file}'"
+            raise UserError(f"{listed.file}: {name!r} is in the folders {' and '.join(found)} of {listed.root}; {way}")
         if ways:
             return ways[0]
     return None
@@ -482,14 +486,10 @@ def _meant(
         if re.fullmatch(CLOCK, first) and days:  # of Timelapse and Excel
             dates = text_column(table, where, names[days[0]])
             joined = arrow_compute().binary_join_element_wise(dates, times, " ")
-            meant["time"] = _Column([days[0], place], joined)
+            meant["time"] = _Column([place], joined)
         elif re.fullmatch(CLOCK, first):
-            warn_once(f"{where}: {names[place]!r} has times of day without dates, so it is not read as the time")
-            del meant["time"]
+            warn_once(f"{where}: {names[place]!r} has times of day without dates, so no image has a time")
     return meant
-
-
-CLOCK = r"\s*\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?\s*"
 
 
 def _places_of(key: str, names: Sequence[str]) -> list[int]:
@@ -575,9 +575,9 @@ def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -
     ends = {index: key.removeprefix("bbox").removeprefix("box") for index, key in enumerate(keys)}
     after_box = {end: index for index, end in ends.items() if end and end != keys[index]} | stated
     index_of = {key: index for index, key in enumerate(keys) if key} | after_box
-    for known in (stated, after_box, index_of):
-        for ways, with_sides in ((SIDES, list[Any]), (SIZED, _with_far_sides), (CENTERED, _with_sides_around)):
-            for way in (way for way in ways if known.keys() >= {*way}):
+    for ways, with_sides in ((SIDES, list[Any]), (SIZED, _with_far_sides), (CENTERED, _with_sides_around)):
+        for known in (stated, after_box, index_of):
+            for way in _fitting(ways, known, table, where):
                 indices = [known[side] for side in way]
                 sides = with_sides([numbers(table, index, where) for index in indices])
                 taken = f"boxes from {', '.join(repr(names[index]) for index in indices)}"
@@ -596,6 +596,15 @@ def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -
                 f"box; name others with --column {BOX[0]}=NAME, or leave these out with --column bbox="
             )
     return None
+
+
+def _fitting(ways: Sequence[Sequence[str]], known: Mapping[str, int], table: Any, where: str) -> list[Sequence[str]]:
+    """Return the ways of which all columns are known; of w, h and width, height the larger ones are of the image."""
+    fitting = [way for way in ways if known.keys() >= {*way}]
+    if fitting[:2] == [*SIZED[:2]]:
+        sizes = [arrow_compute().sum(numbers(table, known[way[2]], where)).as_py() or 0 for way in SIZED[:2]]
+        fitting[:2] = fitting[:2] if sizes[0] <= sizes[1] else fitting[1::-1]
+    return fitting
 
 
 def _with_far_sides(numbers: Sequence[Any]) -> list[Any]:
@@ -759,6 +768,7 @@ def sighting_cells(listed: ImageTable) -> list[SightingCells]:
     return [sighting for _, sighting in rows]
 
 
+CLOCK = r"\s*\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?\s*"
 COLONS = r"^(\d{4}):(\d\d):(\d\d)(?=\D|$)"  # of a date as EXIF has it
 
 
@@ -775,7 +785,7 @@ def in_days(time: datetime | None) -> float:
 def time_of(cell: str | None, where: str) -> datetime | None:
     """Return the time in a cell; None for an empty one, and for the zeros of a camera without a clock."""
     text = re.sub(COLONS, r"\1-\2-\3", (cell or "").strip())
-    if not text or text.startswith("0000-00-00"):
+    if not text or text.startswith("0000-00-00") or re.fullmatch(CLOCK, text):
         return None
     try:
         return datetime.fromisoformat(text)

@@ -147,8 +147,11 @@ def label_name(names: Sequence[str], where: str) -> str | None:
     """
     candidates = [name for name in LABELS if name in names]
     others = [name for name in names if key_of(name) != "id"]
-    if candidates == ["y"] and ("x" in names or any(key_of(name) in USUAL["label"] for name in others)):
-        candidates = []  # it is a coordinate
+    usual = {*USUAL["label"]} - {"name", "id"}
+    if candidates == ["y"] and "x" in names and any(key_of(name) in usual for name in others):
+        candidates = []  # it is a coordinate, e.g. of a box
+    elif candidates == ["y"]:
+        warn_once(f"{where}: reads label from 'y'")
     if not candidates:
         index = column_called(others, "label", where)
         if index is None:
@@ -309,7 +312,9 @@ def _array_vectors(path: Path) -> tuple[Values, Any]:
     label = label_name([other for other in arrays if other != name], str(path))
     columns = dict[str, Any]()
     for other, values in arrays.items():
-        if (other == label or other in TEXTS) and values.dtype.kind == "O":
+        if other == "path" and values.dtype.kind == "O":
+            warn_once(f"{path}: 'path' holds Python objects, which are never read; save text with path.astype(str)")
+        elif (other == label or other in TEXTS) and values.dtype.kind == "O":
             raise UserError(
                 f"{path}: {other!r} holds Python objects, which are never read; save text with {other}.astype(str)"
             )
@@ -321,7 +326,7 @@ def _array_vectors(path: Path) -> tuple[Values, Any]:
         if other == label or (values.shape == (len(arrays[name]),) and values.dtype.kind in "biuSU"):
             columns[other] = as_column(values, f"{path}: {other!r}")
         elif other in TEXTS and values.shape == (len(arrays[name]),) and values.dtype.kind == "f":
-            columns[other] = pa.array(values)  # groups with a gap are 3.0 and nan
+            columns[other] = pa.array(values.astype(np.float64))  # groups with a gap are 3.0 and nan
     return arrays[name], pa.table(columns)
 
 
@@ -391,8 +396,8 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
 def _refuse_labels(values: Values, path: Path) -> None:
     """Raise a `UserError` if the first or last column has whole numbers, as labels have, and others have not."""
     is_whole = (values % 1 == 0).all(0)
-    varies = (values != values[0]).any(0) if len(values) > 1 else is_whole  # a dead coordinate is 0 in all rows
-    ends = [name for name, index in (("first", 0), ("last", -1)) if is_whole[index] and varies[index]]
+    is_dead = (values == 0).all(0)  # a coordinate after a ReLU
+    ends = [name for name, index in (("first", 0), ("last", -1)) if is_whole[index] and not is_dead[index]]
     if ends and not is_whole.all():
         columns = f"its {ends[0]} column has" if len(ends) == 1 else "its first and its last column have"
         raise UserError(

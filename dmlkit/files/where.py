@@ -61,10 +61,11 @@ class Where(NamedTuple):
         """Return the condition that a column has a value, as `label_of` reads it."""
         return cls(f"{column}={value}", (Condition(column, frozenset([value])),))
 
-    def applies_to(self, columns: Iterable[str], where: str) -> bool:
-        """Return whether a condition is on one of some columns; errors begin with ``where``."""
+    def on(self, columns: Iterable[str], where: str) -> "Where | None":
+        """Return the conditions on some columns; None if there are none. Errors begin with ``where``."""
         names = [*columns]
-        return any(column_called(names, condition.column, where) is not None for condition in self.conditions)
+        kept = [one for one in self.conditions if column_called(names, one.column, where) is not None]
+        return Where(self.text, tuple(kept)) if kept else None
 
     def rows(self, columns: Mapping[str, Cells], where: str, count: int) -> list[int]:
         """Return the rows of a table on which all conditions hold."""

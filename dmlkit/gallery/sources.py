@@ -79,14 +79,9 @@ def open_points(
     return points
 
 
-def _limited(points: PointSet, columns: Mapping[str, Any], where: Where, *, is_optional: bool = False) -> PointSet:
-    """Return the points that fulfill conditions on columns, or on their labels and paths.
-
-    If they are optional, all points are returned if there is none of their columns.
-    """
+def _limited(points: PointSet, columns: Mapping[str, Any], where: Where) -> PointSet:
+    """Return the points that fulfill conditions on columns, or on their labels and paths."""
     cells = cells_of({"label": points.labels, "path": points.paths, **columns})
-    if is_optional and not where.applies_to(cells, points.source):
-        return points
     return some_points(points, torch.tensor(where.rows(cells, points.source, len(points))))
 
 
@@ -115,13 +110,12 @@ def open_queries(
         if searched.manifest is None and holds_vectors(queries, with_paths=True):
             kind = "array"  # of a table of images with their vectors, these are searched with
         check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
-        where = boxes and boxes.where
         if kind == "array":
-            return array_points(queries, None, searched.manifold, where, is_optional=True)
+            return array_points(queries, None, searched.manifold, boxes and boxes.where, is_asked=True)
         if kind == "run":
             return _same_model(open_points(queries, model=ModelChoice(device=model.device), bar=bar), searched)
         if kind != "images":
-            return _same_model(_stored_queries(queries, kind, where), searched)
+            return _same_model(_stored_queries(queries, kind, boxes and boxes.where), searched)
     elif not queries:
         raise UserError("got an empty list of images; expected at least one")
     elif boxes is not None and boxes.option:
@@ -135,13 +129,15 @@ def open_queries(
 
 
 def _stored_queries(path: Path, kind: Kind, where: Where | None) -> PointSet:
-    """Open a folder of embeddings or a gallery to search with, limited by conditions on columns that it has."""
-    if kind == "gallery":
-        gallery = GalleryFolder(path)
-        is_limited = where and where.applies_to(("id", "label", "path", *gallery.cells()), gallery.source)
-        return GalleryFolder(path, where) if is_limited else gallery
-    folder = EmbeddingFolder(path)
-    return folder if where is None else _limited(folder, {"id": folder.items["id"]}, where, is_optional=True)
+    """Open a folder of embeddings or a gallery to search with, limited by conditions on columns of its table.
+
+    Labels, paths and ids are no such columns: those of queries are others.
+    """
+    if kind != "gallery":
+        return EmbeddingFolder(path)
+    gallery = GalleryFolder(path)
+    own = None if where is None else where.on(gallery.cells(), gallery.source)
+    return gallery if own is None else GalleryFolder(path, own)
 
 
 def _same_model(theirs: PointSet, ours: PointSet) -> PointSet:
@@ -198,13 +194,14 @@ def _with_images(
 
 
 def array_points(
-    path: Path, labels: Path | None, space: Manifold | str, where: Where | None = None, *, is_optional: bool = False
+    path: Path, labels: Path | None, space: Manifold | str, where: Where | None = None, *, is_asked: bool = False
 ) -> PointSet:
     """Read a file of embeddings of any model, (N, D) numbers, see `VectorFile`.
 
     Args:
         labels: file of its labels, (N,) integers or text. Default: those inside.
         space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
+        is_asked: the rows are queries, which only conditions on columns that they have limit.
     """
     from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, require_points  # with searches of metrics
 
@@ -230,8 +227,10 @@ def array_points(
         label_by_text = {text: label_of(text) for text in counts}
         names = [label_by_text[text or ""] for text in texts.to_pylist()]
     array, columns = PointsInMemory(str(path), manifold, points.float(), vectors.names, names), vectors.columns
-    cells = {name: columns[name] for name in columns.column_names}
-    return array if where is None else _limited(array, cells, where, is_optional=is_optional)
+    own = [name for name in columns.column_names if not is_asked or name not in ("label", "path", "id")]
+    if is_asked and where is not None:
+        where = where.on(own, str(path))
+    return array if where is None else _limited(array, {name: columns[name] for name in own}, where)
 
 
 def check_same_model(theirs: PointSet, ours: PointSet) -> None:

@@ -288,8 +288,8 @@ def known_labels(
     for path, label in zip(paths, own, strict=True):
         place = Path(path).absolute()
         folders = place.relative_to(root).parts[:-1] if root.is_dir() and place.is_relative_to(root) else ()
-        if label and label not in map(path_label, ([folder] for folder in folders)):  # of a table, or of a box
-            yield label if label in labels else None
+        if label in labels or (label and label not in map(path_label, ([folder] for folder in folders))):
+            yield label if label in labels else None  # of a folder, a table or a box
         else:
             yield next((name for name in map(label_of, (root.name, *folders)) if name in labels), None)
 

@@ -170,11 +170,10 @@ def _of_table(source: Path, labels: str | None, options: Boxes) -> ImageTable:
 
 
 def fulfilling(rows: ImageTable, where: Where) -> Sequence[int]:
-    """Return the numbers of the rows of a table that fulfill conditions; all if it has none of their columns."""
+    """Return the numbers of the rows of a table that fulfill the conditions on its columns."""
     columns = cells_of({name: rows.table[name] for name in rows.table.column_names})
-    if not where.applies_to(columns, str(rows.file)):
-        return range(len(rows))
-    return where.rows(columns, str(rows.file), len(rows))
+    own = where.on(columns, str(rows.file))
+    return range(len(rows)) if own is None else own.rows(columns, str(rows.file), len(rows))
 
 
 def _checked(listed: ImageTable) -> tuple[Dataset, list[int], list[str]]:

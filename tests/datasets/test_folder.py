@@ -108,11 +108,11 @@ def test_the_title_of_own_data_is_their_place():
     assert Cub200Config(root="data/cub").title == "cub200"
 
 
-def test_a_class_may_be_called_train_or_test(tmp_path: Path):
-    """Of vehicles; a folder train with classes below it is a split, and so are two of images alone."""
-    make_tree(tmp_path / "vehicles", {"boat": 2, "bus": 2, "test": 2, "train": 2})
+def test_a_class_may_be_called_train(tmp_path: Path):
+    """Of vehicles; a folder train with classes below it is a split, and so is one next to test."""
+    make_tree(tmp_path / "vehicles", {"boat": 2, "bus": 2, "car": 2, "train": 2})
     config = FolderConfig(root=str(tmp_path / "vehicles"), validation_fraction=0)
-    assert config.build("train").class_names + config.build("test").class_names == ("boat", "bus", "test", "train")
-    assert images_at(tmp_path / "vehicles").class_names == ("boat", "bus", "test", "train")
-    make_tree(tmp_path / "plain", {"train": 2, "test": 2})
-    assert images_at(tmp_path / "plain").class_names == ()
+    assert config.build("train").class_names + config.build("test").class_names == ("boat", "bus", "car", "train")
+    assert images_at(tmp_path / "vehicles").class_names == ("boat", "bus", "car", "train")
+    make_tree(tmp_path / "plain", {"train": 2, "test": 2, "masks": 2})
+    refuses("no class folders", FolderConfig(root=str(tmp_path / "plain")).listing)

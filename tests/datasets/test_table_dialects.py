@@ -15,7 +15,7 @@ from pyarrow import parquet
 from dmlkit.datasets import TableConfig
 from dmlkit.errors import UserError
 from dmlkit.files.csv_table import read_csv
-from dmlkit.files.image_table import read_images, sighting_cells
+from dmlkit.files.image_table import read_images, sighting_cells, time_of
 from dmlkit.files.outputs import write_table
 from tests.conftest import refuses
 from tests.datasets import trees
@@ -123,6 +123,9 @@ def test_a_table_of_windows_latin_is_read_and_noted(tmp_path: Path, caplog: pyte
         {"bbox_x": [1, 2.5], "bbox_y": [2, 3], "bbox_width": [10, 9.5], "bbox_height": [20, 10]},
         {"bbox_x": [1, 2.5], "bbox_y": [2, 3], "bbox_w": [10, 9.5], "bbox_h": [20, 10], "width": [64, 64], "y": [5, 6]},
         {"width": [64, 64], "height": [48, 48], "x": [1, 2.5], "y": [2, 3], "w": [10, 9.5], "h": [20, 10]},
+        {"w": [64, 64], "h": [48, 48], "x": [1, 2.5], "y": [2, 3], "width": [10, 9.5], "height": [20, 10]},
+        {"xmin": [1, 2.5], "ymin": [2, 3], "xmax": [11, 12], "ymax": [22, 13], "bbox_x": [0, 0], "bbox_y": [0, 0]}
+        | {"bbox_w": [0.5, 0.5], "bbox_h": [0.5, 0.5]},
         {"left": [1, 2.5], "top": [2, 3], "width": [10, 9.5], "height": [20, 10]},
         {"bbox": ["[1, 2, 10, 20]", "(2.5 3.0 95e-1 10.)"]},
         {"box": [[1.0, 2, 10, 20], [2.5, 3, 9.5, 10]]},
@@ -188,16 +191,17 @@ def test_rows_have_numbers_where_their_lines_are_not_known(cell: str, tmp_path: 
 
 
 def test_a_file_in_several_folders_is_not_guessed(tmp_path: Path):
-    """As of Kaggle: train.csv next to train/ and test/, which both have 0.jpg."""
+    """As of Kaggle: train.csv next to train/ and test/, which both have 0.jpg; masks are no photos."""
     trees.photos(tmp_path, ("train/0.jpg", "test/0.jpg", "masks/0.jpg"))
     for name in ("train.csv", "labels.csv"):
         (tmp_path / name).write_text("image,label\n0.jpg,fox\n")
     assert read_images(tmp_path / "train.csv").table["path"].to_pylist() == ["train/0.jpg"]
-    refuses(
-        "labels.csv: '0.jpg' is in the folders masks and test and train of .*--root",
-        read_images,
-        tmp_path / "labels.csv",
-    )
+    message = "labels.csv: '0.jpg' is in the folders test and train of .*--root"
+    refuses(message, read_images, tmp_path / "labels.csv")
+    (tmp_path / "labels.csv").write_text("image,label,split\n0.jpg,fox,train\n")
+    refuses(r"--column 'path=\{split\}/\{file\}'", read_images, tmp_path / "labels.csv")
+    columns = {"path": "{split}/{image}"}
+    assert read_images(tmp_path / "labels.csv", columns=columns).table["path"].to_pylist() == ["train/0.jpg"]
     trees.photos(tmp_path, ("images/0.jpg",))
     assert read_images(tmp_path / "labels.csv").table["path"].to_pylist() == ["images/0.jpg"]
 
@@ -206,8 +210,9 @@ def test_rows_in_a_cell_are_a_mark_without_an_end(tmp_path: Path):
     """An even number of marks, which as CSV is one cell of several lines; a note of several lines is one."""
     (tmp_path / "t.csv").write_text('path,label\n0.jpg,a\n1.jpg,"b\n2.jpg,b\n3.jpg,"c\n4.jpg,c\n')
     refuses("a quotation mark is not closed", read_images, tmp_path / "t.csv")
-    (tmp_path / "t.csv").write_text('path,label,note\n0.jpg,a,"by Ann,\nsee 3.jpg"\n')
-    assert read_images(tmp_path / "t.csv").table["note"].to_pylist() == ["by Ann,\nsee 3.jpg"]
+    for note in ("by Ann,\nsee 3.jpg", "1.jpg,\n2.jpg,\n3.jpg", "seen again\nin b.jpg, with cub"):
+        (tmp_path / "t.csv").write_text(f'path,label,note\n0.jpg,a,"{note}"\n')
+        assert read_images(tmp_path / "t.csv").table["note"].to_pylist() == [note]
 
 
 def test_a_row_that_is_too_short_gets_advice_for_it(tmp_path: Path):
@@ -216,11 +221,14 @@ def test_a_row_that_is_too_short_gets_advice_for_it(tmp_path: Path):
 
 
 def test_days_and_times_of_day_in_two_columns_are_one_time(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Both stay columns, for conditions on them."""
     (tmp_path / "t.csv").write_text("path,label,Date,Time\n0.jpg,a,2024-05-01,14:10:00\n1.jpg,a,,\n")
-    assert read_images(tmp_path / "t.csv").table["time"].to_pylist() == ["2024-05-01 14:10:00", None]
+    table = read_images(tmp_path / "t.csv").table
+    assert table["time"].to_pylist() == ["2024-05-01 14:10:00", None] and table["Date"][0].as_py() == "2024-05-01"
     (tmp_path / "t.csv").write_text("path,label,Time\n0.jpg,a,14:10\n")
-    assert "time" not in read_images(tmp_path / "t.csv").table.column_names
-    assert "'Time' has times of day without dates, so it is not read as the time" in caplog.text
+    listed = read_images(tmp_path / "t.csv")
+    assert listed.table["time"].to_pylist() == ["14:10"] and time_of(sighting_cells(listed)[0].time, "") is None
+    assert "'Time' has times of day without dates, so no image has a time" in caplog.text
 
 
 def test_groups_and_super_classes_are_texts_as_labels_are(tmp_path: Path):

@@ -214,13 +214,19 @@ def test_commands_take_vectors_of_any_file_as_those_of_npy(tmp_path, dmlkit, mon
 def test_a_dead_coordinate_is_no_label(tmp_path: Path):
     csv_of(None, [[0, 0.5, 0.25, 0], [0, 0.5, 0.75, 0], [0, 0.25, 0.5, 0]])(tmp_path / "x.csv")
     assert VectorFile(tmp_path / "x.csv").values.shape == (3, 4)
+    csv_of(None, [[0, 0.5, 0.25, 0.5]])(tmp_path / "one.csv")
+    assert VectorFile(tmp_path / "one.csv").values.shape == (1, 4)
+    csv_of(None, [[7, 0.5, 0.25], [7, 0.5, 0.75]])(tmp_path / "label.csv")
+    refuses("its first column has whole numbers", VectorFile, tmp_path / "label.csv")
 
 
-def test_y_is_the_label_unless_it_is_a_coordinate(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_y_is_the_label_unless_it_is_a_coordinate_beside_one(tmp_path: Path):
     own = {"embedding": ROWS[:2], "y": [3, 4]}
-    for more, labels in (({}, ["3", "4"]), ({"identity": ["a", "b"]}, ["a", "b"]), ({"x": [1, 2]}, None)):
+    for more, labels in (({}, "34"), ({"name": ["a.png", "b.png"]}, "34"), ({"x": [1, 2]}, "34")):
         parquet.write_table(pa.table(own | more), tmp_path / "x.parquet")
-        texts = VectorFile(tmp_path / "x.parquet").labels()
-        assert labels == (None if texts is None else texts.to_pylist())
-    np.savez(tmp_path / "x.npz", x=X, y=Y)
-    assert VectorFile(tmp_path / "x.npz").labels().to_pylist() == [str(label) for label in Y]
+        assert VectorFile(tmp_path / "x.parquet").labels().to_pylist() == [*labels]
+    parquet.write_table(pa.table(own | {"x": [1, 2], "identity": ["a", "b"]}), tmp_path / "x.parquet")
+    assert VectorFile(tmp_path / "x.parquet").labels().to_pylist() == ["a", "b"]
+    np.savez(tmp_path / "x.npz", x=X, y=Y, group=Y.astype(">f8"))
+    vectors = VectorFile(tmp_path / "x.npz")
+    assert vectors.labels().to_pylist() == [str(label) for label in Y] and vectors.columns["group"][29].as_py() == 5

@@ -18,6 +18,7 @@ from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.files.image_file import Box
 from dmlkit.gallery.change import GallerySettings, add_images, create_gallery
 from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.identify.answers import known_labels
 from dmlkit.identify.identify import identify
 from dmlkit.identify.page import drawn_picture
 from dmlkit.identify.rule import LabelRule
@@ -159,6 +160,10 @@ def test_a_known_label_may_be_that_of_a_deeper_folder(place: Path, tmp_path: Pat
     trees.photos(tmp_path / "asked", wanted, first=300, side=(40, 30))
     answers = dict(identify(place / "gallery", tmp_path / "asked", model=ON_CPU).labeled())
     known = {str(Path(path).relative_to(tmp_path / "asked")): answer.known for path, answer in answers.items()}
+    paths = ["fox/cat/1.jpg", "fox/fox/1.jpg"]
+    (tmp_path / "fox").mkdir()
+    found = known_labels(tmp_path / "fox", [str(tmp_path / path) for path in paths], ["cat", "fox"], ["cat", "fox"])
+    assert [*found] == ["cat", "fox"]  # their own, before that of the folder above
     assert known == wanted
 
 

@@ -115,15 +115,17 @@ def _unambiguous(seen: Sequence[_Seen]) -> tuple[list[_Seen], int, int]:
 
     Images of several individuals, or species, are not among them.
     """
-    names: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+    names: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    species: dict[tuple[str, ...], set[str]] = defaultdict(set)  # of animals without a name
     first: dict[tuple[str, ...], _Seen] = {}
     repeats: dict[tuple[str, ...], int] = defaultdict(int)
     for record in seen:
         key = record.medium["mediaID"], *_box(record.observation)
-        names[key].add(tuple(record.observation.get(name, "") for name in ("individualID", "scientificName")))
+        names[key].add(name := record.observation["individualID"])
+        species[key] |= {record.observation.get("scientificName", "")} - {""} if not name else set()
         repeats[key] += key in first
         first.setdefault(key, record)
-    unique = {key: record for key, record in first.items() if len(names[key]) == 1}
+    unique = {key: record for key, record in first.items() if max(len(names[key]), len(species[key])) == 1}
     return [*unique.values()], len(first) - len(unique), sum(map(repeats.__getitem__, unique))
 
 

@@ -183,7 +183,7 @@ def _rows(lines: list[BoxLine]) -> tuple[list[dict[str, Any]], list[float]]:
     for line in lines:
         numbers = _numbers(line.words)
         track, confidence = None, 1.0
-        is_tracked = len(numbers) == 7 and line.words[6].isdecimal() and _is_inside(*numbers[1:6])
+        is_tracked = len(numbers) == 7 and line.words[6].isdecimal() and (numbers[6] > 1 or _is_inside(*numbers[1:6]))
         is_polygon = len(numbers) >= 7 and not is_tracked
         if is_polygon:
             across, down = numbers[1::2], numbers[2::2]
