@@ -183,7 +183,7 @@ def some_of(names: Sequence[str], most: int = MOST_NAMED) -> str:
 VARYING = re.compile(r"""'[^']*'|"[^"]*"|(?<![^\s;,()'"])[^\s;,()/\\.0-9]*[/\\.0-9][^\s;,()]*""")
 """What differs between two problems of one kind: quoted values, paths and numbers, each from the start of its word."""
 
-NAMING = re.compile(r"[^\W\d_]")
+LETTER = re.compile(r"[^\W\d_]")
 
 
 def merged(lines: Sequence[str]) -> list[str]:
@@ -202,7 +202,7 @@ photos/4.jpg and 3 more'
         first, *others = (VARYING.findall(line) for line in alike)
         differing = ([part for part, same in zip(other, first, strict=False) if part != same] for other in others)
         # a path or a word names a problem better than a number, e.g. of a box, before it
-        names = [next(filter(NAMING.search, parts), parts[0]).rstrip(":") for parts in differing if parts]
+        names = [next(filter(LETTER.search, parts), parts[0]).rstrip(":") for parts in differing if parts]
         more = f"; {len(others):,} more of this kind" if others else ""
         texts.append(f"{alike[0]}{more}{': ' if names else ''}{some_of(names, MOST_NAMED - 1)}")
     return texts

@@ -52,7 +52,8 @@ class VectorsConfig(DatasetConfig, frozen=True):
         import pyarrow as pa
 
         known = {*vectors.columns.column_names} - {self.labels}  # labels that are groups too would have no matches
-        meanings = ("split", "query", "gallery", "super_class", "group")  # as in tables of images, in any case
+        meanings = ("split", "query", "gallery", "super_class", "group")  # as in tables of images
+        # in any case; one in lower case is the last, so it goes before others
         columns = {name: vectors.columns[own] for own in sorted(known) if (name := own.lower()) in meanings}
         label = label_name(vectors.columns.column_names, str(vectors.path)) if self.labels == LABEL else None
         columns[LABEL] = _column(vectors, label or self.labels, "dataset.labels")

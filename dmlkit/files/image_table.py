@@ -292,8 +292,8 @@ def _folders(root: Path, stem: str) -> list[str]:
         names = [entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")]
     except OSError:
         return []
-    others = {name: 2 if re.match(NO_IMAGES, name) else name.lower() not in IMAGES for name in names}
-    return sorted(names, key=lambda name: (name != stem, others[name], name))[:MOST_FOLDERS]
+    ranks = {name: 2 if re.match(NO_IMAGES, name) else int(name.lower() not in IMAGES) for name in names}
+    return sorted(names, key=lambda name: (name != stem, ranks[name], name))[:MOST_FOLDERS]
 
 
 def _way(listed: ImageTable, name: str, folders: Sequence[str]) -> tuple[int, str, bool] | None:
@@ -480,20 +480,23 @@ def _meant(
         index = _place(table, names, name, where, named.get(name) or name, is_needed=is_needed)
         if index is not None and (is_needed or index not in taken):
             meant[name] = _Column([index], table.column(index))
-    if "time" in meant and (place := meant["time"].places[0]) not in (days := _places_of("date", names)):
-        times = text_column(table, where, names[place])
-        first = next((time for time in times.slice(0, 1000).to_pylist() if time), "")
-        if re.fullmatch(CLOCK, first) and days:  # of Timelapse and Excel
-            dates = text_column(table, where, names[days[0]])
-            joined = arrow_compute().binary_join_element_wise(dates, times, " ")
-            meant["time"] = _Column([place], joined)
-        elif re.fullmatch(CLOCK, first):
-            warn_once(f"{where}: {names[place]!r} has times of day without dates, so no image has a time")
+    if "time" in meant:
+        meant["time"] = _with_days(meant["time"], table, names, where)
     return meant
 
 
-def _places_of(key: str, names: Sequence[str]) -> list[int]:
-    return [index for index, name in enumerate(names) if key_of(name) == key]
+def _with_days(column: _Column, table: Any, names: Sequence[str], where: str) -> _Column:
+    """Return a column of times; if they are times of day, as of Timelapse and Excel, with the days of a column date."""
+    name = names[column.places[0]]
+    times = text_column(table, where, name)
+    first = next((time for time in times.slice(0, 1000).to_pylist() if time), "")
+    if not re.fullmatch(CLOCK, first):
+        return column
+    days = next((other for other in names if key_of(other) == "date"), None)
+    if days is None:
+        warn_once(f"{where}: {name!r} has times of day without dates, so no image has a time")
+        return column
+    return _Column(column.places, arrow_compute().binary_join_element_wise(text_column(table, where, days), times, " "))
 
 
 def _place(table: Any, names: Sequence[str], name: str, where: str, wanted: str, *, is_needed: bool) -> int | None:
@@ -783,7 +786,7 @@ def in_days(time: datetime | None) -> float:
 
 
 def time_of(cell: str | None, where: str) -> datetime | None:
-    """Return the time in a cell; None for an empty one, and for the zeros of a camera without a clock."""
+    """Return the time in a cell; None for an empty one, a time of day, and the zeros of a camera without a clock."""
     text = re.sub(COLONS, r"\1-\2-\3", (cell or "").strip())
     if not text or text.startswith("0000-00-00") or re.fullmatch(CLOCK, text):
         return None

@@ -141,6 +141,8 @@ def holds_vectors(path: Path, *, with_paths: bool = False) -> bool:
 def label_name(names: Sequence[str], where: str) -> str | None:
     """Return the name of the column of labels; None without one. Errors begin with ``where``.
 
+    ``y`` is a coordinate, not the label, next to ``x`` and a usual name of labels.
+
     Example:
         >>> label_name(["id", "y"], "x.npz"), label_name(["id", "e0"], "x.csv")
         ('y', None)

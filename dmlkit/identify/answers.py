@@ -284,14 +284,18 @@ def known_labels(
     images: Path, paths: Sequence[str], own: Sequence[str | None], names: Sequence[str]
 ) -> Iterator[str | None]:
     """Yield the correct label of each query: its own, or its outermost folder whose name is one of ``names``."""
-    labels, root = set(names), images.absolute()
+    labels, root, is_folder = set(names), images.absolute(), images.is_dir()
     for path, label in zip(paths, own, strict=True):
+        if label in labels:
+            yield label
+            continue
         place = Path(path).absolute()
-        folders = place.relative_to(root).parts[:-1] if root.is_dir() and place.is_relative_to(root) else ()
-        if label in labels or (label and label not in map(path_label, ([folder] for folder in folders))):
-            yield label if label in labels else None  # of a folder, a table or a box
-        else:
-            yield next((name for name in map(label_of, (root.name, *folders)) if name in labels), None)
+        folders = place.relative_to(root).parts[:-1] if is_folder and place.is_relative_to(root) else ()
+        is_of_folder = not label or label in map(
+            path_label, ([folder] for folder in folders)
+        )  # not of a table or a box
+        known = (name for name in map(label_of, (root.name, *folders)) if name in labels)
+        yield next(known, None) if is_of_folder and is_folder else None
 
 
 def _cells(answer: Answer, box: list[float] | None, path: str, neighbors: list[Neighbor]) -> list[str]:

@@ -141,8 +141,7 @@ class Service:
 
     def _open(self) -> None:
         source, model = self.source, self.chosen
-        self.run = model.run
-        before, ranks = self._stamp(), model.start()
+        of_source, ranks = self._stamp_of_source(), model.start()
         opened: PointSet
         if self.kind == "gallery":
             opened = GalleryFolder(source)
@@ -157,14 +156,13 @@ class Service:
             )
         self.at_once = MOST_ON_CPU if ranks.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
-        stamp = before if model.run else [*before, *self._stamp()[len(before) :]]
         self.embedder = Embedder(load_same_model(opened, model, ranks), ranks)
         warn_of_other_model(describe(self.embedder.trained), opened)
         samples = self.embedder.trained.samples
         if not samples.has_pixels:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
         self._max_pixels = min(self.embedder.trained.recipe.dataset.max_pixels, MOST_PIXELS)
-        self.snapshot = Snapshot(opened, stamp)
+        self.snapshot = Snapshot(opened, of_source + self._stamp_of_run())
         gallery = gallery_of(opened)
         calibrated = None if gallery is None else Identification.of(gallery)
         if calibrated is not None and calibrated.column is not None:
@@ -326,8 +324,13 @@ class Service:
 
     def _stamp(self) -> list[Stamp]:
         """Return what changes when a gallery or its calibration, or that of the run, does."""
-        calibrated = [] if self.run is None else [RunFolder(self.run).threshold_path]
-        return _stamps(self.source / GALLERY_MARK, self.source / IDENTIFICATION, *calibrated)
+        return self._stamp_of_source() + self._stamp_of_run()
+
+    def _stamp_of_source(self) -> list[Stamp]:
+        return _stamps(self.source / GALLERY_MARK, self.source / IDENTIFICATION)
+
+    def _stamp_of_run(self) -> list[Stamp]:
+        return [] if self.run is None else _stamps(RunFolder(self.run).threshold_path)
 
     def _asked(self, points: Tensor) -> PointsInMemory:
         searched, count = self.snapshot.points, len(points)

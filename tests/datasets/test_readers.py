@@ -162,6 +162,15 @@ def test_detectors(home: Path, caplog: pytest.LogCaptureFixture):
     assert rows(write(file, {"images": images, "predictions": [one]} | names), "path", images=home) == [["cam1/a.jpg"]]
 
 
+def test_three_corners_of_yolo_are_no_box_with_a_track(home: Path):
+    folder = write(
+        home / "labels" / "cam1" / "a.txt", "0 0.1 0.2 0.9 0.2 0.5 1\n0 0.5 0.5 0.5 0.5 0.9 1\n"
+    ).parent.parent
+    polygon, box = read_images(folder, needs=("path",), images=home).table.to_pylist()
+    assert [polygon[side] for side in SIDES] == pytest.approx([2.4, 3.6, 21.6, 18]) and polygon["group"] is None
+    assert [box[side] for side in SIDES] == [6, 4.5, 18, 13.5] and box["group"] == "1"
+
+
 @pytest.mark.parametrize(
     ("line", "group"),
     [
@@ -529,7 +538,7 @@ def test_files_of_other_tools_get_one_sentence_that_names_the_export(home: Path,
 
 
 @pytest.mark.parametrize("more", [{}, {"annotations": "two foxes"}, {"image_id": 3, "bbox": [1, 1, 5, 5]}])
-def test_rows_that_look_like_another_tool_are_rows(home: Path, more: dict[str, Any]):
+def test_rows_that_look_like_another_tool_are_rows(home: Path, more: dict[str, object]):
     trees.photo(home / "data" / "a.jpg", 1)
     cells = [{"path": "/somewhere/data/a.jpg", "label": "fox", **more}]
     assert rows(write(home / "t.json", cells), "path", "label") == [["data/a.jpg", "fox"]]

@@ -1,6 +1,6 @@
 """Camtrap DP, the exchange format of camera traps: tables of deployments, media and observations."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,15 +118,17 @@ def _unambiguous(seen: Sequence[_Seen]) -> tuple[list[_Seen], int, int]:
     names: dict[tuple[str, ...], set[str]] = defaultdict(set)
     species: dict[tuple[str, ...], set[str]] = defaultdict(set)  # of animals without a name
     first: dict[tuple[str, ...], _Seen] = {}
-    repeats: dict[tuple[str, ...], int] = defaultdict(int)
+    counts = Counter[tuple[str, ...]]()
     for record in seen:
         key = record.medium["mediaID"], *_box(record.observation)
-        names[key].add(name := record.observation["individualID"])
-        species[key] |= {record.observation.get("scientificName", "")} - {""} if not name else set()
-        repeats[key] += key in first
+        name, kind = record.observation["individualID"], record.observation.get("scientificName")
+        names[key].add(name)
+        if kind and not name:
+            species[key].add(kind)
+        counts[key] += 1
         first.setdefault(key, record)
     unique = {key: record for key, record in first.items() if max(len(names[key]), len(species[key])) == 1}
-    return [*unique.values()], len(first) - len(unique), sum(map(repeats.__getitem__, unique))
+    return [*unique.values()], len(first) - len(unique), sum(counts[key] - 1 for key in unique)
 
 
 def _row(record: _Seen, sites: Mapping[str, Cells], columns: Sequence[str]) -> dict[str, Any]:
