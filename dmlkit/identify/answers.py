@@ -291,9 +291,8 @@ def known_labels(
             continue
         place = Path(path).absolute()
         folders = place.relative_to(root).parts[:-1] if is_folder and place.is_relative_to(root) else ()
-        is_of_folder = not label or label in map(
-            path_label, ([folder] for folder in folders)
-        )  # not of a table or a box
+        names_of_folders = map(path_label, ([folder] for folder in folders))
+        is_of_folder = not label or label in names_of_folders  # not of a table or a box
         known = (name for name in map(label_of, (root.name, *folders)) if name in labels)
         yield next(known, None) if is_of_folder and is_folder else None
 
