@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from dmlkit.losses.base import Loss, LossConfig
     from dmlkit.losses.binomial_deviance import BinomialDeviance
     from dmlkit.losses.circle import Circle
-    from dmlkit.losses.contrastive import Contrastive
+    from dmlkit.losses.contrastive import Contrastive, SNRContrastive
     from dmlkit.losses.cosface import CosFace
     from dmlkit.losses.cross_batch_memory import CrossBatchMemory
+    from dmlkit.losses.fast_ap import FastAP
     from dmlkit.losses.grouplet import Grouplet
     from dmlkit.losses.lifted_structure import LiftedStructure
     from dmlkit.losses.margin import Margin
@@ -43,6 +44,7 @@ __all__ = [
     "Contrastive",
     "CosFace",
     "CrossBatchMemory",
+    "FastAP",
     "Grouplet",
     "LiftedStructure",
     "Loss",
@@ -59,6 +61,7 @@ __all__ = [
     "ProxyISA",
     "ProxyNCA",
     "RecallSurrogate",
+    "SNRContrastive",
     "SigmoidPairs",
     "SmoothAP",
     "SoftTriple",

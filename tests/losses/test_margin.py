@@ -39,11 +39,13 @@ def test_equals_the_loop_over_triplets(pair_batch, assert_equals, kind):
     torch.testing.assert_close(gradient, expected)
 
 
-def test_equals_pytorch_metric_learning(pair_batch, assert_equals):
+@pytest.mark.parametrize("per_class", [True, False])
+def test_equals_pytorch_metric_learning(pair_batch, assert_equals, per_class):
     x, labels = pair_batch
-    loss = Margin(Euclidean(4), 5, margin=0.3, beta=1.1, miner=All()).double()
+    loss = Margin(Euclidean(4), 5, margin=0.3, beta=1.1, per_class=per_class, miner=All()).double()
+    classes = 5 if per_class else None
     peer = MarginLoss(
-        margin=0.3, beta=1.1, learn_beta=True, num_classes=5, distance=LpDistance(normalize_embeddings=False)
+        margin=0.3, beta=1.1, learn_beta=True, num_classes=classes, distance=LpDistance(normalize_embeddings=False)
     )
     peer.double()
     assert_equals(lambda x: loss(x, labels), lambda x: peer(x, labels), x, rtol=1e-6)

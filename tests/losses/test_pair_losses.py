@@ -3,18 +3,21 @@
 import pytest
 import torch
 from pytorch_metric_learning import losses as peers
-from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
+from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance, SNRDistance
 from pytorch_metric_learning.miners import MultiSimilarityMiner
+from pytorch_metric_learning.regularizers import ZeroMeanRegularizer
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from dmlkit.losses import (
     BinomialDeviance,
     Circle,
     Contrastive,
+    FastAP,
     LiftedStructure,
     MultiSimilarity,
     NPair,
     SigmoidPairs,
+    SNRContrastive,
     SupCon,
 )
 from dmlkit.losses.pair_loss import Pairs
@@ -190,6 +193,18 @@ PEERS = [
         peers.ContrastiveLoss(0.5, 1.3, distance=FLAT),
         2,
     ),
+    (
+        SNRContrastive(Euclidean(4), positive_margin=0.2, negative_margin=1.5),
+        peers.SignalToNoiseRatioContrastiveLoss(
+            pos_margin=0.2, neg_margin=1.5, distance=SNRDistance(normalize_embeddings=False)
+        ),
+        3,
+    ),
+    (
+        SNRContrastive(SPHERE, regularizer_weight=0.1),
+        peers.SignalToNoiseRatioContrastiveLoss(embedding_regularizer=ZeroMeanRegularizer(), embedding_reg_weight=0.1),
+        1,
+    ),
 ]
 
 
@@ -203,6 +218,14 @@ def test_equals_pytorch_metric_learning(pair_batch, assert_equals, loss, peer, l
         x,
         finite_differences=not isinstance(loss, Circle),
         rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("bins", [1, 10, 27])
+def test_fast_ap_equals_that_of_pytorch_metric_learning(pair_batch, assert_equals, bins):
+    x, labels = pair_batch
+    assert_equals(
+        lambda x: FastAP(SPHERE, bins=bins)(x, labels), lambda x: peers.FastAPLoss(bins)(x, labels), x, rtol=1e-6
     )
 
 

@@ -4,11 +4,14 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pytorch_metric_learning.losses import SmoothAPLoss
+from sklearn.metrics import average_precision_score
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dmlkit.losses import ROADMAP, CrossBatchMemory, RecallSurrogate, SmoothAP, SupCon, ranks
+from dmlkit.losses import ROADMAP, CrossBatchMemory, FastAP, RecallSurrogate, SmoothAP, SupCon, ranks
 from dmlkit.losses.pair_loss import Pairs
 from dmlkit.manifolds import Sphere
 from tests.losses.conftest import value_and_gradient
@@ -57,7 +60,7 @@ def test_no_tensor_is_larger_than_the_pairs_or_a_chunk(kind, monkeypatch):
     assert largest.numel == 240 * 240  # 1 680 positives x 240 columns would be 403 200
 
 
-@pytest.mark.parametrize("kind", [*LOSSES, SupCon])
+@pytest.mark.parametrize("kind", [*LOSSES, FastAP, SupCon])
 @pytest.mark.parametrize("labels", [[0, 0, 0, 0], [0, 1, 2, 3], [0]], ids=["one class", "no pair", "one image"])
 def test_without_anything_to_order_loss_and_gradient_are_0(kind, labels):
     points = normalize(torch.randn(len(labels), 4), dim=1)
@@ -85,6 +88,16 @@ def test_narrow_sigmoids_give_the_average_precision(pair_batch):
     x, labels = pair_batch
     value = SmoothAP(Sphere(4), temperature=1e-6)(x, labels)
     torch.testing.assert_close(value, 1 - average_precisions(x, labels).mean())
+
+
+@given(st.lists(st.booleans(), min_size=9, max_size=9).filter(lambda hits: any(hits) and not all(hits)))
+def test_a_bin_for_each_distance_gives_the_average_precision(hits):
+    """Of nine images at the squared chords 0.4, 0.8, ... 3.6."""
+    angle = torch.arccos(1 - torch.arange(1, 10, dtype=torch.float64) / 5)
+    columns, positive = torch.stack([angle.cos(), angle.sin()], 1), torch.tensor([hits])
+    pairs = Pairs(torch.tensor([[1.0, 0.0]], dtype=torch.float64), columns, torch.tensor([0]), positive, ~positive)
+    expected = 1 - average_precision_score(hits, range(9, 0, -1))
+    assert FastAP(Sphere(2), bins=10).compute_pairs(pairs).item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_equals_pytorch_metric_learning(assert_equals):
