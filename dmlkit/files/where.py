@@ -10,7 +10,14 @@ from dmlkit.files.csv_table import column_called, number_of, own_column
 from dmlkit.files.escape import quoted
 from dmlkit.files.labels import label_of
 
-FORMS = "expected COLUMN=VALUE, COLUMN in A, B, COLUMN=FROM..TO, COLUMN>=FROM or COLUMN<=TO, joined by and"
+FORMS = (
+    "expected COLUMN=VALUE, COLUMN in A, B, COLUMN=FROM..TO, COLUMN>=FROM or COLUMN<=TO, joined by and; put a value "
+    'with other signs in quotation marks, as in coat="black and white"'
+)
+QUOTED = re.compile(r'(?P<before>[=,]\s*|\bin\s+|\band\s+|^\s*)"(?P<value>[^"]*)"')
+SIGNS = re.compile(r'[=<>",]|\.\.|\s(and|in)\s')
+HIDDEN = {ord(sign): 0xE000 + ord(sign) for sign in " \t=<>,."}  # the same signs where they separate nothing
+SHOWN = {hidden: sign for sign, hidden in HIDDEN.items()}
 Cells = Sequence[str | None]
 MOST_VALUES = 200  # of a column; more are names of images, not groups of them
 
@@ -46,6 +53,8 @@ class Where(NamedTuple):
         >>> sides = {"side": ["left", "right", "left", None], "year": ["2019", "2020", "2021", "2022"]}
         >>> [Where.of(text).rows(sides, "t.csv", 4) for text in ("side=left", "side in left, right and year=2020..")]
         [[0, 2], [1, 2]]
+        >>> Where.of('side="left and right"').rows({"side": ["left", "left and right"]}, "t.csv", 2)
+        [1]
     """
 
     text: str
@@ -54,12 +63,14 @@ class Where(NamedTuple):
     @classmethod
     def of(cls, text: str) -> "Where":
         """Read conditions."""
-        return cls(text, tuple(_condition(part, text) for part in re.split(r"\s+and(?:\s+|$)", text.strip())))
+        plain = QUOTED.sub(lambda match: match["before"] + match["value"].translate(HIDDEN), text.strip())
+        return cls(text, tuple(_condition(part, text) for part in re.split(r"\s+and(?:\s+|$)", plain)))
 
     @classmethod
     def of_value(cls, column: str, value: str) -> "Where":
         """Return the condition that a column has a value, as `label_of` reads it."""
-        return cls(f"{column}={value}", (Condition(column, frozenset([value])),))
+        text = "=".join(f'"{word}"' if SIGNS.search(word) else word for word in (column, value))
+        return cls(text, (Condition(column, frozenset([value])),))
 
     def on(self, columns: Iterable[str], where: str) -> "Where | None":
         """Return the conditions on some columns; None if there are none. Errors begin with ``where``."""
@@ -123,14 +134,17 @@ def columns_of(rows: Sequence[str | None]) -> dict[str, list[str | None]]:
 def _condition(part: str, text: str) -> Condition:
     several = re.fullmatch(r"(.+?)\s+in\s+(.+)", part)
     if several is not None and "=" not in several[1]:
-        return Condition(several[1].strip(), frozenset(label_of(value) for value in several[2].split(",")))
+        return Condition(_shown(several[1]), frozenset(label_of(_shown(value)) for value in several[2].split(",")))
     comparison = re.fullmatch(r"([^=<>]+?)\s*(=|>=|<=)\s*([^=<>]*)", part)
     if comparison is None:
-        raise UserError(f"--where {quoted(text)}: got {quoted(part)}; {FORMS}")
-    column, sign, value = comparison[1].strip(), comparison[2], comparison[3].strip()
+        raise UserError(f"--where {quoted(text)}: got {quoted(_shown(part))}; {FORMS}")
+    column, sign, value = _shown(comparison[1]), comparison[2], comparison[3]
     if sign != "=":
-        return Condition(column, None, *((value, "") if sign == ">=" else ("", value)))
-    low, dots, high = value.partition("..")
-    return (
-        Condition(column, None, low.strip(), high.strip()) if dots else Condition(column, frozenset([label_of(value)]))
-    )
+        return Condition(column, None, *((_shown(value), "") if sign == ">=" else ("", _shown(value))))
+    low, dots, high = (_shown(end) for end in value.partition(".."))
+    return Condition(column, None, low, high) if dots else Condition(column, frozenset([label_of(low)]))
+
+
+def _shown(word: str) -> str:
+    """Return a name or value without the spaces around it, and as it was in quotation marks."""
+    return word.strip().translate(SHOWN)

@@ -56,6 +56,18 @@ def test_rows_are_those_of_a_loop_by_hand(text: str, rows: list[int]):
 
 
 @pytest.mark.parametrize(
+    "value", ["black and white", "a=b", "1..2", "left, right", "x>=3", "5 in 10", "plain", "O'Brien"]
+)
+@pytest.mark.parametrize("column", ["coat", "coat and size", "a=b"])
+def test_any_value_of_any_column_can_be_named(column: str, value: str):
+    cells = {column: ["other", value, value.split()[0] + "!"], "side": ["left", "left", "left"]}
+    assert Where.of(f'side=left and "{column}"="{value}"').rows(cells, "t.csv", 3) == [1]
+    assert Where.of(f'"{column}" in "{value}", none').rows(cells, "t.csv", 3) == [1]
+    written = Where.of_value(column, value)
+    assert Where.of(written.text).conditions == written.conditions
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("left", r"--where 'left': got 'left'; expected COLUMN=VALUE"),
