@@ -198,6 +198,7 @@ def main() -> None:
             text, code = message_of(error)
             for line in lines_of(text):
                 print_message(f"error: {line}", "red")
+            drop_unwritten()
             raise SystemExit(code) from None
 
 
@@ -235,6 +236,14 @@ def interruptible() -> Generator[list[int]]:
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = previous
+
+
+def drop_unwritten() -> None:
+    """Drop the output that cannot be written: Python 3.14 tries it again at its end, and exits with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say_stopped() -> None:

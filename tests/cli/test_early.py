@@ -250,7 +250,7 @@ def test_each_option_of_a_path_is_checked_early():
     for name, command in every_command():
         marked = {
             key
-            for key, kind in (command.callback.__annotations__ if command.callback else {}).items()
+            for key, kind in (command.callback.__wrapped__.__annotations__ if command.callback else {}).items()
             if any(isinstance(one, Writes) for one in getattr(kind, "__metadata__", ()))
         }
         for one in command.params:
