@@ -365,12 +365,19 @@ def clip_gradients(ranks: Ranks, experiment: Experiment) -> None:
 
 def compute_loss(experiment: Experiment, batch: tuple[Tensor, Tensor, Tensor], state: State, run: RunFolder) -> Tensor:
     """Compute the loss of a batch: its embeddings (B, D), labels (B,), and rows (B,) in the training split."""
+    recipe = experiment.recipe
     try:
-        return experiment.objective(*batch)
+        loss: Any = experiment.objective(*batch)
     except ValueError as error:
         if batch[0].isfinite().all():
-            raise UserError(experiment.recipe.fault(("loss",), str(error))) from error
+            raise UserError(recipe.fault(("loss",), str(error))) from error
         raise diverged(state.step + 1, "embeddings", state, run) from error
+    if not (isinstance(loss, Tensor) and loss.shape == () and loss.requires_grad):  # of a plug-in
+        got = f"{'' if loss.requires_grad else 'detached '}{list(loss.shape)}" if isinstance(loss, Tensor) else loss
+        names = " + ".join(term.name for term in (recipe.loss, *recipe.regularizers))
+        text = f"{names} returned {got}, expected a scalar tensor with a gradient, e.g. a mean over the pairs"
+        raise UserError(recipe.fault(("loss",), text))
+    return loss
 
 
 def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:

@@ -25,7 +25,10 @@ from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.vectors.store import BATCH_IMAGES
 from dmlkit.vectors.trained import TrainedModel
 
-UNSOUND = "the training diverged, or the model does not fit such inputs; use another --checkpoint or run"
+UNSOUND = (
+    "the training diverged, or the model does not fit such inputs; use another --checkpoint or run, or train with a "
+    "lower optimizer.lr"
+)
 """Advice if a model's output is not a point of its manifold."""
 LEAST_CELLS = 64  # of a map: on the 5 x 5 cells of the last map of Lite0 at 160 pixels, matches say little
 BLOCK = 256  # images whose patches are centered at once

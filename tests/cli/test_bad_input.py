@@ -122,6 +122,10 @@ def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_pa
     result.refused("epoch 3, step 1: weights are not finite", "the last good checkpoint is", "Lower optimizer.lr")
     assert path.read_bytes() == before
 
+    # the last update of the first epoch leaves weights that are finite, and too large for the embeddings of validation
+    result = dmlkit("train", recipe, "-o", tmp_path / "new", "--set", "optimizer.lr=1e30", "--device", "cpu")
+    result.refused("its embedding has nan or inf; the training diverged", "lower optimizer.lr")
+
 
 def test_devices_that_are_not_there(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path):
     if torch.cuda.is_available():

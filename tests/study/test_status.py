@@ -1,5 +1,6 @@
 """How far a study is, against what was written into its folder; durations as options take them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dmlkit.study.protocol import RealityCheckFigures
 from dmlkit.study.record import StudyFailures
 from dmlkit.study.status import parse_duration, status_of
 from tests.conftest import Killed, refuses
-from tests.study.fakes import STUDY, Told, kill_after, study, train_by, write_run, write_study
+from tests.study.fakes import STUDY, Told, kill_after, rate_of, study, train_by, write_run, write_study
 from tests.study.test_plan import TUNED, peak
 
 
@@ -107,6 +108,24 @@ def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(dmlkit, tmp_
     assert {run.state for run in status.runs} == {"done"} and len(status.runs) == 10
     text = dmlkit("status", out).out
     assert "small lr=0.008 (best)" in text and "10 of 10 runs done" in text and "left" not in text
+
+
+@pytest.mark.parametrize(("score_of_added", "chosen"), [(0.5, "lr=0.001"), (0.9, "lr=0.00025")])
+def test_of_equal_values_the_study_chooses_the_one_that_status_marks(
+    dmlkit, tmp_path: Path, monkeypatch, score_of_added: float, chosen: str
+):
+    """The study took the last value below the grid, status the first value of the grid, whose later seed it awaited."""
+    path, out = write_study(tmp_path, TUNED.replace("tune:", "extend: 2\ntune:")), tmp_path / "out"
+    train_by(monkeypatch, lambda recipe: (0.5 if rate_of(recipe) >= 1e-3 else score_of_added, 0.5))
+    assert study(dmlkit, path).code == 0
+    results = json.loads((out / "results.json").read_text())
+    assert {name: variant["tuned"]["chosen"] for name, variant in results["variants"].items()} == {
+        "small": chosen,
+        "large": chosen,
+    }
+    status = status_of(out)
+    assert status.best == {"small": chosen, "large": chosen}
+    assert {run.state for run in status.runs} == {"done"}
 
 
 def test_a_damaged_record_is_one_line(dmlkit, killed: Path):

@@ -140,11 +140,16 @@ class Plan:
         return scored
 
     def _choose(self) -> None:
-        """Choose the best candidate of each variant on validation classes; the first of equal ones."""
+        """Choose the best candidate of each variant on validation classes.
+
+        Of equal ones it is the first of the study's file, or else of labels, as `dmlkit.study.status` finds it too.
+        """
         for variant in self.study.variants:
             scored = self._scored(variant) if self.study.is_tuned else [(variant.candidates[0], 0.0)]
             if scored:
-                self.chosen[variant.name] = max(scored, key=lambda pair: pair[1])[0]
+                planned = [candidate.label for candidate in variant.candidates]
+                order = [*planned, *sorted({candidate.label for candidate, _ in scored} - {*planned})]
+                self.chosen[variant.name] = min(scored, key=lambda pair: (-pair[1], order.index(pair[0].label)))[0]
 
     def _extended(self, variant: Variant) -> list[Candidate]:
         """Return one more candidate, a step from the best one that has an untried step; empty if no recipe takes any.
