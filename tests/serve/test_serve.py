@@ -319,6 +319,9 @@ def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient,
     assert client.post("/v1/identify", files=sent(new)).json()["answers"][0]["guess"] == "heron"
     again = client.post("/v1/gallery/add?label=heron", files=sent(new)).json()
     assert again["added"] == 0 and again["messages"] == [f"{new.name}: is in the gallery already"]
+    twins = [("images", (name, new.read_bytes())) for name in ("a.jpg", "b.jpg")]
+    again = client.post("/v1/gallery/add?label=heron", files=twins).json()
+    assert again["messages"] == ["b.jpg: the same picture as a.jpg", "a.jpg: is in the gallery already"]
     (image,) = client.get("/v1/gallery/images?label=heron").json()["images"]
     assert Path(image["path"]).read_bytes() == new.read_bytes()
     assert client.get(f"/v1/images/{image['id']}").content[:2] == b"\xff\xd8"
