@@ -146,6 +146,19 @@ def warn_once(text: str) -> None:
     warn(text)
 
 
+def require_list(name: str, values: object) -> None:
+    """Raise a `UserError` for one text where texts are expected: its letters would be taken for them.
+
+    Example:
+        >>> require_list("labels", "10")
+        Traceback (most recent call last):
+        ...
+        dmlkit.errors.UserError: labels: got the text '10', expected a list: labels=['10']
+    """
+    if isinstance(values, str):
+        raise UserError(f"{name}: got the text {values!r}, expected a list: {name}=[{values!r}]")
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, for a message of our own; of an empty one the name of its type.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.errors import require_list
 from dmlkit.files.source import kind_of
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.files import MANIFEST, GallerySummary
@@ -74,6 +75,8 @@ class ImageGallery:
         Raises:
             UserError: nothing is given, or something of it belongs to no image; then nothing is removed.
         """
+        require_list("labels", labels)
+        require_list("images", images)
         return remove_images(self.path, labels=labels, images=list(map(str, images)))
 
     def migrate(self, run: str | Path, images: str | Path | None = None) -> Migrated:

@@ -36,6 +36,9 @@ def check_file(path: Path, suffixes: Sequence[str] = (), *, sources: Iterable[Pa
         raise UserError(f"--output {path}: expected a name that ends in {names}")
     if path.is_dir():
         raise UserError(f"--output {path}: this is a folder; expected the name of a file")
+    # a rename would put a file in the place of a device, for root also of /dev/stdout, which may lead to a file
+    if (path.exists() and not path.is_file()) or path.absolute().parent == Path("/dev"):
+        raise UserError(f"--output {path}: this is no regular file; expected the name of a file")
     sources = [source for source in sources if source.exists()]
     if path.exists() and any(path.samefile(source) for source in sources):
         raise UserError(f"--output {path}: this command reads this file; choose another --output")

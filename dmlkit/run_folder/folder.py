@@ -305,8 +305,8 @@ class RunFolder:
         path = self.checkpoint_path(name)
         if self.model is not None:
             raise UserError(f"--checkpoint {name}: {self.model} is not trained; remove this option")
-        if name == "pretrained":
-            raise UserError(f"{path}: this checkpoint has no trained head and no file; expected best or last")
+        if name not in CHECKPOINTS:
+            raise UserError(f"{path}: there is no such checkpoint of trained weights; expected best or last")
         state = read_checkpoint(path, CHECKPOINTS[name])
         # an equal text needs no check, which would import the backbone's library
         if state["recipe"] != self.recipe_path.read_text(encoding="utf-8"):

@@ -12,7 +12,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, require_list
 from dmlkit.serve.access import check_token
 
 Image = str | Path | bytes
@@ -65,6 +65,8 @@ class Client:
 
     def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = ()) -> int:
         """Remove images from the gallery, and return their number."""
+        require_list("labels", labels)
+        require_list("ids", ids)
         return self._ask("/v1/gallery/remove", {"labels": list(labels), "ids": list(ids)})["removed"]
 
     def review(self) -> dict[str, Any]:

@@ -247,15 +247,19 @@ class Service:
     def add(self, files: Sequence[tuple[str, bytes]], label: str) -> dict[str, Any]:
         """Add images, given by their names and contents, to the gallery; it keeps them in its folder ``uploads``."""
         label, folder = stated_label(label, "label"), self.source / UPLOADS
-        names, listed, new = dict[str, str](), list[LabelledImage](), list[Path]()
+        names, listed, new, twins = dict[str, str](), list[LabelledImage](), list[Path](), list[str]()
         with writing(folder):
             folder.mkdir(exist_ok=True)
             for name, content in files:
                 suffix = Path(name).suffix.lower()
                 suffix = suffix if suffix in EXTENSIONS else ".jpg"
                 place = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
-                listed.append(LabelledImage(os.path.abspath(place), label))  # noqa: PTH100 - as galleries name it
-                names[listed[-1].path] = name
+                path = os.path.abspath(place)  # noqa: PTH100 - as galleries name it
+                if path in names:
+                    twins.append(f"{name}: the same picture as {names[path]}")
+                    continue
+                listed.append(LabelledImage(path, label))
+                names[path] = name
                 if not place.exists():
                     with atomic_write(place) as partial:
                         partial.write_bytes(content)
@@ -273,7 +277,7 @@ class Service:
         messages = [*change.repeated, *change.skipped]
         for path, name in names.items():
             messages = [message.replace(path, name) for message in messages]
-        return {"added": change.added, "messages": messages, "version": self.reopen()}
+        return {"added": change.added, "messages": [*twins, *messages], "version": self.reopen()}
 
     def add_listed(self, images: Sequence[LabelledImage]) -> dict[str, Any]:
         """Add image files to the gallery on the calling thread, with a model of its own."""

@@ -1,5 +1,6 @@
 """The pages of docs/ do what they say: their recipes, commands and Python run one after another in an empty folder."""
 
+import pkgutil
 import re
 import shlex
 from collections.abc import Callable
@@ -36,6 +37,11 @@ TINY_PHOTOS = [
 
 COMMAND = re.compile(r"^\s*(?:[^`|\n]*-m |#\s*Run:\s*)?@?(?:\.venv/bin/|\$\(BIN\)/)?dmlkit ([a-z].*)$", re.MULTILINE)
 OF_IMAGES = ("backbone", "transform", "training.workers")
+
+
+def test_the_functions_that_the_page_on_python_names_exist():
+    names = set(re.findall(r"`(dmlkit\.[\w.]+)", (ROOT / "docs" / "python.md").read_text(encoding="utf-8")))
+    assert len(names) > 5 and all(pkgutil.resolve_name(name) for name in names)
 
 
 def vectors() -> None:

@@ -1,5 +1,6 @@
 """Outputs at places that a user names: a file is replaced, but never one that is read or part of data."""
 
+import os
 import resource
 import shutil
 import signal
@@ -125,6 +126,14 @@ def test_a_link_to_a_source_is_the_source(tmp_path: Path):
     (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
     with pytest.raises(UserError, match="this command reads this file"):
         check_file(tmp_path / "link.npy", sources=[tmp_path / "none", tmp_path / "x.npy"])
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/stdout", "fifo", "link"])
+def test_no_file_takes_the_place_of_a_device_or_a_fifo(tmp_path: Path, name: str):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/null")
+    with pytest.raises(UserError, match="this is no regular file"):
+        check_file(tmp_path / name)
 
 
 def test_a_write_that_fails_is_told_with_its_file_t4(tmp_path: Path):

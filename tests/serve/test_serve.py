@@ -319,6 +319,9 @@ def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient,
     assert client.post("/v1/identify", files=sent(new)).json()["answers"][0]["guess"] == "heron"
     again = client.post("/v1/gallery/add?label=heron", files=sent(new)).json()
     assert again["added"] == 0 and again["messages"] == [f"{new.name}: is in the gallery already"]
+    twins = [("images", (name, new.read_bytes())) for name in ("a.jpg", "b.jpg")]
+    again = client.post("/v1/gallery/add?label=heron", files=twins).json()
+    assert again["messages"] == ["b.jpg: the same picture as a.jpg", "a.jpg: is in the gallery already"]
     (image,) = client.get("/v1/gallery/images?label=heron").json()["images"]
     assert Path(image["path"]).read_bytes() == new.read_bytes()
     assert client.get(f"/v1/images/{image['id']}").content[:2] == b"\xff\xd8"
@@ -598,6 +601,7 @@ def test_the_command_serves_its_client_and_ends_when_it_is_told(gallery: Path, p
         assert answer["guess"] == "heron" and answer["nearest"][0]["id"] == client.search([first], k=1)[0][0]["id"]
         assert client.verify(first, first)["similarity"] == pytest.approx(1, abs=1e-5)
         assert np.shape(client.embed([first, second]))[0] == 2
+        refuses("labels: got the text 'heron', expected a list", client.remove, labels="heron")
         assert client.remove(labels=["heron"]) == 1
         for _ in range(2):  # the second, which does not wait for requests, came with a traceback
             process.send_signal(signal.SIGINT)

@@ -47,6 +47,10 @@ def test_paths_pictures_and_arrays_give_what_the_command_writes(home, model, pat
     assert model.embed([]).shape == (0, written.shape[1])
 
 
+def test_a_checkpoint_that_does_not_exist_is_named(home: Path):
+    refuses("final.pt: there is no such checkpoint", face.load, home / "run", checkpoint="final")
+
+
 def test_the_mode_of_a_model_is_set_only_if_it_trains(home: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch):
     network, modes = (embedder := face.load(str(home / "run"), device="cpu")).trained.model, list[bool]()
     train = type(network).train
