@@ -317,13 +317,14 @@ def print_evidence(evidence: "Evidence | None") -> None:
     say(f"{share}, which has {percent(evidence.area)} of the area", style="bold")
 
 
-def print_values(by: "ByColumn | None", metrics: "Sequence[str] | None" = None) -> None:
-    """Print metrics, by default the last one, per value of a column, worst first, with differences from all others."""
+def print_values(by: "ByColumn | None", rates: "Sequence[str] | None" = None) -> None:
+    """Print error rates, or else the last metric, per value of a column, worst first, with differences from others."""
     if by is None:
         return
-    for name in metrics or [list(by.values[0].metrics)[-1]]:
+    for name in rates or [list(by.values[0].metrics)[-1]]:
         rows = [[by.column, "queries", "classes", f"{name}, 95 % interval", "to others, 95 % interval", "Holm's p"]]
-        for of_value in by.values[:VALUES_SHOWN]:
+        worst = by.values if rates is None else sorted(by.values, key=lambda value: -value.metrics[name].mean)
+        for of_value in worst[:VALUES_SHOWN]:
             figures = of_value.metrics[name]
             ends, change = figures.interval, figures.difference_interval
             cells = [of_value.value, f"{of_value.queries:,}", f"{of_value.classes:,}"]

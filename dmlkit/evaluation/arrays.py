@@ -19,6 +19,7 @@ from dmlkit.metrics.ranking.codec import Codec, by_full_points
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.manifest import Manifest
 from dmlkit.vectors.points import PointSet, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
@@ -46,6 +47,7 @@ def evaluate_points(
                 f"{gallery.source}: has the same points as {points.source}, so that every query would find itself; "
                 "name one of them alone, to search each query among all others"
             )
+    notes += _unused_limits(points)
     try:
         metrics = metric_configs(metrics or DEFAULT_METRICS)
     except ValueError as error:
@@ -74,6 +76,15 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
         raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; {way}")
     note = f"{counted(without, 'item has', 'items have')} no label, to be left out"
     return rows, [note] if without else []
+
+
+def _unused_limits(points: PointSet) -> list[str]:
+    """Return a note if an evaluation of the run would limit the searches of these images."""
+    gallery, manifest = gallery_of(points), points.stored.manifest
+    limits = manifest.limits if isinstance(manifest, Manifest) else ()
+    if gallery is not None:
+        limits = [name for name in ("query", "gallery", "group") if name in gallery.cells()]
+    return [f"not used here, unlike in dmlkit eval of the run: {', '.join(limits)} of the images"] if limits else []
 
 
 class LabeledRows(NamedTuple):

@@ -37,6 +37,7 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import Incoming, LabelledImage, images_of
 from dmlkit.gallery.index import extend_index
 from dmlkit.gallery.manifest import GalleryManifest, GalleryModel, changing, commit, moved, new_rows, schema
+from dmlkit.nearest.near_pairs import check_reachable
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
@@ -256,6 +257,8 @@ def create_gallery(
     if model.checkpoint is None:
         RunFolder(run).warn_of_loss()
     trained = model.load(RunFolder(run), ranks)
+    if settings.threshold is not None and trained.local is None:
+        check_reachable(trained.manifold, settings.threshold)
     manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
     with sole_writer(output, what="the creation of a gallery"):
         check_folder(output, "an interrupted gallery", CREATING_MARK)

@@ -27,6 +27,7 @@ from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.probability import estimate_probability
 from dmlkit.identify.rule import NEAREST_IMAGE, LabelRule
 from dmlkit.identify.search import LocalMatches, nearest, open_searched
+from dmlkit.nearest.near_pairs import check_reachable
 from dmlkit.nearest.search import QUERY_ROWS, Neighbors
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
@@ -74,6 +75,8 @@ def identify(
         rule = replace(rule, by=FOLDER)
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold, where=boxes and boxes.where)
     second = LocalMatches.of(opened)
+    if rule.threshold is not None and second is None:  # scores with matches of patches have no bound
+        check_reachable(opened.manifold, rule.threshold)
     identifier = Identifier(opened, rule, second)
     query_points = open_queries(images, opened, boxes=boxes, local=True, model=model, bar=bar)
     known = list(known_labels(path, query_points.paths, query_points.labels, identifier.names))

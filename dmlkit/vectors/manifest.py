@@ -243,6 +243,8 @@ class Manifest(Description, frozen=True, strict=True):
     """Checksums of the files next to it; null in a manifest of other files."""
     table: ListingTable | None = None
     """Table that lists the images, whose other columns ``dmlkit eval --by`` reads; null if there is none."""
+    limits: tuple[str, ...] = ()
+    """What limits the searches among these images in an evaluation of the run: ``query``, ``gallery`` and ``group``."""
 
 
 def index_of(manifold: Manifold) -> SearchIndex:

@@ -233,6 +233,7 @@ def write_embeddings(
                 file.write(content)
                 store.release()
         _write_items(items, dataset, parts)
+        limits = {"query": dataset.query, "gallery": dataset.gallery, "group": dataset.groups}
         manifest = Manifest(
             **dict(description),
             source=source,
@@ -242,6 +243,7 @@ def write_embeddings(
             run=run_path if readable_name(run_path) else None,
             checksums=Checksums(points=checksum, items=file_checksum(items)),
             table=table,
+            limits=tuple(name for name, values in limits.items() if values is not None),
         )
         described.write_text(manifest.text(), encoding="utf-8")
         path.unlink(missing_ok=True)  # a kill leaves no manifest of other embeddings

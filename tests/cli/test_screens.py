@@ -12,12 +12,15 @@ from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from dmlkit.cli.app import MOST_LINES, lines_of, prepare_environment, show_warning
 from dmlkit.cli.console import Output, print_table, say, say_prose
+from dmlkit.cli.evaluate import print_values
 from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.errors import UserError
+from dmlkit.evaluation.by_value import figures_by_value
 from dmlkit.files.escape import UNPRINTABLE, printable
 from dmlkit.files.paths import raise_faults
 from dmlkit.training import estimate
@@ -220,6 +223,13 @@ def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(pr
     assert max(map(len, narrow.splitlines())) <= 80 and rows[1][2] in printed(print_table, rows, width=140)
     number, interval = (next(line for line in narrow.splitlines() if part in line) for part in ("0.3826", "0.273"))
     assert "-0.0376" in number and "-0.114 .. +0.017" in interval and number.index("0.3826") > interval.index("0.273")
+
+
+def test_each_table_of_error_rates_has_its_own_worst_value_first(printed: Callable[..., str]):
+    rates = {"far": torch.tensor([0.2, 0.3, 0.1]), "frr": torch.tensor([0.5, 0.4, 0.6])}
+    by = figures_by_value(rates, torch.arange(3), ["cam0", "cam1", "cam2"], "camera", are_errors=True)
+    tables = printed(print_values, by, ["far", "frr"]).split("worst first")[1:]
+    assert [re.findall(r"cam\d", table) for table in tables] == [["cam1", "cam0", "cam2"], ["cam2", "cam0", "cam1"]]
 
 
 def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line(printed: Callable[..., str]):

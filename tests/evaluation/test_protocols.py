@@ -162,6 +162,24 @@ def test_cmc_and_map_with_and_without_re_ranking(market: Path):
     assert evaluate(ranks, model, dataset, recipe, split="test").scores.values == scored.scores.values
 
 
+def test_points_say_what_limits_searches_of_their_run_alone(trained_run: Path, tmp_path: Path, dmlkit: Cli):
+    names = [f"{label}{shot}.png" for label in "ab" for shot in range(4)]
+    trees.photos(tmp_path, names)
+    table, points, gallery = tmp_path / "table.csv", tmp_path / "points", tmp_path / "gallery"
+    rows = [f"{name},{name[0]},test,{int(name[1]) < 1},{int(name[1]) > 0},{name[1]}" for name in names]
+    table.write_text("\n".join(["path,label,split,query,gallery,group", *rows]))
+    dmlkit("gallery", "create", trained_run, table, "-o", gallery)
+    dataset = ("--set", f"dataset={{name: table, file: {table}}}")
+    dmlkit("embed", trained_run, "--split", "test", *dataset, "-o", points)
+    evaluate: Any = ("--metric", "recall@1", "--json")
+    of_run = dmlkit("eval", trained_run, *dataset, *evaluate).json()
+    note = "not used here, unlike in dmlkit eval of the run: query, gallery, group of the images"
+    assert of_run["queries"] == 2 and note not in of_run["notes"]
+    for source in (points, gallery):
+        report = dmlkit("eval", source, *evaluate).json()
+        assert report["queries"] == 8 and note in report["notes"]
+
+
 def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: Path, dmlkit: Cli):
     run = shutil.copytree(trained_run, tmp_path / "run")
     words: Any = ("eval", run, "--form", "4:int8", "--metric", "map@r", "--device", "cpu", "--json")

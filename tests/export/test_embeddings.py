@@ -73,7 +73,7 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
     report = json.loads((tmp_path / "index.faiss.json").read_text())
     index = {**INDEX, "type": "IndexFlatIP", "dim": 8}
     keys = ("fusion", "computation", "aligned_to", "threshold", "run", "checksums", "table")
-    assert report == {**manifest(), "index": index, **dict.fromkeys(keys)}
+    assert report == {**manifest(), "index": index, **dict.fromkeys(keys), "limits": []}
     assert FaissManifest.read(tmp_path / "index.faiss.json").index.dim == 8
     (tmp_path / "index.faiss.json").write_text(MANIFEST)  # as 0.1.0 wrote it
     refuses("a manifest of a FAISS index of format 1", FaissManifest.read, tmp_path / "index.faiss.json")

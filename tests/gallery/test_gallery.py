@@ -235,7 +235,9 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, mon
     for label in ("", " ", "unknown", "\udcff"):
         dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label).refused("is no label")
     dmlkit("gallery", "create", place / "run", photos, "-o", tmp_path / "bad.jpg").refused("is a file")
-    dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "inf").refused("--threshold inf: expected")
+    for threshold in ("inf", "60"):
+        words = ("gallery", "create", place / "run", "-o", gallery, "--threshold", threshold)
+        dmlkit(*words).refused(f"--threshold {threshold}: expected")
     assert not gallery.exists()
     create_gallery(place / "run", None, gallery, model=ON_CPU)
     dmlkit("search", gallery, photos).refused("this gallery is empty; add images to it")

@@ -162,6 +162,11 @@ def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Cli):
     assert near[1] == first["queries"][0]["neighbors"][0]["label"]
 
 
+def test_an_index_is_built_without_warnings_of_faiss(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    index_gallery(stocked(place, tmp_path / "gallery"), "ivf_pq", 0.5)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch):
     few = stocked(place, tmp_path / "few", rows=240)
     dmlkit("gallery", "index", few).refused("240 images are too few for an index, which needs 256")

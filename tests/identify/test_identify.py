@@ -177,6 +177,7 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         ((place / "gallery", place / "asked", "-k", 0, "--method", "vote"), "-k 0: expected at least 1"),
         ((place / "gallery", place / "asked", "-k", 3), "-k 3: applies to --method vote, got --method nearest; add"),
         ((place / "gallery", place / "asked", "--threshold", "nan"), "--threshold nan: expected a similarity"),
+        ((place / "gallery", place / "asked", "--threshold", "60"), "--threshold 60: expected at most"),
         ((place / "gallery", array, "--by", "folder"), "have no folders or columns; remove this option"),
         ((place / "gallery", other), "embeddings with 8 dimensions, but"),
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),

@@ -115,6 +115,7 @@ def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Cli):
         dmlkit(*words, *more).refused(message)
 
 
-def test_hyperbolic_points_are_refused():
+@pytest.mark.parametrize("precision", ["int8", "binary"])
+def test_hyperbolic_points_are_refused(precision: Precision):
     with pytest.raises(ValueError, match="points of lorentz leave the space"):
-        Codec(Lorentz(4), Stored(None, "int8"), torch.zeros(1, 5))
+        Codec(Lorentz(4), Stored(None, precision), torch.zeros(1, 5))

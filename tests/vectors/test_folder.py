@@ -48,11 +48,12 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     assert json.loads(text) == {
         **json.loads(MANIFEST),
         **dict.fromkeys(("fusion", "computation", "aligned_to", "threshold", "run", "checksums", "table")),
+        "limits": [],
     }
     names = list(json.loads(MANIFEST))
     after = names.index("preprocessing") + 1
     names[after:after] = ["fusion", "computation", "aligned_to"]
-    assert list(json.loads(text)) == [*names, "threshold", "run", "checksums", "table"]
+    assert list(json.loads(text)) == [*names, "threshold", "run", "checksums", "table", "limits"]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
 

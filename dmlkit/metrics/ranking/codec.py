@@ -60,10 +60,10 @@ class Codec:
         name = type(space).__name__.lower()
         if dims is not None and dims > space.dim:
             raise ValueError(f"--form {dims}: the embeddings have {space.dim} coordinates; give at most {space.dim}")
-        if BITS[precision] == 1 and not isinstance(space, Sphere):
-            raise ValueError(f"--form {precision}: signs keep directions alone, and the space is {name}; use int8")
         if not isinstance(space, Sphere | Euclidean):
             raise ValueError(f"--form applies to sphere and euclidean: cut or rounded points of {name} leave the space")
+        if BITS[precision] == 1 and not isinstance(space, Sphere):
+            raise ValueError(f"--form {precision}: signs keep directions alone, and the space is {name}; use int8")
 
     @property
     def dims(self) -> int:
