@@ -55,7 +55,7 @@ def test_embeddings_equal_the_model_and_keep_their_order(run, embeddings):
     keys = (
         "format dmlkit dim features dtype manifold similarity index model preprocessing fusion computation aligned_to"
     )
-    assert list(manifest) == [*keys.split(), "source", "count", "skipped", "threshold", "run", "checksums", "table"]
+    assert list(manifest) == f"{keys} source count skipped threshold run checksums table limits".split()
     assert manifest["manifold"]["name"] == "sphere" and manifest["dim"] == 8 and manifest["count"] == 36
     assert manifest["preprocessing"]["size"] == 16
     trained = load_model(RunFolder(run), start_ranks("cpu"))

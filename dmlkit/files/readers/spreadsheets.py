@@ -43,9 +43,9 @@ class ExcelReader(Reader):
         if not sheet:
             raise UserError(f"{path}: this workbook has no cells; expected a line with the columns' names")
         filled = [(number, row) for number, row in enumerate(sheets[sheet], start=1) if any(cell != "" for cell in row)]
-        columns = [pa.array(map(_cell, cells), pa.string()) for cells in zip(*(row for _, row in filled), strict=True)]
-        table = pa.Table.from_arrays(
-            [column[1:] for column in columns], [str(column[0].as_py() or "").strip() for column in columns]
+        columns = [[*map(_cell, cells)] for cells in zip(*(row for _, row in filled), strict=True)]
+        table = pa.Table.from_arrays(  # not slices of whole columns: if_else of pyarrow 23 and before garbles these
+            [pa.array(cells, pa.string()) for _, *cells in columns], [name or "" for name, *_ in columns]
         )
         notes = [f"{path}: reads the sheet {sheet!r}; left out: {some_of(others)}"] if others else []
         return ImageTable(table, path, path.parent, [f"{path}: row {number}" for number, _ in filled[1:]], notes=notes)
