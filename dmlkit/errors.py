@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -147,16 +148,16 @@ def warn_once(text: str) -> None:
 
 
 def require_list(name: str, values: object) -> None:
-    """Raise a `UserError` for one text where texts are expected: its letters would be taken for them.
+    """Raise a `UserError` for one text or path where several are expected: its letters would be taken for them.
 
     Example:
         >>> require_list("labels", "10")
         Traceback (most recent call last):
         ...
-        dmlkit.errors.UserError: labels: got the text '10', expected a list: labels=['10']
+        dmlkit.errors.UserError: labels: got '10', expected a list: labels=['10']
     """
-    if isinstance(values, str):
-        raise UserError(f"{name}: got the text {values!r}, expected a list: {name}=[{values!r}]")
+    if isinstance(values, str | Path):
+        raise UserError(f"{name}: got {str(values)!r}, expected a list: {name}=[{str(values)!r}]")
 
 
 def first_line(error: BaseException) -> str:

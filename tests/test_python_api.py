@@ -77,8 +77,10 @@ def test_a_gallery_is_that_of_the_commands(place: Path, both: tuple[Path, Path],
     assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
     refuses("has this label; nothing was removed", birds.remove, labels=["crow"])
     birds.add(place / "new" / "crow.jpg", label="1")  # a class whose name is a letter of the text below
-    refuses("labels: got the text '11', expected a list", birds.remove, labels="11")
+    refuses("labels: got '11', expected a list", birds.remove, labels="11")
+    refuses("images: got 'a.jpg', expected a list", birds.remove, images=Path("a.jpg"))
     assert len(birds) == 7
+    assert birds.remove(labels=iter(["1"])) == 1 and len(birds) == 6
 
 
 @pytest.mark.slow

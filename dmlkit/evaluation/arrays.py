@@ -83,7 +83,8 @@ def _unused_limits(points: PointSet) -> list[str]:
     gallery, manifest = gallery_of(points), points.stored.manifest
     limits = manifest.limits if isinstance(manifest, Manifest) else ()
     if gallery is not None:
-        limits = [name for name in ("query", "gallery", "group") if name in gallery.cells()]
+        cells = gallery.cells()  # read once: they are parsed for each row
+        limits = [name for name in ("query", "gallery", "group") if name in cells]
     return [f"not used here, unlike in dmlkit eval of the run: {', '.join(limits)} of the images"] if limits else []
 
 

@@ -77,7 +77,7 @@ class ImageGallery:
         """
         require_list("labels", labels)
         require_list("images", images)
-        return remove_images(self.path, labels=labels, images=list(map(str, images)))
+        return remove_images(self.path, labels=list(labels), images=list(map(str, images)))
 
     def migrate(self, run: str | Path, images: str | Path | None = None) -> Migrated:
         """Embed all images again with a newer run, and replace the old embeddings when all are done.

@@ -14,10 +14,12 @@ FORMS = (
     "expected COLUMN=VALUE, COLUMN in A, B, COLUMN=FROM..TO, COLUMN>=FROM or COLUMN<=TO, joined by and; put a value "
     'with other signs in quotation marks, as in coat="black and white"'
 )
-QUOTED = re.compile(r'(?P<before>[=,]\s*|\bin\s+|\band\s+|^\s*)"(?P<value>[^"]*)"')
-SIGNS = re.compile(r'[=<>",]|\.\.|\s(and|in)\s')
-HIDDEN = {ord(sign): 0xE000 + ord(sign) for sign in " \t=<>,."}  # the same signs where they separate nothing
-SHOWN = {hidden: sign for sign, hidden in HIDDEN.items()}
+QUOTED = re.compile(
+    r'(?P<before>^|[=,]\s*|\s(?:in|and)\s+)"(?P<value>(?:[^"]|"")*)"(?=\s*(?:$|[=<>,]|\.\.|(?:in|and)\s))'
+)
+SIGNS = re.compile(r'[=<>",]|\.\.|\s(and|in)(\s|$)')
+SEPARATES = re.compile(r"[\s=<>,.]")
+HIDDEN = 0xF0000  # added to the same signs where they separate nothing: a private use area of Unicode
 Cells = Sequence[str | None]
 MOST_VALUES = 200  # of a column; more are names of images, not groups of them
 
@@ -63,13 +65,14 @@ class Where(NamedTuple):
     @classmethod
     def of(cls, text: str) -> "Where":
         """Read conditions."""
-        plain = QUOTED.sub(lambda match: match["before"] + match["value"].translate(HIDDEN), text.strip())
+        plain = QUOTED.sub(lambda match: match["before"] + _hidden(match["value"].replace('""', '"')), text.strip())
         return cls(text, tuple(_condition(part, text) for part in re.split(r"\s+and(?:\s+|$)", plain)))
 
     @classmethod
     def of_value(cls, column: str, value: str) -> "Where":
         """Return the condition that a column has a value, as `label_of` reads it."""
-        text = "=".join(f'"{word}"' if SIGNS.search(word) else word for word in (column, value))
+        words = [word.replace('"', '""') for word in (column, value)]
+        text = "=".join(f'"{word}"' if SIGNS.search(word) else word for word in words)
         return cls(text, (Condition(column, frozenset([value])),))
 
     def on(self, columns: Iterable[str], where: str) -> "Where | None":
@@ -145,6 +148,11 @@ def _condition(part: str, text: str) -> Condition:
     return Condition(column, None, low, high) if dots else Condition(column, frozenset([label_of(low)]))
 
 
+def _hidden(word: str) -> str:
+    """Return a word whose signs separate nothing, until `_shown`."""
+    return SEPARATES.sub(lambda match: chr(HIDDEN + ord(match[0])), word)
+
+
 def _shown(word: str) -> str:
     """Return a name or value without the spaces around it, and as it was in quotation marks."""
-    return word.strip().translate(SHOWN)
+    return re.sub("[\U000f0000-\U000f3000]", lambda match: chr(ord(match[0]) - HIDDEN), word.strip())

@@ -51,7 +51,7 @@ class SNRContrastive(Contrastive, name="snr_contrastive"):
     r"""SNR contrastive (Yuan et al. 2019): the contrastive loss of the ratio of noise to signal.
 
     Yuan et al., CVPR 2019 (arXiv:1904.02616), section 3: the signal is the image, the noise what another adds to it.
-    The variance is over the features of an image, so that d does not change when all are multiplied.
+    The variance is over the features of an image, so that d does not change when all points are scaled alike.
 
     .. math:: d_{ij} = \frac{\mathrm{var}(x_i - x_j)}{\mathrm{var}(x_i)}, \qquad
             L + \frac{\lambda}{B} \sum_i \Big| \sum_m x_{im} \Big|

@@ -52,7 +52,7 @@ class Margin(PairLoss, name="margin"):
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         distance = self.manifold.distance(pairs.rows, pairs.columns)  # (B, M)
-        beta = (self.beta[pairs.labels, None] if self.per_class else self.beta).to(distance.dtype)  # (B, 1)
+        beta = (self.beta[pairs.labels, None] if self.per_class else self.beta).to(distance.dtype)  # (B, 1) or (1,)
         triplets = self.miner(distance.detach(), pairs.positive, pairs.negative)
         positives, negatives = _uses(triplets, pairs.negative)  # (B, M)
         pull = (distance - beta + self.margin).relu()

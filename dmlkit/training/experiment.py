@@ -104,18 +104,28 @@ class Objective(nn.Module):
 
         Args:
             embeddings: (B, D), or (B, 2 D) if the loss also takes the points before a neck.
+
+        Raises:
+            ValueError: a term, perhaps of a plug-in, is no scalar tensor.
         """
-        total = self.loss(embeddings, labels)
+        total = _scalar(self.loss, self.loss(embeddings, labels))
         embeddings = embeddings[:, : self.loss.manifold.point_dim]
         for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
             count: Any = regularizer.proxies_per_step
             rows = (embeddings, labels, images) if count is None else draw_proxies(self.loss, count)
-            total = total + weight * regularizer(*rows)
+            total = total + weight * _scalar(regularizer, regularizer(*rows))
         return total
 
     def sharded_parameters(self) -> list[ShardedParameter]:
         """Return the parameters of which this rank holds only some rows, with their names in this state dict."""
         return [sharded._replace(name=f"loss.{sharded.name}") for sharded in self.loss.sharded_parameters()]
+
+
+def _scalar(term: nn.Module, value: Any) -> Tensor:
+    if isinstance(value, Tensor) and value.shape == ():
+        return value
+    got = list(value.shape) if isinstance(value, Tensor) else value
+    raise ValueError(f"{type(term).__name__} returned {got}, expected a scalar tensor, e.g. a mean over the pairs")
 
 
 def draw_proxies(loss: Any, count: int) -> tuple[Tensor, Tensor]:

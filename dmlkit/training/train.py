@@ -367,16 +367,14 @@ def compute_loss(experiment: Experiment, batch: tuple[Tensor, Tensor, Tensor], s
     """Compute the loss of a batch: its embeddings (B, D), labels (B,), and rows (B,) in the training split."""
     recipe = experiment.recipe
     try:
-        loss: Any = experiment.objective(*batch)
+        loss = experiment.objective(*batch)
     except ValueError as error:
         if batch[0].isfinite().all():
             raise UserError(recipe.fault(("loss",), str(error))) from error
         raise diverged(state.step + 1, "embeddings", state, run) from error
-    if not (isinstance(loss, Tensor) and loss.shape == () and loss.requires_grad):  # of a plug-in
-        got = f"{'' if loss.requires_grad else 'detached '}{list(loss.shape)}" if isinstance(loss, Tensor) else loss
+    if not loss.requires_grad:  # of a plug-in
         names = " + ".join(term.name for term in (recipe.loss, *recipe.regularizers))
-        text = f"{names} returned {got}, expected a scalar tensor with a gradient, e.g. a mean over the pairs"
-        raise UserError(recipe.fault(("loss",), text))
+        raise UserError(recipe.fault(("loss",), f"{names} returned a tensor without a gradient; remove its detach()"))
     return loss
 
 

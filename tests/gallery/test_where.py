@@ -56,15 +56,33 @@ def test_rows_are_those_of_a_loop_by_hand(text: str, rows: list[int]):
 
 
 @pytest.mark.parametrize(
-    "value", ["black and white", "a=b", "1..2", "left, right", "x>=3", "5 in 10", "plain", "O'Brien"]
+    "value",
+    [
+        "black and white",
+        "a=b",
+        "1..2",
+        "left, right",
+        "x>=3",
+        "5 in 10",
+        "plain",
+        "5 and",
+        '"A" and "B"',
+        "a\xa0and\xa0b",
+    ],
 )
-@pytest.mark.parametrize("column", ["coat", "coat and size", "a=b"])
+@pytest.mark.parametrize("column", ["coat", "coat and size", "a=b", 'size "in"'])
 def test_any_value_of_any_column_can_be_named(column: str, value: str):
     cells = {column: ["other", value, value.split()[0] + "!"], "side": ["left", "left", "left"]}
-    assert Where.of(f'side=left and "{column}"="{value}"').rows(cells, "t.csv", 3) == [1]
-    assert Where.of(f'"{column}" in "{value}", none').rows(cells, "t.csv", 3) == [1]
+    first, second = (word.replace('"', '""') for word in (column, value))
+    assert Where.of(f'side=left and "{first}"="{second}"').rows(cells, "t.csv", 3) == [1]
+    assert Where.of(f'"{first}" in "{second}", none').rows(cells, "t.csv", 3) == [1]
     written = Where.of_value(column, value)
     assert Where.of(written.text).conditions == written.conditions
+
+
+@pytest.mark.parametrize("value", ['"Bob" Smith', 'size 5"', '5", 6"'])
+def test_marks_around_a_part_of_a_value_belong_to_it(value: str):
+    assert Where.of(f"name={value}").rows({"name": [value, value.replace('"', "")]}, "t.csv", 2) == [0]
 
 
 @pytest.mark.parametrize(

@@ -230,13 +230,19 @@ def test_a_loss_that_is_no_scalar_with_a_gradient_is_one_line(tmp_path: Path):
     """A forgotten mean was an internal error to report."""
     whole = "".join((TOY / "toy_dml" / name).read_text() for name in ("losses.py", "datasets.py"))
     (tmp_path / "toy.yaml").write_text(RECIPE)
-    returned = {"embeddings.sum(1)": r"\[\d+\]", "None": "None", "embeddings.detach().sum()": r"detached \[\]"}
-    for number, (value, got) in enumerate(returned.items()):
+    returned = {
+        "embeddings.sum(1)": r"ToyPairs returned \[\d+\], expected a scalar .+",
+        "None": "ToyPairs returned None, expected a scalar .+",
+        "embeddings.detach().sum()": "toy_pairs returned a tensor without a gradient; .+",
+    }
+    for number, (value, fault) in enumerate(returned.items()):
         name = f"loss{number}.py"
         (tmp_path / name).write_text(whole.replace("        sign = (", f"        return {value}\n        sign = ("))
-        ((code, _, err),) = commands(tmp_path, f"train toy.yaml -o {number} --plugin {name} --device cpu")
-        assert code == 2
-        assert re.fullmatch(rf"error: toy.yaml:\d+: loss: toy_pairs returned {got}, expected a scalar .+\n", err), err
+        words = f"train toy.yaml -o {number} --plugin {name} --device cpu"
+        terms = ("", " --overwrite --set regularizers=[{'name':threshold_consistency}]") if value == "None" else ("",)
+        for code, _, err in commands(tmp_path, *(words + more for more in terms)):
+            assert code == 2
+            assert re.fullmatch(rf"error: toy.yaml:\d+: loss: {fault}\n", err), err
 
 
 def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_path: Path):

@@ -601,7 +601,7 @@ def test_the_command_serves_its_client_and_ends_when_it_is_told(gallery: Path, p
         assert answer["guess"] == "heron" and answer["nearest"][0]["id"] == client.search([first], k=1)[0][0]["id"]
         assert client.verify(first, first)["similarity"] == pytest.approx(1, abs=1e-5)
         assert np.shape(client.embed([first, second]))[0] == 2
-        refuses("labels: got the text 'heron', expected a list", client.remove, labels="heron")
+        refuses("labels: got 'heron', expected a list", client.remove, labels="heron")
         assert client.remove(labels=["heron"]) == 1
         for _ in range(2):  # the second, which does not wait for requests, came with a traceback
             process.send_signal(signal.SIGINT)
