@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import dmlkit as package
-from dmlkit import load, open_gallery
+from dmlkit import evaluate, load, open_gallery, train
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.run_folder.pretrained import backbone_keys
@@ -238,3 +238,9 @@ def test_a_python_that_is_too_old_is_told_in_one_line():
     code = "import sys; sys.version_info = (3, 10, 13); import dmlkit.cli.app"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (1, "dmlkit needs Python 3.11 or later; this is Python 3.10\n")
+
+
+def test_one_text_is_no_list_of_letters(place: Path):
+    run = place / "run"
+    refuses("metrics: got 'map@r', expected a list", evaluate, run, metrics="map@r")
+    refuses("overrides: got 'a=b', expected a list", train, "glyphs/proxy_anchor", place / "new run", overrides="a=b")

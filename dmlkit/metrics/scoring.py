@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from dmlkit.errors import require_list
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Array, Labeled, Labels, MetricConfig, Points, Ranking, Targets
@@ -386,6 +387,7 @@ def metric_configs(metrics: Sequence["MetricConfig | str"]) -> list[MetricConfig
         >>> metric_configs(["recall@5"])
         [RecallConfig(name='recall', k=(5,))]
     """
+    require_list("metrics", metrics)
     if not metrics:
         raise ValueError("expected at least one metric")
     return [_config(metric) if isinstance(metric, str) else metric for metric in metrics]

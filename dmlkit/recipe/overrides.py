@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit._deprecated import KEYS, warn_of
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, require_list
 from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import excerpt, printable, quoted
 from dmlkit.files.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml, read_yaml
@@ -113,6 +113,7 @@ class Override:
 
 def apply_overrides(tree: Tree, overrides: Sequence[str | Override]) -> None:
     """Replace values of a recipe's tree, in order; a tree that is not a mapping stays, and is reported later."""
+    require_list("overrides", overrides)
     if not isinstance(tree.data, dict):
         return
     for override in overrides:
