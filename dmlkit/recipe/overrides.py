@@ -83,7 +83,7 @@ def _overlay(base: Any, changes: Any, key: Key, replaced: set[Key]) -> Any:
 
 
 def path_in_collection(where: str, name: Any, path: Path) -> Path:
-    """Return the path of a file that another file of the same collection names."""
+    """Return the path of a file that another file of the same collection names, or of a recipe of dmlkit's."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise UserError(f"{where}: got {quoted(name)}, expected the path of a file, e.g. _base.yaml")
     if Path(name).is_absolute():
@@ -95,6 +95,8 @@ def path_in_collection(where: str, name: Any, path: Path) -> Path:
         base = (folder / name).resolve()  # with symbolic links followed
     except RuntimeError as error:  # before Python 3.13, for a loop of links
         raise UserError(f"{where}: cannot follow {excerpt(name)}: {error}") from None
+    if not base.exists() and name in names_of_recipes():
+        return shipped_recipes() / f"{name}.yaml"
     if not base.is_relative_to(folder.parent):
         raise UserError(f"{where}: {excerpt(name)} is outside {folder.parent}; expected a file inside this folder")
     return path.parent / name

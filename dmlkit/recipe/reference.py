@@ -130,7 +130,7 @@ def schema() -> dict[str, Any]:
     from dmlkit.recipe.schema import Recipe
 
     described = Recipe.model_json_schema(schema_generator=_WithMeanings)
-    extends = {"type": "string", "description": "Path of a recipe file to build on, relative to this file."}
+    extends = {"type": "string", "description": "Recipe to build on: a path relative to this file, or a name."}
     complete = [{"required": [EXTENDS]}, {"required": described.pop("required")}]
     name = {"type": "string", "description": "Name of a metric, e.g. recall@1, map@r, ndcg@8, nmi."}
     metrics = described["properties"]["metrics"]

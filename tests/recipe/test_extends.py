@@ -224,3 +224,9 @@ def test_points_that_end_too_near_the_origin_are_refused_where_they_are_set(reci
     path = recipes(birds__own=f"extends: _base.yaml\nmanifold: {space}\n", birds___base=BASE)
     refuses(rf"own.yaml:2: manifold.{key}", read_recipe, path)
     assert read_recipe(path, is_trained=True).loss.name == "mpa"
+
+
+def test_a_recipe_that_comes_with_dmlkit_is_extended_by_its_name(recipes: Callable[..., Path]):
+    path = recipes(paper__own="extends: glyphs/proxy_anchor\nloss: {scale: 64}\n")
+    own, shipped = read_recipe(path), read_recipe(Path("glyphs/proxy_anchor"))
+    assert own == read_recipe(Path("glyphs/proxy_anchor"), ["loss.scale=64"]) != shipped

@@ -23,7 +23,7 @@ from dmlkit.cli.app import app
 from dmlkit.distributed import stopping
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.distributed.stopping import stop_signals
-from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.file import dump_recipe, parse_recipe, read_recipe
 from dmlkit.run_folder.documents import ClassMetrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Axis, StudyConfig
@@ -582,6 +582,12 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
 SEEDS_LINE, FIRST = "[0, 1]", "expect:\n- {better: large, than: small, metric: recall@1}"
 RANDOM_SAMPLERS = "{sampler: [{name: random}, {name: class_balanced, images_per_class: 2}]}"
 TWO_PAPERS = "metric: recall@1, paper: one}\n- {better: large, than: small, metric: recall@1, paper: two}"
+
+
+def test_a_recipe_of_dmlkit_is_named_as_train_names_it(tmp_path: Path):
+    path = write_study(tmp_path, STUDY.replace("recipe: tiny.yaml", "recipe: glyphs/proxy_anchor"))
+    recipe, shipped = read_study(path).variants[0].candidates[0].recipe, read_recipe(Path("glyphs/proxy_anchor"))
+    assert (recipe.loss, recipe.dataset) == (shipped.loss, shipped.dataset)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class MethodsConfig(BaseModel, frozen=True, strict=True):
     """The part of a study's file that defines the methods."""
 
     recipe: str
-    """Recipe from which every variant starts; relative to the study's file."""
+    """Recipe from which every variant starts: a path relative to the study's file, or the name of one of dmlkit's."""
     overrides: dict[str, Any] = {}
     """Dotted keys of the recipe that are changed in every variant."""
     grid: dict[str, Values] | None = None
