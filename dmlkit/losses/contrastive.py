@@ -81,7 +81,7 @@ class SNRContrastive(Contrastive, name="snr_contrastive"):
     def distance(self, pairs: Pairs) -> Tensor:
         signal, other = (_centered(self.manifold.to_features(points)) for points in (pairs.rows, pairs.columns))
         noise = squared_distances(signal, other)  # the variance but for its divisor, which cancels
-        return noise / signal.square().sum(1, keepdim=True).clamp(min=EPSILON)
+        return noise / signal.square().sum(1, keepdim=True).clamp(min=EPSILON**2)
 
 
 def _centered(features: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ def path_in_collection(where: str, name: Any, path: Path) -> Path:
         base = (folder / name).resolve()  # with symbolic links followed
     except RuntimeError as error:  # before Python 3.13, for a loop of links
         raise UserError(f"{where}: cannot follow {excerpt(name)}: {error}") from None
-    if not base.exists() and name in names_of_recipes():
-        return shipped_recipes() / f"{name}.yaml"
+    if not base.exists() and (shipped := shipped_recipe(name)):
+        return shipped
     if not base.is_relative_to(folder.parent):
         raise UserError(f"{where}: {excerpt(name)} is outside {folder.parent}; expected a file inside this folder")
     return path.parent / name
@@ -199,6 +199,11 @@ def names_of_recipes() -> list[str]:
     return [f"{paper.name}/{header.path.stem}" for paper, headers in papers for header in headers]
 
 
+def shipped_recipe(name: str) -> Path | None:
+    """Return the file of a recipe that comes with dmlkit; None if there is none of this name."""
+    return shipped_recipes() / f"{name}.yaml" if name in names_of_recipes() else None
+
+
 def is_recipe(path: Path) -> bool:
     """Return whether a path is meant as a recipe: a YAML file, or the name of one that comes with dmlkit."""
     return path.suffix in (".yaml", ".yml") or (not path.exists() and path.as_posix() in names_of_recipes())
@@ -208,10 +213,11 @@ def find_recipe(path: Path) -> Path:
     """Return the file of a recipe, given its path or its name."""
     if path.exists():
         return path
-    name, names = path.as_posix(), names_of_recipes()
-    if name in names:
-        return shipped_recipes() / f"{name}.yaml"
-    matches = get_close_matches(name.removesuffix(".yaml").removeprefix("recipes/"), names, n=1, cutoff=0.8)
+    name = path.as_posix()
+    if shipped := shipped_recipe(name):
+        return shipped
+    typed = name.removesuffix(".yaml").removeprefix("recipes/")
+    matches = get_close_matches(typed, names_of_recipes(), n=1, cutoff=0.8)
     hint = (
         f"; did you mean {matches[0]}, which comes with dmlkit?"
         if matches

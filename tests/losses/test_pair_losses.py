@@ -229,6 +229,13 @@ def test_fast_ap_equals_that_of_pytorch_metric_learning(pair_batch, assert_equal
     )
 
 
+@pytest.mark.parametrize("length", [1e-4, 1e4])
+def test_the_ratio_of_noise_to_signal_does_not_depend_on_the_length_of_points(pair_batch, length):
+    x, labels = pair_batch
+    loss = SNRContrastive(Euclidean(4))
+    torch.testing.assert_close(loss(length * x, labels), loss(x, labels))
+
+
 def test_anchors_against_positives_equal_the_n_pairs_of_pytorch_metric_learning(assert_equals):
     """Sohn's form has one positive a class as columns; that is another set of pairs, not another loss."""
     x = torch.randn(8, 3, dtype=torch.float64)
