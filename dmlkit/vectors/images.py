@@ -23,7 +23,7 @@ from dmlkit.files.image_file import Box, some_image_files
 from dmlkit.files.image_table import BOX, LABEL, PATTERN, lists_images, read_images, text_column
 from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.paths import require_readable
-from dmlkit.files.readers.base import ImageTable, other_lists
+from dmlkit.files.readers.base import ImageTable, other_lists, reader_of
 from dmlkit.files.where import Where, cells_of
 from dmlkit.recipe.schema import Recipe
 
@@ -144,15 +144,15 @@ def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: in
 def _rows_of(source: Path, labels: str | None, options: Boxes, depth: int) -> ImageTable | None:
     """Return all rows of a table, or of a file of boxes, with the labels that are wanted; None for other images."""
     options.check()
-    is_table = lists_images(source, options.columns)
     if options.source is None:
-        return _of_table(source, labels, options) if is_table else None
-    if is_table:
+        return _of_table(source, labels, options) if lists_images(source, options.columns) else None
+    if reader_of(source) is not None:
         raise UserError(
             f"--boxes {options.source}: {source} is a table; give its folder of images, or put boxes into it"
         )
     rows = read_images(options.source, None, options.columns, ("path",), options.confidence, source)
-    return _with_folder_labels(rows, source, labels, depth)
+    is_in_path = labels != NONE and PATTERN in options.columns.get(LABEL, "")
+    return rows if is_in_path else _with_folder_labels(rows, source, labels, depth)
 
 
 def _of_table(source: Path, labels: str | None, options: Boxes) -> ImageTable:

@@ -121,6 +121,19 @@ def test_boxes_of_other_paths(folder: str, others: tuple[str, ...], photos: Path
     assert crops(images_at(Path("photos/a.png"), boxes=Boxes(file))) == found[:1]
 
 
+def test_labels_of_boxes_are_parts_of_the_paths(photos: Path, tmp_path: Path):
+    """A pattern goes before the folders, also where it has no label for an image."""
+    detections = [{"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.5]}]
+    names = ("a.png", "deer/b.png")
+    file = write(tmp_path / "md.json", {"images": [{"file": name, "detections": detections} for name in names]})
+    for pattern, labels in (("(?P<label>[ab])[.]", ["a", "b"]), ("(?P<label>a)[.]", ["a", None])):
+        options = Boxes(file, columns={"label": pattern})
+        sides = (4, 6, 24, 21)
+        expected = [(Path(name).name, label, sides) for name, label in zip(names, labels, strict=True)]
+        assert crops(images_at(photos, boxes=options)) == expected
+        assert images_at(photos, "none", options).labels.tolist() == [-1, -1]
+
+
 def test_tables(photos: Path):
     table = write(photos / "t.csv", "path,label,x,y,width,height\na.png,fox,3,4,10,12\ndeer/b.png,deer,,,,\n")
     dataset = images_at(table)
