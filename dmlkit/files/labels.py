@@ -8,6 +8,8 @@ from unicodedata import normalize
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.escape import quoted
 
+MISSING = ("na", "n/a", "nan", "none", "null")
+"""What other programs write for an empty cell, in lower case: labels as any others, since NA may be Namibia."""
 UNKNOWN = "unknown"
 """The answer to an image of no known label; as a label, in any case, it means that there is none."""
 WHOLE_NUMBER = re.compile(r"(-?[0-9]+)\.0+")
@@ -78,6 +80,9 @@ def label_notes(counts: Mapping[str, int], where: str, read: Callable[[str], str
     for text, label in meant.items():
         if label is not None:
             totals[label.casefold()][label] += counts[text]
+    missing = [f"{label!r} ({count:,})" for key in MISSING for label, count in totals[key].items()]
+    if missing:
+        notes.append(f"{where}: read as classes: {some_of(missing)}; write {UNKNOWN!r} for images without a label")
     alike = [spelled for spelled in totals.values() if len(spelled) > 1]
     if alike:
         groups = (

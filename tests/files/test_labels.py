@@ -32,6 +32,16 @@ def test_spelled_labels_are_counted(labels: list[str]):
     assert note.endswith(f"and {len(counts) - 5} more") == (len(counts) > 5)
 
 
+def test_what_other_programs_write_for_an_empty_cell_is_a_class_and_is_named():
+    """NA is what R writes."""
+    counts = {"fox": 3, "NA": 2, "na ": 1, "None": 1, "NAN": 4, "nanny": 1}
+    notes = [note for note in label_notes(counts, "t.csv") if "read as classes" in note]
+    assert notes == [
+        "t.csv: read as classes: 'NA' (2), 'na' (1), 'NAN' (4), 'None' (1); write 'unknown' for images without a label"
+    ]
+    assert all(label_of(text) == text.strip() for text in counts)
+
+
 def test_a_folder_without_any_label_gets_no_note():
     assert label_notes({"": 9, "unknown": 2}, "photos") == []
 
