@@ -62,6 +62,8 @@ def test_a_list_of_objects_is_a_table(home: Path):
     assert read_images(file).place(1) == f"{file}: row 2"
     file.write_text(json.dumps(cells), encoding="utf-8-sig")
     assert rows(file, "label") == [["7"], ["fox"]]
+    write(file, [cells[0] | {"label": float("nan")}, cells[1]])  # of pandas, which Python's json writes as NaN
+    assert rows(file, "label") == [[None], ["fox"]]
     refuses(r"t.json: row 2: got '7'; expected a JSON object", read_images, write(file, [cells[0], 7]))
 
 

@@ -174,10 +174,10 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def as_text(value: Any) -> str | None:
-    """Return a value of JSON as the text of a cell; None for an empty one."""
-    if value is None or isinstance(value, str):
+    """Return a value of JSON as the text of a cell; None for an empty one, which Python writes as NaN."""
+    if isinstance(value, str):
         return value
-    return json.dumps(value)
+    return None if value is None or value != value else json.dumps(value)
 
 
 def box_of(left: float, top: float, width: float, height: float) -> dict[str, float]:
