@@ -531,6 +531,7 @@ def test_msmt17(tmp_path: Path):
         ("p.json", '[{"annotations": [{"result": []}], "data": {"image": "/data/upload/a.jpg"}}]', "Label Studio"),
         ("a.json", '{"version": "5.4", "flags": {}, "shapes": [{"label": "fox"}], "imagePath": "a.jpg"}', "labelme"),
         ("v.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "the VGG Image Annotator"),
+        ("w.json", '{"a.jpg9": {"regions": [], "file_attributes": {}}}', "the VGG Image Annotator"),
         ("v.csv", "filename,region_id,region_shape_attributes\na.jpg,0,{}\n", "the VGG Image Annotator"),
         ("a.xml", "<?xml version='1.0'?>\n<annotations><version>1.1</version></annotations>", "CVAT"),
     ],
