@@ -723,6 +723,7 @@ def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Cli, tmp
         ),
         ("data.yaml", "names: 3\ntrain: .\n", "data.yaml: names: got 3, expected the names of the classes"),
         ("data.yaml", "names: [fox]\ntrain: 5\n", "data.yaml: train: '5' is no folder below"),
+        ("data.yaml", "names: [fox]\ntrain: train.txt\n", "no folder below .*; name the folder of the images instead"),
         ("Annotations/a.xml", voc("a.jpg"), "lists no images; .*left out: 1 image without objects"),
         ("metadata.jsonl", '{"label": "fox"}', "metadata.jsonl: has no column 'path'.*; it has label"),
     ],

@@ -94,9 +94,10 @@ def _folders(file: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Path
                 (file.parent / path for path in safe if path is not None and (file.parent / path).is_dir()), None
             )
             if folder is None:
-                raise UserError(
-                    f"{file}: {key}: {str(name)!r} is no folder below {file.parent}; move the file next to it"
-                )
+                way = "move the file next to it"
+                if str(name).endswith(".txt"):
+                    way = f"name the folder of the images instead of a list of them, e.g. {key}: images/{key}"
+                raise UserError(f"{file}: {key}: {str(name)!r} is no folder below {file.parent}; {way}")
             yield split, folder
 
 
