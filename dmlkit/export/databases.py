@@ -290,6 +290,8 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
         from qdrant_client.http.exceptions import ApiException
     except ImportError:
         raise UserError("--format qdrant needs qdrant-client; install it with: pip install 'dmlkit[qdrant]'") from None
+    if not to.table.strip():  # Qdrant itself takes such an alias
+        raise UserError(f"--table {to.table!r}: expected a name that is not blank")
     manifest = store_manifest(folder)
     local = None if is_address(to.target) else Path(to.target)
     if local:

@@ -15,7 +15,7 @@ FORMS = (
     'with other signs in quotation marks, as in coat="black and white"'
 )
 QUOTED = re.compile(
-    r'(?P<before>^|[=,]\s*|\s(?:in|and)\s+)"(?P<value>(?:[^"]|"")*)"(?=\s*(?:$|[=<>,]|\.\.|(?:in|and)\s))'
+    r'(?P<before>^|[=,]\s*|\.\.\s*|\s(?:in|and)\s+)"(?P<value>(?:[^"]|"")*)"(?=\s*(?:$|[=<>,]|\.\.|(?:in|and)\s))'
 )
 SIGNS = re.compile(r'[=<>",]|\.\.|\s(and|in)(\s|$)')
 SEPARATES = re.compile(r"[\s=<>,.]")
@@ -74,6 +74,16 @@ class Where(NamedTuple):
         words = [word.replace('"', '""') for word in (column, value)]
         text = "=".join(f'"{word}"' if SIGNS.search(word) else word for word in words)
         return cls(text, (Condition(column, frozenset([value])),))
+
+    @property
+    def meaning(self) -> str:
+        """A text that conditions share if they differ only in quotation marks, blanks or order.
+
+        Example:
+            >>> Where.of('year="2020" and side in b, a').meaning == Where.of("side in a,b and year=2020.0").meaning
+            True
+        """
+        return repr(sorted((name, sorted(map(repr, values or ())), *ends) for name, values, *ends in self.conditions))
 
     def on(self, columns: Iterable[str], where: str) -> "Where | None":
         """Return the conditions on some columns; None if there are none. Errors begin with ``where``."""

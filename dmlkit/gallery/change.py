@@ -17,7 +17,7 @@ from dmlkit.datasets.files.image import thumbnail
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import command_word
+from dmlkit.files.escape import command_word, quoted
 from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
@@ -130,12 +130,16 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[st
     with changing(path) as manifest:
         before = rows = read_rows(path, manifest.versions[-1])
         known = {column: set(rows[column].to_pylist()) for column in ("label", "id", "path")}
-        if label := next((label for label in labels if label not in known["label"]), None):
-            raise UserError(f"--label {label}: no image of {path} has this label; nothing was removed")
+        for label in labels:
+            if label not in known["label"]:
+                raise UserError(
+                    f"--label {label or quoted(label)}: no image of {path} has this label; nothing was removed"
+                )
         ids = known["id"].intersection(images)
         files = {name: os.path.abspath(name) for name in images if name not in ids}  # noqa: PTH100 - links not followed
-        if missing := next((name for name, file in files.items() if file not in known["path"]), None):
-            raise UserError(f"{missing}: no image of {path} has this id or path; nothing was removed")
+        for name, file in files.items():
+            if file not in known["path"]:
+                raise UserError(f"{name or quoted(name)}: no image of {path} has this id or path; nothing was removed")
         for column, values in (("label", labels), ("id", ids), ("path", files.values())):
             rows = without(rows, column, values)
         commit(path, manifest, rows)
@@ -153,11 +157,12 @@ def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
         counts = Counter[str | None](labels)
         if not counts[old]:
             raise UserError(f"{path}: no image has the label {old!r}; nothing was renamed")
+        if old == name:
+            raise UserError(f"NEW: {new!r} is the label that they have already; expected another one")
         renamed = pa.array([name if label == old else label for label in labels], pa.string())
         rows = rows.set_column(rows.schema.get_field_index("label"), schema().field("label"), renamed)
-        if old != name:
-            commit(path, manifest, rows)
-    return counts[old], 0 if old == name else counts[name]
+        commit(path, manifest, rows)
+    return counts[old], counts[name]
 
 
 def restore_version(path: Path, version: int) -> int:

@@ -91,7 +91,7 @@ def calibration_file(path: Path, where: Where | None) -> Path:
     if where is None:
         return path / IDENTIFICATION
     name, suffix = IDENTIFICATION.split(".")
-    return path / f"{name}-{crc32(where.text.encode()):08x}.{suffix}"
+    return path / f"{name}-{crc32(where.meaning.encode()):08x}.{suffix}"
 
 
 class Identification(CalibrationSummary, frozen=True, extra="forbid"):

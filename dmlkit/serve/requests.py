@@ -55,18 +55,20 @@ class Guard:
             await self.app(scope, receive, send)
             return
         started, received = False, 0
+        is_read = "expect" in Headers(scope=scope)  # its client waits for the answer before it sends the body
 
         async def answer(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
+                await _drop(receive, is_read=is_read)
                 started = True
                 message["headers"] = [*message["headers"], *SAFE]
             await send(message)
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, is_read
             message = await receive()
-            size = len(message.get("body", b""))
+            is_read, size = not message.get("more_body"), len(message.get("body", b""))
             received, self.held = received + size, self.held + size
             if received > self.most_bytes:
                 raise self._too_large()
@@ -81,7 +83,7 @@ class Guard:
         except HTTPException as error:
             refused = error
         except asyncio.CancelledError:  # the server stops, and has waited; uvicorn would print a traceback
-            refused = HTTPException(503, "the server is stopping")
+            refused, is_read = HTTPException(503, "the server is stopping"), True
         finally:
             self.held -= received
         if not started:
@@ -109,6 +111,14 @@ class Guard:
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self.most_bytes / 1e6:g} MB; send fewer or smaller images")
+
+
+async def _drop(receive: Receive, *, is_read: bool) -> None:
+    """Read the rest of a body: a client that still sends when its connection is closed never reads the answer."""
+    dropped = 0
+    while not is_read and dropped < MOST_BYTES_AT_ONCE:
+        message = await receive()
+        is_read, dropped = not message.get("more_body"), dropped + len(message.get("body", b""))
 
 
 def _split(url: str) -> SplitResult:

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ import torch
 from PIL import Image
 
 pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
+import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -38,6 +41,7 @@ from dmlkit.serve.access import Access
 from dmlkit.serve.app import make_app
 from dmlkit.serve.client import Client
 from dmlkit.serve.requests import Guard
+from dmlkit.serve.server import _config
 from dmlkit.serve.service import Service
 from dmlkit.transforms.presets import ImageNetConfig
 from dmlkit.vectors.embedder import load
@@ -508,6 +512,24 @@ def test_bodies_without_a_length_are_counted_one_by_one_and_together(monkeypatch
         return [*alone, *together, await answer_of(guard, 60, 40)]
 
     assert asyncio.run(answers()) == [413, 200, 200, 200, 503, 200]
+
+
+def test_a_client_that_sends_more_than_is_taken_reads_the_refusal():
+    """Whoever closes a socket with unread bytes resets it, so that the other end never reads what was sent before."""
+    app = Guard(FastAPI(), access=Access(), most_bytes=100)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(_config(app))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/embed"
+        try:
+            for headers, status in (({}, 413), ({"Origin": "http://evil.example"}, 403)):
+                with pytest.raises(HTTPError) as refused:
+                    urlopen(Request(url, bytes(20_000_000), headers), timeout=END)
+                assert refused.value.code == status and b"error" in refused.value.read()
+        finally:
+            server.should_exit = True
+            thread.join(END)
 
 
 def test_an_upload_that_breaks_off_is_no_error(client: TestClient, capfd: pytest.CaptureFixture[str]):
