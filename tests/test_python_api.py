@@ -243,4 +243,9 @@ def test_a_python_that_is_too_old_is_told_in_one_line():
 def test_one_text_is_no_list_of_letters(place: Path):
     run = place / "run"
     refuses("metrics: got 'map@r', expected a list", evaluate, run, metrics="map@r")
+    refuses("overrides: got 'dataset.size=8', expected a list", evaluate, run, overrides="dataset.size=8")
     refuses("overrides: got 'a=b', expected a list", train, "glyphs/proxy_anchor", place / "new run", overrides="a=b")
+
+
+def test_a_split_of_another_name_is_told_with_those_there_are(place: Path):
+    refuses("split: got 'tst', expected one of train, validation, test, all", evaluate, place / "run", split="tst")

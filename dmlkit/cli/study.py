@@ -175,14 +175,16 @@ def status(
         return
     say(state.claim)
     rows = [["variant", "seeds", "validation", "spent"]]
-    for (variant, choice), group in groupby(state.runs, key=lambda run: (run.variant, run.choice)):
-        runs = list(group)
+    groups = [(key, list(runs)) for key, runs in groupby(state.runs, key=lambda run: (run.variant, run.choice))]
+    for (variant, choice), runs in groups:
+        seeds = [{run.seed for run in tried} for (of, value), tried in groups if of == variant and value is not None]
+        compared = set.intersection(*seeds)  # the best value has later seeds too, which chose nothing
         name = f"{variant} {choice}" if choice else variant
         if choice is None:
             name += " (not chosen yet)"
         elif choice and choice == state.best.get(variant):
             name += " (best)"
-        scores = [run.score for run in runs if run.score is not None]  # the value with the best mean is chosen
+        scores = [run.score for run in runs if run.score is not None and run.seed in compared]
         seconds = sum(run.seconds for run in runs)
         rows.append([name, seeds_of(runs), f"{fmean(scores):.4f}" if scores else "", format_duration(seconds)])
     print_table(rows)

@@ -20,7 +20,7 @@ from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.manifest import Manifest
-from dmlkit.vectors.points import PointSet, in_memory
+from dmlkit.vectors.points import PointSet, PointsInMemory, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 
@@ -79,13 +79,14 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
 
 
 def _unused_limits(points: PointSet) -> list[str]:
-    """Return a note if an evaluation of the run would limit the searches of these images."""
+    """Return a note if an evaluation of the run, or of a recipe, would limit the searches of these images."""
     gallery, manifest = gallery_of(points), points.stored.manifest
-    limits = manifest.limits if isinstance(manifest, Manifest) else ()
-    if gallery is not None:
-        cells = gallery.cells()  # read once: they are parsed for each row
-        limits = [name for name in ("query", "gallery", "group") if name in cells]
-    return [f"not used here, unlike in dmlkit eval of the run: {', '.join(limits)} of the images"] if limits else []
+    limits, of = manifest.limits if isinstance(manifest, Manifest) else (), "the run"
+    columns = gallery.cells() if gallery is not None else ()  # read once: they are parsed for each row
+    if isinstance(points, PointsInMemory) and points.columns:
+        columns, of = [name.lower() for name in points.columns], "a recipe with these vectors as dataset"
+    limits = limits or [name for name in ("query", "gallery", "group") if name in columns]
+    return [f"not used here, unlike in dmlkit eval of {of}: {', '.join(limits)} of the images"] if limits else []
 
 
 class LabeledRows(NamedTuple):

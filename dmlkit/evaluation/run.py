@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.errors import UserError, counted, warn
+from dmlkit.errors import UserError, counted, require_list, warn
 from dmlkit.evaluation.augmented import check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
@@ -111,8 +111,11 @@ def evaluate_run(
         device: see `start_ranks`.
 
     Raises:
-        UserError: there is no such run, or an override, a metric or the images do not fit it.
+        UserError: there is no such run or split, or an override, a metric or the images do not fit it.
     """
+    require_list("overrides", overrides)
+    if split not in (None, *get_args(Split)):
+        raise UserError(f"split: got {split!r}, expected one of {', '.join(get_args(Split))}")
     scope = Scope(split, None if images is None else Path(images), overrides, metrics)
     return evaluate_scope(Path(path), start_ranks(device), scope, checkpoint=checkpoint)
 

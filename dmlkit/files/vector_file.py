@@ -130,7 +130,7 @@ def holds_vectors(path: Path, *, with_paths: bool = False) -> bool:
             if _is_headless(names):
                 return True
             numbered = _numbered(names).values() if row else ()
-            candidates = [series for series in numbered if None not in [number_of(row[index]) for index in series]]
+            candidates = [series for series in numbered if _are_numbers([row[index] for index in series])]
         else:
             schema = parquet.read_schema(path) if suffix == ".parquet" else _read_table(path).schema
             names, candidates = schema.names, _lists_in(schema)
@@ -375,10 +375,8 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
         first = next(table.rows(), None)
         if first is None:
             raise UserError(f"{path} has no rows; expected at least one vector")
-        cells = {
-            name: [number_of(first[1][table.names[index]]) for index in indices] for name, indices in series.items()
-        }
-        series = {name: indices for name, indices in series.items() if None not in cells[name]}
+        cells = {name: [first[1][table.names[index]] for index in indices] for name, indices in series.items()}
+        series = {name: indices for name, indices in series.items() if _are_numbers(cells[name])}
         name = _vectors_among([*series], path, table.names, f"{FEWEST} or more columns of numbers, e0, e1, e2, ...")
         vector_indices = series[name]
     cells = table.table(numbers=vector_indices)
@@ -393,6 +391,12 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
         _refuse_labels(values, path)
     others = [index for index, name in enumerate(table.names) if index not in {*vector_indices} and name]
     return values, cells.select(others)
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    """Return whether the cells of a row are numbers, but for blank ones, which are refused by their line."""
+    numbers = [number_of(cell) for cell in cells if cell.strip()]
+    return bool(numbers) and None not in numbers
 
 
 def _refuse_labels(values: Values, path: Path) -> None:

@@ -41,8 +41,12 @@ class Condition(NamedTuple):
         if cell is None or not cell.strip():
             return False
         text, low, high = cell.strip(), number_of(self.low or "-inf"), number_of(self.high or "inf")
-        if low is None or high is None or re.match(r"\d{4}-\d\d", text):  # a date, perhaps of a year
-            return (not self.low or text >= self.low) and (not self.high or text[: len(self.high)] <= self.high)
+        is_date = re.match(r"\d{4}-\d", text) is not None
+        if low is None or high is None or is_date:  # a date, perhaps of a year
+            if is_date and any(re.match(r"\d\d?:", end) for end in (self.low, self.high)):
+                raise UserError(f"{where}: column {self.column!r} has {quoted(cell)}; expected a date before the clock")
+            text, first, last = map(_sortable, (text, self.low, self.high))
+            return text >= first and (not last or text[: len(last)] <= last)
         if (number := number_of(text)) is None:
             raise UserError(f"{where}: column {self.column!r} has {quoted(cell)}; expected numbers")
         return low <= number <= high
@@ -156,6 +160,17 @@ def _condition(part: str, text: str) -> Condition:
         return Condition(column, None, *((_shown(value), "") if sign == ">=" else ("", _shown(value))))
     low, dots, high = (_shown(end) for end in value.partition(".."))
     return Condition(column, None, low, high) if dots else Condition(column, frozenset([label_of(low)]))
+
+
+def _sortable(text: str) -> str:
+    """Return a date or a clock in the form whose texts are in the order of time; other texts stay as they are.
+
+    Example:
+        >>> _sortable("2021-3-05T9:30"), _sortable("9:30:00.5"), _sortable("T9")
+        ('2021-03-05 09:30', '09:30:00.5', 'T9')
+    """
+    is_time = re.match(r"\d{4}-\d|\d\d?:\d", text)
+    return re.sub(r"(?<![\d.])(\d)(?!\d)", r"0\1", text.replace("T", " ")) if is_time else text
 
 
 def _hidden(word: str) -> str:

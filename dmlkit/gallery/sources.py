@@ -226,8 +226,10 @@ def array_points(
             warn_once(note)
         label_by_text = {text: label_of(text) for text in counts}
         names = [label_by_text[text or ""] for text in texts.to_pylist()]
-    array, columns = PointsInMemory(str(path), manifold, points.float(), vectors.names, names), vectors.columns
-    own = [name for name in columns.column_names if not is_asked or name not in ("label", "path", "id")]
+    columns = vectors.columns
+    known: Sequence[str] = columns.column_names
+    array = PointsInMemory(str(path), manifold, points.float(), vectors.names, names, columns=known)
+    own = [name for name in known if not is_asked or name not in ("label", "path", "id")]
     if is_asked and where is not None:
         where = where.on(own, str(path))
     return array if where is None else _limited(array, {name: columns[name] for name in own}, where)

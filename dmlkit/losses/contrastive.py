@@ -72,6 +72,11 @@ class SNRContrastive(Contrastive, name="snr_contrastive"):
     regularizer_weight: NonNegativeFloat = 0.0
     """lambda, weight of the sums of the features."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.manifold.dim == 1:
+            raise ValueError("SNRContrastive: one feature has no variance; expected at least 2 dimensions, got 1")
+
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         loss = super().compute_pairs(pairs)
         if not self.regularizer_weight:

@@ -302,9 +302,9 @@ def few_classes_note(classes: int) -> str | None:
 
     Example:
         >>> few_classes_note(6), few_classes_note(10)
-        ('intervals over 6 classes cover about 92 % instead of 95 %; p-values cannot be below 0.0312', None)
+        ('intervals over 6 classes cover about 92 % instead of 95 %; p-values are never much below 0.0312', None)
         >>> few_classes_note(4)
-        'no intervals over 4 classes: at least 5 are needed; p-values cannot be below 0.125'
+        'no intervals over 4 classes: at least 5 are needed; p-values are never much below 0.125'
         >>> few_classes_note(1)
         'no intervals over a single class: at least 5 are needed; p is 1'
     """
@@ -312,7 +312,7 @@ def few_classes_note(classes: int) -> str | None:
         return None
     if classes < 2:
         return f"no intervals over a single class: at least {LEAST_CLASSES} are needed; p is 1"
-    p_limit = f"p-values cannot be below {2 / 2**classes:.3g}"
+    p_limit = f"p-values are never much below {2 / 2**classes:.3g}"
     if classes < LEAST_CLASSES:
         return f"no intervals over {classes} classes: at least {LEAST_CLASSES} are needed; {p_limit}"
     return f"intervals over {classes} classes cover about 92 % instead of 95 %; {p_limit}"

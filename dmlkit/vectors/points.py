@@ -133,6 +133,7 @@ class PointsInMemory:
     boxes: Sequence[Box | None] = ()  # N boxes, None for a full image. Default: all are full images
     images: EmbeddedImages | None = None  # if they were embedded now; otherwise ``paths`` are image files
     origin: PointSet | None = None  # points on a disk that these were read from; a gallery may have pictures
+    columns: Sequence[str] = ()  # other columns of a file of vectors
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "boxes", self.boxes or [None] * len(self.points))
@@ -161,7 +162,7 @@ class PointsInMemory:
         paths, labels = [self.paths[row] for row in numbers], [self.labels[row] for row in numbers]
         boxes = [self.boxes[row] for row in numbers]
         known = (paths, labels, self.manifest, self.run, self.skipped, boxes)
-        return PointsInMemory(self.source, self.manifold, self.points[rows], *known)
+        return PointsInMemory(self.source, self.manifold, self.points[rows], *known, columns=self.columns)
 
     @cached_property
     def short_paths(self) -> list[str]:

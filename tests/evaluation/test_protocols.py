@@ -180,6 +180,24 @@ def test_points_say_what_limits_searches_of_their_run_alone(trained_run: Path, t
         assert report["queries"] == 8 and note in report["notes"]
 
 
+def test_vectors_say_what_limits_searches_of_a_recipe_alone(tmp_path: Path, dmlkit: Cli):
+    rows = [f"{n % 5},{n + 1},{n % 3},{'ab'[n % 2]},test,{int(n < 2)},{int(n > 1)},{n % 4}" for n in range(12)]
+    vectors, recipe = tmp_path / "x.csv", tmp_path / "recipe.yaml"
+    vectors.write_text("\n".join(["e0,e1,e2,label,split,query,Gallery,group", *rows]))
+    recipe.write_text(
+        f"dataset: {{name: vectors, embeddings: {vectors}}}\nbackbone: {{name: identity}}\nhead: {{name: none}}\n"
+        "embedding_dim: 3\nloss: {name: proxy_anchor}\nsampler: {name: random, batch_size: 2}\n"
+    )
+    recipes = "a recipe with these vectors as dataset"
+    note = f"not used here, unlike in dmlkit eval of {recipes}: query, gallery, group of the images"
+    of_recipe = dmlkit("eval", recipe, "--metric", "recall@1", "--json").json()
+    assert of_recipe["queries"] == 2 and note not in of_recipe["notes"]
+    report = dmlkit("eval", vectors, "--metric", "recall@1", "--json").json()
+    assert report["queries"] == 12 and note in report["notes"]
+    some = dmlkit("eval", vectors, "--metric", "recall@1", "--where", "group in 1, 2", "--json").json()
+    assert some["queries"] == 6 and note in some["notes"]
+
+
 def test_the_ranges_of_int8_are_those_of_training(trained_run: Path, tmp_path: Path, dmlkit: Cli):
     run = shutil.copytree(trained_run, tmp_path / "run")
     words: Any = ("eval", run, "--form", "4:int8", "--metric", "map@r", "--device", "cpu", "--json")

@@ -142,6 +142,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "two.csv": (csv_of("e0,e1,e2,f0,f1,f2", [[1, 2, 3, 4, 5, 6]]), "'e' and 'f' may be the vectors"),
     "gap.csv": (csv_of("label,e0,e1,e3", [["a", 1, 2, 3]]), "expected 3 or more columns of numbers"),
     "word.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, "x", 3]]), "column 'e1' has 'x'; expected numbers"),
+    "first.csv": (csv_of(HEAD, [["a", 1, "", 3], ["b", 1, 2, 3]]), "first.csv:2: column 'e1' is empty"),
     "blank.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, "", 3]]), "blank.csv:3: column 'e1' is empty"),
     "ragged.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, 2]]), "a row has 3 cells, expected 4"),
     "short.csv": (csv_of(HEAD, [["a", 1, 2, 3], ["b", 1, 2]]), "a row has 3 cells, expected 4 .*; add the missing"),

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ CELLS = {
 )
 def test_rows_are_those_of_a_loop_by_hand(text: str, rows: list[int]):
     assert Where.of(text).rows(CELLS, "t.csv", 5) == rows
+
+
+@pytest.mark.parametrize("sign", ["T", " "])
+def test_times_are_compared_as_those_of_datetime(sign: str):
+    times = [datetime(2021, month, day, hour, 30) for month in (3, 10) for day in (3, 12) for hour in (9, 18)]
+    cells = {"time": [str(time).replace(" ", sign) for time in times], "clock": [f"{time:%-H:%M}" for time in times]}
+
+    def rows(text: str) -> list[datetime]:
+        return [times[row] for row in Where.of(text).rows(cells, "t.csv", len(times))]
+
+    for end in ("2021-03-12 12:00", "2021-3-12T12:00"):
+        assert rows(f"time>={end}") == [time for time in times if time >= datetime(2021, 3, 12, 12)]
+        assert rows(f"time<={end}") == [time for time in times if time <= datetime(2021, 3, 12, 12)]
+    assert rows("time>=2021-4") == [time for time in times if time.month >= 4]
+    assert rows("clock<=9:30") == rows("clock<=09:30") == [time for time in times if time.hour == 9]
+    assert rows("clock>=10:00") == [time for time in times if time.hour == 18]
+    refuses("'time' has '2021-03-03.09:30:00'; expected a date before the clock", rows, "time>=12:00")
 
 
 @pytest.mark.parametrize(

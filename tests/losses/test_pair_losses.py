@@ -236,6 +236,11 @@ def test_the_ratio_of_noise_to_signal_does_not_depend_on_the_length_of_points(pa
     torch.testing.assert_close(loss(length * x, labels), loss(x, labels))
 
 
+def test_one_feature_has_no_ratio_of_noise_to_signal():
+    with pytest.raises(ValueError, match="one feature has no variance; expected at least 2 dimensions, got 1"):
+        SNRContrastive(Euclidean(1))
+
+
 def test_anchors_against_positives_equal_the_n_pairs_of_pytorch_metric_learning(assert_equals):
     """Sohn's form has one positive a class as columns; that is another set of pairs, not another loss."""
     x = torch.randn(8, 3, dtype=torch.float64)

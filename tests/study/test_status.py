@@ -110,6 +110,16 @@ def test_while_values_are_tuned_the_later_seeds_wait_for_the_choice(dmlkit, tmp_
     assert "small lr=0.008 (best)" in text and "10 of 10 runs done" in text and "left" not in text
 
 
+def test_the_value_marked_as_best_has_the_best_mean(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its later seeds, which chose nothing, once counted in its mean alone: 0.55 was marked between 0.6 and 0.7."""
+    scores = {1e-3: 0.6, 2e-3: 0.8, 4e-3: 0.7}
+    train_by(monkeypatch, lambda recipe: (0.3 if recipe.seed else scores[rate_of(recipe)], 0.5))
+    assert study(dmlkit, write_study(tmp_path, TUNED)).code == 0
+    rows = [line.split("│") for line in dmlkit("status", tmp_path / "out").out.splitlines() if "│" in line]
+    assert [float(row[3]) for row in rows if row[3].strip()] == [*scores.values()] * 2
+    assert [row[1].split()[-1] for row in rows if "best" in row[1]] == ["(best)"] * 2
+
+
 @pytest.mark.parametrize(("score_of_added", "chosen"), [(0.5, "lr=0.001"), (0.9, "lr=0.00025")])
 def test_of_equal_values_the_study_chooses_the_one_that_status_marks(
     dmlkit, tmp_path: Path, monkeypatch, score_of_added: float, chosen: str
