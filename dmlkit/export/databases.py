@@ -290,6 +290,8 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
         from qdrant_client.http.exceptions import ApiException
     except ImportError:
         raise UserError("--format qdrant needs qdrant-client; install it with: pip install 'dmlkit[qdrant]'") from None
+    if not to.table:  # the local mode would take it
+        raise UserError("--table '': expected the name of a collection")
     manifest = store_manifest(folder)
     local = None if is_address(to.target) else Path(to.target)
     if local:

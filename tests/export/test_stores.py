@@ -348,6 +348,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, dmlkit: Cli, monkeypatch: pyt
     dmlkit("export", out, "--format", "lancedb", "-o", tmp_path / "photos" / "x.txt").refused("x.txt")
     dmlkit("export", out, "--format", "lancedb", "--table", "a/b").refused("table 'a/b' cannot be written: Invalid")
     dmlkit("export", out, "--format", "qdrant", "--table", "a/b").refused("table 'a/b' cannot be written: Coll")
+    dmlkit("export", out, "--format", "qdrant", "--table", "").refused("--table '': expected the name")
     address = "postgresql://me@127.0.0.1:1/birds"
     dmlkit("export", out, "--format", "pgvector", "-o", address, "--table", "x" * 64).refused("1 to 63 bytes")
     dmlkit("export", out, "--format", "pgvector", "-o", address, "--table", "").refused("1 to 63 bytes")
