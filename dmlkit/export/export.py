@@ -211,7 +211,7 @@ def _require_exportable(path: Path, export_format: str) -> None:
             )
         require_run(path)
     elif kind in ("run", "gallery", "array"):
-        hint = f": run dmlkit embed {command_word(path)} first" if kind == "run" else ""
+        hint = f": run dmlkit embed {command_word(path)} FOLDER first" if kind == "run" else ""
         raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{hint}")
     elif not (path / "manifest.json").exists():
         require_path(path, "a folder of embeddings")

@@ -1,6 +1,7 @@
 """Export of a trained model to safetensors, ONNX and torch.export; each export is compared with the run's model."""
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -236,7 +237,9 @@ def write_program(trained: TrainedModel, inputs: Tensor, takes: ModelInput, path
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # lines of code with the paths of this machine
     buffer = BytesIO()
-    torch.export.save(program, buffer)  # torch would abort the process on a full disk
+    with warnings.catch_warnings():  # of weights in the order channels_last, which are whole and are loaded so again
+        warnings.filterwarnings("ignore", message="No complete tensor found")
+        torch.export.save(program, buffer)  # torch would abort the process on a full disk
     path.write_bytes(buffer.getbuffer())
     with path.open("rb") as file:
         return torch.export.load(file).module()

@@ -14,8 +14,10 @@ from dmlkit.files.regular import reading
 MAX_FAULTS = 20  # kinds of problems in one message
 DATA_CHECK = "; run dmlkit data check --all to list all"
 
+# a folder may have the name j: k; on Windows D:a.jpg is on another drive
+DRIVE = r"^[A-Za-z]:" if os.name == "nt" else r"^[A-Za-z]:[/\\]"
 # names that may leave the root: absolute on any system, or with a step upwards
-SUSPICIOUS = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)"
+SUSPICIOUS = rf"^[/\\]|{DRIVE}|(^|[/\\])\.\.([/\\]|$)"
 
 
 class PickedPaths(Sequence[str]):
@@ -57,7 +59,7 @@ def inside(root: Path, name: str) -> str | None:
         return name
     absolute = os.path.abspath(root)  # noqa: PTH100 - Path.resolve would follow links, which users create on purpose
     relative = os.path.relpath(os.path.join(absolute, name.replace("\\", "/")), absolute)  # noqa: PTH118
-    is_outside = relative == ".." or relative.startswith("../") or bool(re.match("[A-Za-z]:", name))
+    is_outside = relative == ".." or relative.startswith("../") or bool(re.match(DRIVE, name))
     return None if is_outside else relative
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from dmlkit._deprecated import KEYS, warn_of
 from dmlkit.errors import UserError, require_list
-from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import excerpt, printable, quoted
+from dmlkit.files.outputs import check_place, write_output
 from dmlkit.files.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml, read_yaml
 from dmlkit.recipe.faults import OPTION
 
@@ -247,8 +247,9 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
     for path, content in texts.items():
         if path.exists() and (not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != content):
             raise UserError(f"copy: {path} already exists; use another FILE: dmlkit copy {name} FILE")
+    check_place(target, (), option="FILE")
     for path, content in texts.items():
-        write_text(path, content)
+        write_output(path, content)
     return list(texts)
 
 

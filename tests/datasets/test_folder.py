@@ -1,5 +1,6 @@
 """Folders of images: which classes train and which test."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_folders_that_name_one_label_are_one_class_and_unknown_is_none(tmp_path)
     nested = make_tree(tmp_path / "nested", {"p/q": 2, "p/unknown": 2, "p /r": 2, "s/t": 2, "s/u": 2})
     config = FolderConfig(root=str(nested), levels=("genus", "species"), validation_fraction=0)
     assert config.build("all").class_names == ("p/q", "p/r", "s/t", "s/u") and len(config.build("all")) == 8
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a name cannot have a colon there")
+def test_a_class_may_have_a_letter_and_a_colon(tmp_path):
+    config = FolderConfig(root=str(make_tree(tmp_path, {"j: k": 2, "k": 3})))
+    assert config.build("all").class_names == ("j: k", "k") and len(config.build("all")) == 5
+    (tmp_path / "list.csv").write_text("path,label\nj: k/0.png,j\nj: k/1.png,j\nk/0.png,k\nk/1.png,k\n")
+    assert len(TableConfig(file=str(tmp_path / "list.csv"), root=str(tmp_path)).build("all")) == 4
+    (tmp_path / "list.csv").write_text("path,label\nC:/birds/9.png,j\nC:\\birds\\9.png,j\n")
+    config = TableConfig(file=str(tmp_path / "list.csv"), root=str(tmp_path))
+    refuses("path 'C:/birds/9.png' leads out", config.build, "all")
 
 
 def test_explicit_folders_of_splits(tmp_path):

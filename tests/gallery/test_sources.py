@@ -221,6 +221,7 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
         (("identify", home.array, home.embeddings, "-o", tmp_path / "a.csv"), "no image has a label"),
         (("duplicates", home.array, tmp_path / "width.npy", "--threshold", 0.5), "expected embeddings of the same"),
         (("export", home.gallery, "--format", "faiss"), "is a gallery; --format faiss exports a folder of embeddings"),
+        (("export", home.run, "--format", "npz"), f"run dmlkit embed {home.run} FOLDER first"),
         (("export", home.embeddings, "--format", "onnx"), "expected a run"),
     ):
         dmlkit(*words).refused(message)

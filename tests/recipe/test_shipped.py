@@ -47,6 +47,9 @@ def test_copy_writes_where_it_is_told_and_replaces_nothing(empty: Path, dmlkit: 
     refused = dmlkit("copy", "mpa/sop", "other.yaml")
     assert refused.code == 2 and not (empty / "other.yaml").exists()
     assert refused.err == "error: copy: mpa_base.yaml already exists; use another FILE: dmlkit copy mpa/sop FILE\n"
+    assert dmlkit("copy", "glyphs/triplet", "new/folder/mine.yaml").out == "written: new/folder/mine.yaml\n"
+    assert (empty / "new/folder/mine.yaml").read_text() == (ROOT / "recipes/glyphs/triplet.yaml").read_text()
+    dmlkit("copy", "glyphs/triplet", "birds.yaml/mine.yaml").refused("birds.yaml is a file; expected a folder")
 
 
 @pytest.mark.parametrize("name", ["glyphs/tripet", "recipes/glyphs/triplet.yaml"])
