@@ -311,6 +311,9 @@ def _parameters_of(recipe: Recipe, model: EmbeddingModel, objective: Objective) 
     if not tuned and not outside:
         text = f"nothing trains with head {recipe.head.name} and loss {recipe.loss.name}, which have no weights; use "
         raise UserError(recipe.fault(("backbone", "tuning"), f"{text}another tuning, or e.g. the head linear"))
+    if recipe.training.ema and not tuned and not any(parameter.requires_grad for parameter in head):
+        text = f"got {recipe.training.ema:g}, but the model has no trainable weights to average; remove this key"
+        raise UserError(recipe.fault(("training", "ema"), text))
     if frozen and not outside:
         text = f"got {frozen}, expected 0, because nothing outside the backbone trains; remove this key"
         raise UserError(recipe.fault(("backbone", "freeze_epochs"), text))

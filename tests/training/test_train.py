@@ -299,6 +299,7 @@ FROZEN = ("backbone.tuning={name: none}", *HEADLESS[:2], "loss={name: triplet}")
         ([*HEADLESS, "loss={name: triplet}"], "backbone.freeze_epochs: got 1, expected 0, because nothing outside the"),
         ([*FROZEN, "manifold={name: sphere}"], "backbone.tuning: nothing trains with head none and loss triplet"),
         ([*FROZEN, "manifold={name: poincare}"], "backbone.tuning: nothing trains with head none and loss triplet"),
+        ([*FROZEN, "loss={name: proxy_anchor}", "training.ema=0.5"], "training.ema: got 0.5, but the model has no"),
     ],
 )
 def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, tiny_recipe, tmp_path, changes, error):
