@@ -117,7 +117,16 @@ class RiemannianAdamConfig(_AdaptiveConfig, frozen=True):
     name: Literal["riemannian_adam"] = "riemannian_adam"
 
     def build(self, parameters: dict[str, list[nn.Parameter]], *, fused: bool = False) -> Optimizer:
-        return load_geoopt().optim.RiemannianAdam(self.groups(parameters), stabilize=STABILIZE, **self._arguments())
+        options = {"stabilize": STABILIZE, **self._arguments()}
+        optimizer: Optimizer = load_geoopt().optim.RiemannianAdam(self.groups(parameters), **options)
+        optimizer.register_load_state_dict_post_hook(_count_steps_in_integers)
+        return optimizer
+
+
+def _count_steps_in_integers(optimizer: Optimizer) -> None:
+    """Restore geoopt's numbers of steps, which torch's Adam loads as float32: its corrections would be rounded."""
+    for state in optimizer.state.values():
+        state["step"] = int(state["step"])
 
 
 class RiemannianSGDConfig(OptimizerConfig, frozen=True):

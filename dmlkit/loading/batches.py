@@ -20,6 +20,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import WORKER_START, Turns, take_turns
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import count_ranks
+from dmlkit.errors import UserError
 from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
@@ -41,7 +42,12 @@ class TrainingBatches:
         return len(self.sampler) - self.start
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        for step, batch in enumerate(self.sampler.batches(self.epoch)):
+        batches = list(self.sampler.batches(self.epoch))
+        sizes, expected = sorted({len(batch) for batch in batches}), (len(self.sampler), [self.sampler.batch_size])
+        if (len(batches), sizes) != expected:  # of a plug-in: the images beyond a batch would be left out
+            got = f"gave {len(batches)} batches of {sizes} images, expected {expected[0]} of {expected[1]}"
+            raise UserError(f"{type(self.sampler).__name__}: {got}; correct it by dmlkit.testing.check_sampler")
+        for step, batch in enumerate(batches):
             if step >= self.start:
                 seeds = np.random.default_rng([self.seed, self.epoch, step]).integers(2**62, size=len(batch))
                 yield list(zip(batch[self.share], seeds[self.share].tolist(), strict=True))

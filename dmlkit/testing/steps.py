@@ -141,13 +141,13 @@ def equal_distances_are_no_error(config: MinerConfig) -> None:
 def check_optimizer(config: OptimizerConfig) -> None:
     """Check an optimizer against its contract: each part has its own learning rate, and a quadratic is minimized.
 
-    An optimizer that ``is_riemannian`` also keeps points on the sphere.
+    A checkpoint changes no step. An optimizer that ``is_riemannian`` also keeps points on the sphere.
 
     Example:
         >>> from dmlkit.optimizers import AdamWConfig
         >>> check_optimizer(AdamWConfig())
     """
-    promises = [groups_carry_their_rates, a_quadratic_is_minimized]
+    promises = [groups_carry_their_rates, a_quadratic_is_minimized, a_checkpoint_changes_no_step]
     if config.is_riemannian:
         promises.append(points_stay_on_the_sphere)
     hold(promises, config.name, config)
@@ -172,6 +172,21 @@ def a_quadratic_is_minimized(config: OptimizerConfig) -> None:
         (parameter - torch.tensor([1.0, 1.0])).square().sum().backward()
         optimizer.step()
     expect_close(parameter.data, torch.ones(2), "the minimum", atol=1e-2, rtol=0)
+
+
+def a_checkpoint_changes_no_step(config: OptimizerConfig) -> None:
+    """Check that an optimizer restored from its state_dict takes identical steps."""
+    kept, restored = (nn.Parameter(torch.linspace(-3, 3, 50)) for _ in range(2))
+    optimizers = [config.build({"backbone": [weights]}) for weights in (kept, restored)]
+    for step in range(20):
+        if step == 5:
+            saved = optimizers[1].state_dict()
+            optimizers[1] = config.build({"backbone": [restored]})
+            optimizers[1].load_state_dict(saved)
+        for weights, optimizer in zip((kept, restored), optimizers, strict=True):
+            weights.grad = (weights - step).detach()
+            optimizer.step()
+    expect(torch.equal(kept, restored), f"weights differ by up to {(kept - restored).abs().max().item():.2g}")
 
 
 def points_stay_on_the_sphere(config: OptimizerConfig) -> None:

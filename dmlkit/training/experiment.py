@@ -306,12 +306,19 @@ def _parameters_of(recipe: Recipe, model: EmbeddingModel, objective: Objective) 
     shared, head = {id(parameter) for parameter in model.parameters()}, list(model.head.parameters())
     # a learnable manifold belongs to the head, although it is also part of the loss
     loss = [parameter for parameter in objective.parameters() if id(parameter) not in shared]
-    frozen = recipe.backbone.freeze_epochs
-    if frozen and not any(parameter.requires_grad for parameter in (*head, *loss)):
+    frozen, tuned = recipe.backbone.freeze_epochs, model.backbone.tuned_parameters()
+    outside = any(parameter.requires_grad for parameter in (*head, *loss))
+    if not tuned and not outside:
+        text = f"nothing trains with head {recipe.head.name} and loss {recipe.loss.name}, which have no weights; use "
+        raise UserError(recipe.fault(("backbone", "tuning"), f"{text}another tuning, or e.g. the head linear"))
+    if recipe.training.ema and not tuned and not any(parameter.requires_grad for parameter in head):
+        text = f"got {recipe.training.ema:g}, but the model has no trainable weights to average; remove this key"
+        raise UserError(recipe.fault(("training", "ema"), text))
+    if frozen and not outside:
         text = f"got {frozen}, expected 0, because nothing outside the backbone trains; remove this key"
         raise UserError(recipe.fault(("backbone", "freeze_epochs"), text))
     if recipe.optimizer.layer_decay == 1:
-        return {"backbone": model.backbone.tuned_parameters(), "head": head, "loss": loss}
+        return {"backbone": tuned, "head": head, "loss": loss}
     text = "the backbone has no trainable weights; remove this key"
     try:
         blocks = model.backbone.tuned_blocks()

@@ -11,6 +11,7 @@ import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
 from dmlkit.errors import UserError
+from dmlkit.loading.batches import TrainingBatches
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pair_loss import PairLossConfig
 from dmlkit.manifolds import Poincare, Sphere
@@ -88,6 +89,20 @@ def test_a_sampler_that_says_nothing_may_hold_any_pair(plugin: Callable[[str], N
     )
     config = SamplerConfig.variants["mine"]()
     assert config.pairs == config.build(torch.zeros(1), 0).pairs == "of the same class and of different classes"
+
+
+class Larger(ClassBalanced):
+    """Batches of one image more than it declares."""
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        return [[*batch, 0] for batch in super().batches(epoch)]
+
+
+def test_batches_of_another_size_than_declared_are_refused():
+    """Training left out the images beyond the declared size."""
+    sampler = Larger(torch.arange(12) // 2, 0, classes_per_batch=2, images_per_class=2)
+    with pytest.raises(UserError, match=r"Larger: gave 3 batches of \[5\] images, expected 3 of \[4\]; correct"):
+        list(TrainingBatches(sampler, seed=0))
 
 
 def test_one_class_is_not_trained_on(dmlkit, tiny_recipe, tmp_path):

@@ -284,6 +284,7 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
 
 
 HEADLESS = ("head={name: none}", "embedding_dim=16", "backbone.freeze_epochs=1")  # 16 features of small_cnn
+FROZEN = ("backbone.tuning={name: none}", *HEADLESS[:2], "loss={name: triplet}")
 
 
 @pytest.mark.parametrize(
@@ -296,6 +297,9 @@ HEADLESS = ("head={name: none}", "embedding_dim=16", "backbone.freeze_epochs=1")
         (["backbone={name: googlenet}", "transform.size=8"], "transform.size: "),
         (["backbone={name: resnet18}", "sampler.batch_size=1"], "sampler: a batch of 1 image per rank is too small"),
         ([*HEADLESS, "loss={name: triplet}"], "backbone.freeze_epochs: got 1, expected 0, because nothing outside the"),
+        ([*FROZEN, "manifold={name: sphere}"], "backbone.tuning: nothing trains with head none and loss triplet"),
+        ([*FROZEN, "manifold={name: poincare}"], "backbone.tuning: nothing trains with head none and loss triplet"),
+        ([*FROZEN, "loss={name: proxy_anchor}", "training.ema=0.5"], "training.ema: got 0.5, but the model has no"),
     ],
 )
 def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, tiny_recipe, tmp_path, changes, error):
