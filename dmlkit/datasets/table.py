@@ -22,21 +22,20 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import ROUNDING
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.errors import UserError, option_errors
-from dmlkit.files.csv_table import key_of
-from dmlkit.files.image_table import (
-    BOX,
+from dmlkit.files.columns import (
     LABEL,
     PATTERN,
     UNKNOWN,
     ArrowNames,
     arrow_compute,
     group_numbers,
-    lists_images,
-    read_images,
     rows_where,
     text_column,
 )
+from dmlkit.files.csv_table import key_of
+from dmlkit.files.image_table import lists_images, read_images
 from dmlkit.files.labels import label_notes
+from dmlkit.files.outputs import BOX
 from dmlkit.files.paths import SUSPICIOUS, inside, leaves_root
 from dmlkit.files.readers.base import ImageTable, reader_of
 from dmlkit.files.source import MOVED

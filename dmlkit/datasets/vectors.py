@@ -19,7 +19,7 @@ from dmlkit.datasets.files.samples import VectorSamples
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.files.arrays import read_array
-from dmlkit.files.image_table import LABEL, ArrowNames, arrow_compute, check_texts, known_columns, text_column
+from dmlkit.files.columns import LABEL, ArrowNames, arrow_compute, check_texts, known_columns, text_column
 from dmlkit.files.paths import PickedPaths, raise_faults
 from dmlkit.files.readers.base import ImageTable
 from dmlkit.files.vector_file import VectorFile, as_column, label_name

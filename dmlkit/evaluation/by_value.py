@@ -12,9 +12,10 @@ from torch import Tensor
 
 from dmlkit.datasets.table import TableConfig, other_table
 from dmlkit.errors import UserError
+from dmlkit.files.columns import LABEL, SIGHTING, text_column, time_of
 from dmlkit.files.escape import command_word
 from dmlkit.files.exif import exif_sightings
-from dmlkit.files.image_table import BOX, LABEL, SIGHTING, text_column, time_of
+from dmlkit.files.outputs import BOX
 from dmlkit.files.paths import raise_faults
 from dmlkit.files.readers.base import ImageTable
 from dmlkit.files.where import check_values

@@ -11,8 +11,8 @@ from torch import Tensor
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import ByColumn, advice_on_tables, column_table, figures_by_value, read_column
+from dmlkit.files.columns import SIGHTING
 from dmlkit.files.csv_table import column_called
-from dmlkit.files.image_table import SIGHTING
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points, split_points
 from dmlkit.identify.calibration import Identification, most_tried

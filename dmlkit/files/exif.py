@@ -12,8 +12,8 @@ from typing import Any
 
 from PIL import ExifTags
 
+from dmlkit.files.columns import SightingCells
 from dmlkit.files.image_file import BadImageError, decoding, opened
-from dmlkit.files.image_table import SightingCells
 
 TIMES = ((36867, 37521, 36881), (36868, 37522, 36882))
 """Tags of the times at which a photo was taken and digitized, of their fractions of seconds and of their zones."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from dmlkit.errors import UserError, some_of, warn_once
 from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.columns import TEXTS, WHOLE, arrow_compute, check_texts, text_column
 from dmlkit.files.csv_table import USUAL, CsvTable, column_called, csv_start, key_of, number_of, read_csv
-from dmlkit.files.image_table import TEXTS, WHOLE, arrow_compute, check_texts, text_column
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import read_text, reading
 

@@ -12,10 +12,10 @@ import torch
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
+from dmlkit.files.columns import LABEL, SIGHTING, sighting_cells
 from dmlkit.files.image_file import BadImageError, Box, decoding
-from dmlkit.files.image_table import BOX, LABEL, SIGHTING, sighting_cells
 from dmlkit.files.labels import stated_label
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import BOX, writing
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.files.regular import check_regular
 from dmlkit.files.where import cells_of, row_texts

@@ -10,10 +10,10 @@ from pathlib import Path
 from dmlkit import __version__
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError, counted
+from dmlkit.files.columns import text_column
 from dmlkit.files.csv_table import read_csv
-from dmlkit.files.image_table import BOX, text_column
 from dmlkit.files.labels import UNKNOWN
-from dmlkit.files.outputs import check_file, write_output, write_table
+from dmlkit.files.outputs import BOX, check_file, write_output, write_table
 from dmlkit.files.readers.base import ImageTable, json_at, reader_of
 from dmlkit.files.readers.camtrap import OBSERVATIONS
 from dmlkit.identify.answers import Answer, Identified

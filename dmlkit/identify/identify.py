@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError, counted, some_of
+from dmlkit.files.columns import LABEL, text_column
 from dmlkit.files.csv_table import column_called, own_column
 from dmlkit.files.escape import command_word
-from dmlkit.files.image_table import LABEL, text_column
 from dmlkit.files.labels import UNKNOWN, label_of
 from dmlkit.files.regular import is_video
 from dmlkit.files.where import Where

@@ -18,8 +18,10 @@ from dmlkit.evaluation.by_value import absolute, listed_paths
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.report import Evidence
 from dmlkit.evaluation.run import EvaluatedRun
+from dmlkit.files.columns import LABEL
 from dmlkit.files.csv_table import own_column
-from dmlkit.files.image_table import BOX, LABEL, read_images
+from dmlkit.files.image_table import read_images
+from dmlkit.files.outputs import BOX
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs

@@ -12,7 +12,7 @@ import torch
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
 from dmlkit.files.image_file import Box
-from dmlkit.files.image_table import BOX
+from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import file_checksum, require_regular_file
 from dmlkit.files.source import place_of_run
 from dmlkit.manifolds.base import find_invalid_point

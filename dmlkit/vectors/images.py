@@ -19,9 +19,11 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, counted, some_of, warn, warn_once
+from dmlkit.files.columns import LABEL, PATTERN, text_column
 from dmlkit.files.image_file import Box, some_image_files
-from dmlkit.files.image_table import BOX, LABEL, PATTERN, lists_images, read_images, text_column
+from dmlkit.files.image_table import lists_images, read_images
 from dmlkit.files.labels import label_notes, path_label
+from dmlkit.files.outputs import BOX
 from dmlkit.files.paths import require_readable
 from dmlkit.files.readers.base import ImageTable, other_lists, reader_of
 from dmlkit.files.where import Where, cells_of

@@ -27,9 +27,8 @@ from dmlkit.distributed.launch import Ranks, count_ranks, start_ranks
 from dmlkit.errors import UserError, merged, warn_once
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.image_table import BOX
 from dmlkit.files.lock import sole_writer
-from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder, check_place, check_writable, writing
+from dmlkit.files.outputs import BOX, EMBEDDING_MARKS, check_folder, check_place, check_writable, writing
 from dmlkit.files.paths import readable_name
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import file_checksum

@@ -14,8 +14,9 @@ from pyarrow import parquet
 
 from dmlkit.datasets import TableConfig
 from dmlkit.errors import UserError
+from dmlkit.files.columns import sighting_cells, time_of
 from dmlkit.files.csv_table import read_csv
-from dmlkit.files.image_table import read_images, sighting_cells, time_of
+from dmlkit.files.image_table import read_images
 from dmlkit.files.outputs import write_table
 from tests.conftest import refuses
 from tests.datasets import trees

@@ -15,9 +15,9 @@ from dmlkit.datasets.base import SPLITS
 from dmlkit.errors import OptionError, warn_once
 from dmlkit.evaluation.by_value import column_table, dated, read_column
 from dmlkit.files import exif
+from dmlkit.files.columns import SightingCells, in_days, time_of
 from dmlkit.files.exif import exif_sightings
 from dmlkit.files.image_file import Box
-from dmlkit.files.image_table import SightingCells, in_days, time_of
 from dmlkit.loading.check import dataset_at
 from tests.conftest import refuses
 from tests.datasets import trees

@@ -15,9 +15,10 @@ from pyarrow import parquet
 
 from dmlkit.datasets import TableConfig
 from dmlkit.errors import UserError
+from dmlkit.files.columns import TEXTS
 from dmlkit.files.escape import ESCAPED
-from dmlkit.files.image_table import BOX, TEXTS
 from dmlkit.files.labels import label_of
+from dmlkit.files.outputs import BOX
 from tests.fuzz.conftest import examples
 
 LONGEST = 11_000  # characters of a line: two cells of 5 000, which the command line cuts

@@ -15,8 +15,8 @@ from dmlkit.datasets.files.class_names import members_of
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import OptionError, UserError, counted, some_of, warn_once
+from dmlkit.files.columns import in_days, time_of
 from dmlkit.files.exif import exif_sightings
-from dmlkit.files.image_table import in_days, time_of
 from dmlkit.files.paths import DATA_CHECK, PickedPaths, inside, leaves_root, raise_faults
 
 NO_QUERIES = "does not support separate query and gallery images, which the dataset has; use official"
