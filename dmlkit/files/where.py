@@ -14,12 +14,9 @@ FORMS = (
     "expected COLUMN=VALUE, COLUMN in A, B, COLUMN=FROM..TO, COLUMN>=FROM or COLUMN<=TO, joined by and; put a value "
     'with other signs in quotation marks, as in coat="black and white"'
 )
-QUOTED = re.compile(
-    r'(?P<before>^|[=,]\s*|\.\.\s*|\s(?:in|and)\s+)"(?P<value>(?:[^"]|"")*)"(?=\s*(?:$|[=<>,]|\.\.|(?:in|and)\s))'
-)
-SIGNS = re.compile(r'[=<>",]|\.\.|\s(and|in)(\s|$)')
-SEPARATES = re.compile(r"[\s=<>,.]")
-HIDDEN = 0xF0000  # added to the same signs where they separate nothing: a private use area of Unicode
+AND = r"\s+and(?=\s|$)"
+IN = r"\s+in(?=\s)"
+SIGNS = re.compile(rf'[=<>",]|\.\.|{AND}|{IN}')  # which stand in values in quotation marks alone
 Cells = Sequence[str | None]
 MOST_VALUES = 200  # of a column; more are names of images, not groups of them
 
@@ -69,8 +66,11 @@ class Where(NamedTuple):
     @classmethod
     def of(cls, text: str) -> "Where":
         """Read conditions."""
-        plain = QUOTED.sub(lambda match: match["before"] + _hidden(match["value"].replace('""', '"')), text.strip())
-        return cls(text, tuple(_condition(part, text) for part in re.split(r"\s+and(?:\s+|$)", plain)))
+        rest = _Rest(text.strip())
+        conditions = [rest.condition()]
+        while rest.take(AND):
+            conditions.append(rest.condition())
+        return cls(text, tuple(conditions))
 
     @classmethod
     def of_value(cls, column: str, value: str) -> "Where":
@@ -148,18 +148,49 @@ def columns_of(rows: Sequence[str | None]) -> dict[str, list[str | None]]:
     return {name: [row.get(name) for row in read] for name in dict.fromkeys(name for row in read for name in row)}
 
 
-def _condition(part: str, text: str) -> Condition:
-    several = re.fullmatch(r"(.+?)\s+in\s+(.+)", part)
-    if several is not None and "=" not in several[1]:
-        return Condition(_shown(several[1]), frozenset(label_of(_shown(value)) for value in several[2].split(",")))
-    comparison = re.fullmatch(r"([^=<>]+?)\s*(=|>=|<=)\s*([^=<>]*)", part)
-    if comparison is None:
-        raise UserError(f"--where {quoted(text)}: got {quoted(_shown(part))}; {FORMS}")
-    column, sign, value = _shown(comparison[1]), comparison[2], comparison[3]
-    if sign != "=":
-        return Condition(column, None, *((_shown(value), "") if sign == ">=" else ("", _shown(value))))
-    low, dots, high = (_shown(end) for end in value.partition(".."))
-    return Condition(column, None, low, high) if dots else Condition(column, frozenset([label_of(low)]))
+class _Rest:
+    """What is left to read of a text of conditions."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.place = text, 0
+
+    def take(self, sign: str) -> str:
+        """Read a sign, a pattern; return it without blanks, empty if it is not next."""
+        match = re.compile(rf"\s*({sign})").match(self.text, self.place)
+        self.place = match.end() if match else self.place
+        return match[1].strip() if match else ""
+
+    def word(self, ends: str) -> str:
+        """Read a name or value, in quotation marks or up to one of the signs of a pattern."""
+        marked = re.compile(rf'\s*"((?:[^"]|"")*)"\s*(?={ends}|$)').match(self.text, self.place)
+        if marked is not None:
+            self.place = marked.end()
+            return marked[1].replace('""', '"')
+        begin, end = self.place, re.compile(rf"{ends}|$").search(self.text, self.place)
+        self.place = len(self.text) if end is None else end.start()
+        return self.text[begin : self.place].strip()
+
+    def condition(self) -> Condition:
+        """Read a condition, up to the end or an ``and``."""
+        begin = self.place
+        column, sign = self.word(rf"[=<>]|{IN}|{AND}"), self.take(rf"=|>=|<=|{IN}")
+        if sign == "in":
+            values = [self.word(rf",|{AND}")]
+            while self.take(","):
+                values.append(self.word(rf",|{AND}"))
+            condition = Condition(column, frozenset(map(label_of, values)))
+        elif sign == "=":
+            low = self.word(rf"\.\.|[=<>]|{AND}")
+            is_range = self.take(r"\.\.")
+            ends = (low, self.word(rf"[=<>]|{AND}")) if is_range else ()
+            condition = Condition(column, None, *ends) if is_range else Condition(column, frozenset([label_of(low)]))
+        else:
+            end = self.word(rf"[=<>]|{AND}")
+            condition = Condition(column, None, *((end, "") if sign == ">=" else ("", end)))
+        if not column or not sign or not re.compile(rf"{AND}|$").match(self.text, self.place):
+            part = re.split(AND, self.text[begin:])[0].strip()
+            raise UserError(f"--where {quoted(self.text)}: got {quoted(part)}; {FORMS}")
+        return condition
 
 
 def _sortable(text: str) -> str:
@@ -171,13 +202,3 @@ def _sortable(text: str) -> str:
     """
     is_time = re.match(r"\d{4}-\d|\d\d?:\d", text)
     return re.sub(r"(?<![\d.])(\d)(?!\d)", r"0\1", text.replace("T", " ")) if is_time else text
-
-
-def _hidden(word: str) -> str:
-    """Return a word whose signs separate nothing, until `_shown`."""
-    return SEPARATES.sub(lambda match: chr(HIDDEN + ord(match[0])), word)
-
-
-def _shown(word: str) -> str:
-    """Return a name or value without the spaces around it, and as it was in quotation marks."""
-    return re.sub("[\U000f0000-\U000f3000]", lambda match: chr(ord(match[0]) - HIDDEN), word.strip())
