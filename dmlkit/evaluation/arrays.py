@@ -11,6 +11,7 @@ from dmlkit.datasets.files.class_names import path_fault
 from dmlkit.errors import UserError, counted
 from dmlkit.evaluation.evaluate import Evaluation, Rescoring, searching
 from dmlkit.evaluation.report import Report
+from dmlkit.files.csv_table import column_called
 from dmlkit.gallery.folder import gallery_of
 from dmlkit.gallery.sources import check_same_model
 from dmlkit.manifolds.base import Manifold
@@ -81,12 +82,13 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
 def _unused_limits(points: PointSet) -> list[str]:
     """Return a note if an evaluation of the run, or of a recipe, would limit the searches of these images."""
     gallery, manifest = gallery_of(points), points.stored.manifest
-    limits, of = manifest.limits if isinstance(manifest, Manifest) else (), "the run"
-    columns = gallery.cells() if gallery is not None else ()  # read once: they are parsed for each row
+    limits, judged = manifest.limits if isinstance(manifest, Manifest) else (), "the run"
+    columns = [*gallery.cells()] if gallery is not None else []
     if isinstance(points, PointsInMemory) and points.columns:
-        columns, of = [name.lower() for name in points.columns], "a recipe with these vectors as dataset"
-    limits = limits or [name for name in ("query", "gallery", "group") if name in columns]
-    return [f"not used here, unlike in dmlkit eval of {of}: {', '.join(limits)} of the images"] if limits else []
+        columns, judged = [*points.columns], "a recipe with these vectors as dataset"
+    known = (name for name in ("query", "gallery", "group") if column_called(columns, name, points.source) is not None)
+    limits = limits or [*known]
+    return [f"not used here, unlike in dmlkit eval of {judged}: {', '.join(limits)} of the images"] if limits else []
 
 
 class LabeledRows(NamedTuple):

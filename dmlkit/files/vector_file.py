@@ -376,7 +376,8 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
         if first is None:
             raise UserError(f"{path} has no rows; expected at least one vector")
         cells = {name: [first[1][table.names[index]] for index in indices] for name, indices in series.items()}
-        series = {name: indices for name, indices in series.items() if _are_numbers(cells[name])}
+        whole = {name: indices for name, indices in series.items() if None not in map(number_of, cells[name])}
+        series = whole or {name: indices for name, indices in series.items() if _are_numbers(cells[name])}
         name = _vectors_among([*series], path, table.names, f"{FEWEST} or more columns of numbers, e0, e1, e2, ...")
         vector_indices = series[name]
     cells = table.table(numbers=vector_indices)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dmlkit.errors import UserError, counted, some_of, warn_once
@@ -17,6 +18,7 @@ FORMS = (
 AND = r"\s+and(?=\s|$)"
 IN = r"\s+in(?=\s)"
 SIGNS = re.compile(rf'[=<>",]|\.\.|{AND}|{IN}')  # which stand in values in quotation marks alone
+CLOCK = re.compile(r"\d\d?:")
 Cells = Sequence[str | None]
 MOST_VALUES = 200  # of a column; more are names of images, not groups of them
 
@@ -40,7 +42,7 @@ class Condition(NamedTuple):
         text, low, high = cell.strip(), number_of(self.low or "-inf"), number_of(self.high or "inf")
         is_date = re.match(r"\d{4}-\d", text) is not None
         if low is None or high is None or is_date:  # a date, perhaps of a year
-            if is_date and any(re.match(r"\d\d?:", end) for end in (self.low, self.high)):
+            if is_date and (CLOCK.match(self.low) or CLOCK.match(self.high)):
                 raise UserError(f"{where}: column {self.column!r} has {quoted(cell)}; expected a date before the clock")
             text, first, last = map(_sortable, (text, self.low, self.high))
             return text >= first and (not last or text[: len(last)] <= last)
@@ -166,33 +168,35 @@ class _Rest:
         if marked is not None:
             self.place = marked.end()
             return marked[1].replace('""', '"')
-        begin, end = self.place, re.compile(rf"{ends}|$").search(self.text, self.place)
+        begin, end = self.place, re.compile(ends).search(self.text, self.place)
         self.place = len(self.text) if end is None else end.start()
         return self.text[begin : self.place].strip()
 
     def condition(self) -> Condition:
         """Read a condition, up to the end or an ``and``."""
-        begin = self.place
-        column, sign = self.word(rf"[=<>]|{IN}|{AND}"), self.take(rf"=|>=|<=|{IN}")
+        begin, end = self.place, rf"[=<>]|{AND}"
+        column, sign = self.word(rf"{end}|{IN}"), self.take(rf"=|>=|<=|{IN}")
         if sign == "in":
             values = [self.word(rf",|{AND}")]
             while self.take(","):
                 values.append(self.word(rf",|{AND}"))
+            sign = sign if values != [""] else ""
             condition = Condition(column, frozenset(map(label_of, values)))
         elif sign == "=":
-            low = self.word(rf"\.\.|[=<>]|{AND}")
+            low = self.word(rf"\.\.|{end}")
             is_range = self.take(r"\.\.")
-            ends = (low, self.word(rf"[=<>]|{AND}")) if is_range else ()
+            ends = (low, self.word(end)) if is_range else ()
             condition = Condition(column, None, *ends) if is_range else Condition(column, frozenset([label_of(low)]))
         else:
-            end = self.word(rf"[=<>]|{AND}")
-            condition = Condition(column, None, *((end, "") if sign == ">=" else ("", end)))
+            value = self.word(end)
+            condition = Condition(column, None, *((value, "") if sign == ">=" else ("", value)))
         if not column or not sign or not re.compile(rf"{AND}|$").match(self.text, self.place):
             part = re.split(AND, self.text[begin:])[0].strip()
             raise UserError(f"--where {quoted(self.text)}: got {quoted(part)}; {FORMS}")
         return condition
 
 
+@lru_cache(maxsize=10_000)
 def _sortable(text: str) -> str:
     """Return a date or a clock in the form whose texts are in the order of time; other texts stay as they are.
 
@@ -201,4 +205,4 @@ def _sortable(text: str) -> str:
         ('2021-03-05 09:30', '09:30:00.5', 'T9')
     """
     is_time = re.match(r"\d{4}-\d|\d\d?:\d", text)
-    return re.sub(r"(?<![\d.])(\d)(?!\d)", r"0\1", text.replace("T", " ")) if is_time else text
+    return re.sub(r"(?<![\d.,])(\d)(?!\d)", r"0\1", text.replace("T", " ")) if is_time else text

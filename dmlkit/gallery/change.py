@@ -132,14 +132,12 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[st
         known = {column: set(rows[column].to_pylist()) for column in ("label", "id", "path")}
         for label in labels:
             if label not in known["label"]:
-                raise UserError(
-                    f"--label {label or quoted(label)}: no image of {path} has this label; nothing was removed"
-                )
+                raise UserError(f"--label {quoted(label)}: no image of {path} has this label; nothing was removed")
         ids = known["id"].intersection(images)
         files = {name: os.path.abspath(name) for name in images if name not in ids}  # noqa: PTH100 - links not followed
         for name, file in files.items():
             if file not in known["path"]:
-                raise UserError(f"{name or quoted(name)}: no image of {path} has this id or path; nothing was removed")
+                raise UserError(f"{quoted(name)}: no image of {path} has this id or path; nothing was removed")
         for column, values in (("label", labels), ("id", ids), ("path", files.values())):
             rows = without(rows, column, values)
         commit(path, manifest, rows)

@@ -43,10 +43,11 @@ class TrainingBatches:
 
     def __iter__(self) -> Iterator[list[Draw]]:
         batches = list(self.sampler.batches(self.epoch))
-        sizes, expected = sorted({len(batch) for batch in batches}), (len(self.sampler), [self.sampler.batch_size])
-        if (len(batches), sizes) != expected:  # of a plug-in: the images beyond a batch would be left out
-            got = f"gave {len(batches)} batches of {sizes} images, expected {expected[0]} of {expected[1]}"
-            raise UserError(f"{type(self.sampler).__name__}: {got}; correct it by dmlkit.testing.check_sampler")
+        count, size = len(self.sampler), self.sampler.batch_size
+        if len(batches) != count or any(len(batch) != size for batch in batches):  # of a plug-in
+            got = f"gave {len(batches)} batches of {sorted({len(batch) for batch in batches})} images"  # some left out
+            fix = "correct it by dmlkit.testing.check_sampler"
+            raise UserError(f"{type(self.sampler).__name__}: {got}, expected {count} of [{size}]; {fix}")
         for step, batch in enumerate(batches):
             if step >= self.start:
                 seeds = np.random.default_rng([self.seed, self.epoch, step]).integers(2**62, size=len(batch))

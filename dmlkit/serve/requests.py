@@ -7,6 +7,7 @@ import asyncio
 import base64
 import hmac
 from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,7 @@ SAFE = [
 MOST_IMAGES = 64  # of one request
 MOST_BYTES = 64_000_000  # of one request's body
 MOST_BYTES_AT_ONCE = 8 * MOST_BYTES  # of the bodies of all requests that were not answered
+SILENCE = 5.0  # seconds without a byte of a body that nobody needs, after which its client is answered
 
 
 def busy() -> HTTPException:
@@ -116,9 +118,10 @@ class Guard:
 async def _drop(receive: Receive, *, is_read: bool) -> None:
     """Read the rest of a body: a client that still sends when its connection is closed never reads the answer."""
     dropped = 0
-    while not is_read and dropped < MOST_BYTES_AT_ONCE:
-        message = await receive()
-        is_read, dropped = not message.get("more_body"), dropped + len(message.get("body", b""))
+    with suppress(TimeoutError, asyncio.CancelledError):  # the client is silent, or the server stops
+        while not is_read and dropped < MOST_BYTES_AT_ONCE:
+            message = await asyncio.wait_for(receive(), SILENCE)
+            is_read, dropped = not message.get("more_body"), dropped + len(message.get("body", b""))
 
 
 def _split(url: str) -> SplitResult:

@@ -46,6 +46,9 @@ FORMATS: dict[str, Callable[[Path], Any]] = {
     "fixed.arrow": lambda path: feather.write_feather(
         pa.table({"label": NAMES, "v": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 5)}), str(path)
     ),
+    "tags.csv": csv_of(
+        "label,e0,e1,e2,e3,e4,tag1,tag2,tag3", [[name, *row, 5, "", ""] for name, row in zip(NAMES, ROWS, strict=True)]
+    ),
     "named.csv": csv_of("identity,e0,e1,e2,e3,e4", [[name, *row] for name, row in zip(NAMES, ROWS, strict=True)]),
     "shuffled.csv": csv_of(
         "id,x_5,x_1,label,x_3,x_2,x_4",

@@ -247,7 +247,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, mon
     before = rows_of(tmp_path / "crows")
     crows = ("gallery", "remove", tmp_path / "crows")
     dmlkit(*crows).refused("remove: expected ids or files of images, or --label")
-    dmlkit(*crows, "--label", "crow", "--label", "dove").refused("--label dove: no image of", "nothing was removed")
+    dmlkit(*crows, "--label", "crow", "--label", "dove").refused("--label 'dove': no image of", "nothing was removed")
     dmlkit(*crows, "0' OR '1'='1").refused("no image of")
     dmlkit(*crows, "none.jpg").refused("no image of")
     dmlkit(*crows, "--label", "\udcff").refused("no image of")

@@ -109,6 +109,7 @@ def test_marks_around_a_part_of_a_value_belong_to_it(value: str):
         ("left", r"--where 'left': got 'left'; expected COLUMN=VALUE"),
         ("side=left and", "got ''; expected COLUMN=VALUE"),
         ("side==left", "expected COLUMN=VALUE"),
+        ("side in and year=2020", "got 'side in'; expected COLUMN=VALUE"),
         ("sied=left", r"t.csv: has no column 'sied'; it has side, year, day; did you mean 'side'"),
         ("side=up", r"t.csv: no row is left; its column 'side' has Left, left, left , no value, right"),
         ("side=right and year=2019", r"no row of the 1 rows that fulfill the conditions before is left"),

@@ -514,8 +514,9 @@ def test_bodies_without_a_length_are_counted_one_by_one_and_together(monkeypatch
     assert asyncio.run(answers()) == [413, 200, 200, 200, 503, 200]
 
 
-def test_a_client_that_sends_more_than_is_taken_reads_the_refusal():
+def test_a_client_that_sends_more_than_is_taken_or_nothing_reads_the_refusal(monkeypatch: pytest.MonkeyPatch):
     """Whoever closes a socket with unread bytes resets it, so that the other end never reads what was sent before."""
+    monkeypatch.setattr("dmlkit.serve.requests.SILENCE", 0.1)
     app = Guard(FastAPI(), access=Access(), most_bytes=100)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(_config(app))
@@ -527,6 +528,11 @@ def test_a_client_that_sends_more_than_is_taken_reads_the_refusal():
                 with pytest.raises(HTTPError) as refused:
                     urlopen(Request(url, bytes(20_000_000), headers), timeout=END)
                 assert refused.value.code == status and b"error" in refused.value.read()
+            with socket.create_connection(listening.getsockname(), timeout=END) as silent:
+                silent.sendall(
+                    b"POST / HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\nContent-Length: 3\r\n\r\n"
+                )
+                assert silent.recv(100).startswith(b"HTTP/1.1 403 ")
         finally:
             server.should_exit = True
             thread.join(END)
