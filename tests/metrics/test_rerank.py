@@ -178,6 +178,7 @@ def test_metrics_after_re_ranking(method: rerank.Rerank):
         ("expansion:k1=3", "expansion has no option 'k1'"),
         ("k_reciprocal:wieght=0.3", "did you mean 'weight'"),
         ("k_reciprocal:k1=2.5", "k1: expected a whole number, got '2.5'"),
+        ("k_reciprocal:k1=8,k1=9", "k1: given twice"),
         ("k_reciprocal:k2=30", "k2: expected 1 to 21"),
         ("k_reciprocal:weight=0", "weight: expected more than 0"),
         ("expansion:alpha=-1", "alpha: expected a number of at least 0"),

@@ -63,6 +63,8 @@ def parse_rerank(text: str) -> Rerank:
         if key not in method._fields:
             suggestion = "".join(f"; did you mean {match!r}?" for match in get_close_matches(key, method._fields, n=1))
             raise ValueError(f"{name} has no option {key!r}{suggestion}; its options: {', '.join(method._fields)}")
+        if key in values:
+            raise ValueError(f"{key}: given twice; give it once")
         try:
             values[key] = type(method._field_defaults[key])(value)
         except ValueError:
