@@ -121,11 +121,13 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, ranks: 
     config = trained.recipe.dataset
     config.require_one_label(str(run.path))
     config.require_unseen(str(run.path))
-    embeddings = split_embeddings(run, trained, ranks, config.build(split), split, bar=bar)
+    dataset = config.build(split)
+    embeddings = split_embeddings(run, trained, ranks, dataset, split, bar=bar)
     refuse_faults(embeddings.faults, config.on_bad_image)
     labels = embeddings.labels.unique(return_inverse=True)[1]
     device = trained.device
-    return Points(embeddings.points.to(device), labels.to(device), trained.manifold)
+    groups = None if dataset.groups is None else dataset.groups[embeddings.indices]
+    return Points(embeddings.points.to(device), labels.to(device), trained.manifold, groups=groups)
 
 
 class Calibration(NamedTuple):
@@ -141,7 +143,8 @@ def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibrati
     different = pairing.different
     if pairing.same == 0:
         raise ValueError(
-            "no class has two images, so the false reject rate cannot be measured; use classes with at least two"
+            "no class has two images, of different groups if there are any, so the false reject rate cannot be "
+            "measured; use classes with at least two"
         )
     if far * different < LEAST_ACCEPTED:
         pairs = LEAST_ACCEPTED / far
@@ -157,7 +160,7 @@ def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibrati
     scores, classes = best_pairs(pairing, min(different, max(accepted + 1, min(MARGIN * accepted, MOST_KEPT))))
     threshold = float(torch.nextafter(scores[accepted].cpu(), torch.tensor(torch.inf)))
     sizes = pairing.row_labels.bincount().double()
-    interval = far_interval(classes, sizes, far, seed=seed) if len(sizes) >= LEAST_CLASSES else None
+    interval = far_interval(classes, sizes, far, different, seed=seed) if len(sizes) >= LEAST_CLASSES else None
     return Calibration(threshold, interval, rates_at(pairing, threshold))
 
 
@@ -215,7 +218,7 @@ def best_pairs(pairing: Pairing, count: int) -> tuple[Tensor, Tensor]:
     return scores[order], classes[:, order]
 
 
-def far_interval(best: Tensor, sizes: Tensor, far: float, *, seed: int) -> tuple[float, float]:
+def far_interval(best: Tensor, sizes: Tensor, far: float, different: int, *, seed: int) -> tuple[float, float]:
     """Estimate a 95 % interval of the false accept rate on as many other classes, for a threshold chosen on these.
 
     Pairs that share a class are not independent, so classes are drawn: twice as many as there are, with replacement.
@@ -226,21 +229,22 @@ def far_interval(best: Tensor, sizes: Tensor, far: float, *, seed: int) -> tuple
     Args:
         best: (2, K) classes of the best pairs of C classes, enough to exceed the share ``far``.
         sizes: (C,) float64, number of images of each class.
+        different: number of pairs of different classes.
     """
     step = -(-best.shape[1] // WEIGHTED)
     first, second = best[:, step // 2 :: step].cpu()
     sizes, generator = sizes.cpu(), torch.Generator().manual_seed(seed)
+    paired = different / float(sizes.sum().square() - sizes.square().sum())  # 1/2 if all pairs of classes count
     rates = torch.empty(RESAMPLES, dtype=torch.float64)
     for resample in range(RESAMPLES):
         accepted: list[Tensor] = []
         for _ in range(2):
             images = _draw(sizes, generator)
-            pairs = (images.sum().square() - images.square().sum()) / 2
+            pairs = (images.sum().square() - images.square().sum()) * paired
             weights = images / sizes
             accepted.append(step * (weights[first] * weights[second]).cumsum(0) / pairs)
         chosen = int((accepted[0] <= far).sum())
         rates[resample] = accepted[1][chosen - 1] if chosen else 0.0
-    different = float(sizes.sum().square() - sizes.square().sum()) / 2
     accepted_classes = best[:, : max(1, round(far * different))].flatten().bincount()
     tail = tail_of(effective_number(accepted_classes.double()))
     low, high = rates.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).clamp(0, 1).tolist()
@@ -303,7 +307,7 @@ def probability_at(score: float, given: PairProbability, prior: float = 0.5) -> 
 
 def fit_pair_probability(points: Points) -> PairProbability:
     """Fit the probability to pairs of points of classes that the model was not trained on, at most `MOST` of a kind."""
-    pairs = sampled_pairs(points.labels)
+    pairs = sampled_pairs(points.labels, points.groups)
     sides = (points.embeddings[rows.to(points.embeddings.device)].double() for rows in pairs)
     scores = points.manifold.paired_similarity(*sides).cpu().numpy()
     return fit_scores(scores, points.labels.cpu()[torch.stack(pairs, 1)].numpy())
@@ -318,8 +322,11 @@ def fit_scores(scores: np.ndarray, classes_of: np.ndarray) -> PairProbability:
     return PairProbability(slope=fitted.score_slope, offset=fitted.offset, reliability=reliability)
 
 
-def sampled_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw rows (P,) and (P,) of pairs of points: at most `MOST` of the same class and as many of different classes."""
+def sampled_pairs(labels: Tensor, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Draw rows (P,) and (P,) of pairs of points: at most `MOST` of the same class and as many of different classes.
+
+    Pairs of one group are left out.
+    """
     classes, generator = labels.cpu().numpy(), np.random.default_rng(0)
     order, rows = np.argsort(classes, kind="stable"), np.arange(len(classes))
     ordered = classes[order]
@@ -331,4 +338,5 @@ def sampled_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
         first = np.searchsorted(last, drawn, side="right")
         pairs.append((order[first], order[starts[first] + drawn - (last - counts)[first]]))
     firsts, seconds = (torch.from_numpy(np.concatenate(side)) for side in zip(*pairs, strict=True))
-    return firsts, seconds
+    kept = slice(None) if groups is None else groups[firsts] != groups[seconds]
+    return firsts[kept], seconds[kept]

@@ -82,43 +82,47 @@ def pair_rates_by_value(
     """Measure FAR and FRR of a run's threshold per value of a column, over the pairs of test images.
 
     Each image is compared with all others; its rates are those of its own pairs, so that a pair counts for the values
-    of both of its images. Images that are alone in their class are left out.
+    of both of its images. Images of one group form no pair, and those without a pair of their class are left out.
     """
     run = RunFolder(path)
     trained = load_model(run, ranks, threshold.checkpoint, overrides=overrides)
     own_table = column_table(column, table, plain(trained.recipe)["dataset"])
     points = split_points(run, trained, ranks, "test", bar)
     codes = points.class_codes()[1]
-    rates = rates_of_images(points, codes, threshold.threshold)
-    rows = (codes.bincount()[codes] > 1).nonzero()[:, 0]
     assert points.images is not None
-    images = [points.images.dataset.key(row) for row in points.images.rows[rows].tolist()]
+    dataset, numbers = points.images.dataset, points.images.rows
+    groups = numbers if dataset.groups is None else dataset.groups[numbers]
+    rates = rates_of_images(points, codes, groups, threshold.threshold)
+    rows = (~rates["frr"].isnan()).nonzero()[:, 0]
+    images = [dataset.key(row) for row in numbers[rows].tolist()]
     values = read_column(images, own_table, column)
     row_rates = {name: rate[rows] for name, rate in rates.items()}
     return figures_by_value(row_rates, codes[rows], values, column, are_errors=True)
 
 
-def rates_of_images(points: PointsInMemory, codes: Tensor, threshold: float) -> dict[str, Tensor]:
-    """Return FAR and FRR of the pairs of each image, both (N,) float64; 0 for an image without such pairs.
+def rates_of_images(points: PointsInMemory, codes: Tensor, groups: Tensor, threshold: float) -> dict[str, Tensor]:
+    """Return FAR and FRR of the pairs of each image, both (N,) float64; without such pairs FAR is 0, and FRR NaN.
+
+    Args:
+        codes, groups: (N,) int64; images of one group form no pair.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
         >>> line = torch.tensor([[0.0], [1.0], [1.5], [9.0]])
         >>> points = PointsInMemory("line", Euclidean(1), line, [""] * 4, ["a", "a", "b", "b"])
-        >>> rates = rates_of_images(points, torch.tensor([0, 0, 1, 1]), -1.0)
+        >>> rates = rates_of_images(points, torch.tensor([0, 0, 1, 1]), torch.arange(4), -1.0)
         >>> rates["far"].tolist(), rates["frr"].tolist()
         ([0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 1.0])
     """
     every, manifold = points.points, points.manifold
-    false, rejected = torch.zeros(len(every), dtype=torch.float64), torch.zeros(len(every), dtype=torch.float64)
+    far, frr = torch.empty(len(every), dtype=torch.float64), torch.empty(len(every), dtype=torch.float64)
     for rows in torch.arange(len(every)).split(max(1, BLOCK_ENTRIES // len(every))):
         accepted = manifold.similarity(every[rows], every) >= threshold
-        same = codes[rows, None] == codes
-        false[rows] = (accepted & ~same).sum(1).double()
-        accepted[torch.arange(len(rows)), rows] = True  # itself
-        rejected[rows] = (~accepted & same).sum(1).double()
-    sizes = codes.bincount()[codes].double()
-    return {"far": false / (len(every) - sizes).clamp(min=1), "frr": rejected / (sizes - 1).clamp(min=1)}
+        same, apart = codes[rows, None] == codes, groups[rows, None] != groups
+        false, rejected = (accepted & ~same & apart).sum(1), (~accepted & same & apart).sum(1)
+        far[rows] = false.double() / (~same & apart).sum(1).clamp(min=1)
+        frr[rows] = rejected.double() / (same & apart).sum(1)
+    return {"far": far, "frr": frr}
 
 
 def identification_rates_by_value(path: Path, calibration: Identification, column: str, table: Path | None) -> ByColumn:

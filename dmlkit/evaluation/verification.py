@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 from pydantic import BaseModel, FiniteFloat
+from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError, warn, warn_once
@@ -319,13 +320,15 @@ def local_threshold(
     They are chosen again if the weights, the validation images, the software, the device or ``far`` are others.
     """
     config, place = trained.recipe.dataset, run.threshold_path.with_name("threshold-local.json")
-    current = (hash_images(config.build("validation"), config), stored_model(trained).key)
+    dataset = config.build("validation")
+    current = (hash_images(dataset, config), stored_model(trained).key)
     with suppress(UserError):  # there is none, or it is damaged
         stored = LocalThreshold.read(place)
         if (stored.images, stored.points, stored.threshold.far) == (*current, far):
             return stored
     fusion, embeddings, features = choose_local(run, trained, ranks, bar)
-    threshold = _chosen_threshold(embeddings, by_features(features, fusion), run, trained, far, bar)
+    groups = dataset.groups if dataset.groups is None else dataset.groups[embeddings.indices]
+    threshold = _chosen_threshold(embeddings, groups, by_features(features, fusion), run, trained, far, bar)
     chosen = LocalThreshold(fusion=fusion, threshold=threshold, images=current[0], points=current[1])
     try:
         chosen.write(place)
@@ -335,13 +338,19 @@ def local_threshold(
 
 
 def _chosen_threshold(
-    embeddings: Embeddings, rescorer: Rescorer, run: RunFolder, trained: TrainedModel, far: float, bar: Bar
+    embeddings: Embeddings,
+    groups: Tensor | None,
+    rescorer: Rescorer,
+    run: RunFolder,
+    trained: TrainedModel,
+    far: float,
+    bar: Bar,
 ) -> Threshold:
     """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
     space = deepcopy(trained.manifold).cpu()
     rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(embeddings.labels)), embeddings.labels.numpy(), MOST)))
     points, labels = embeddings.points[rows].double(), embeddings.labels[rows].unique(return_inverse=True)[1]
-    rescorer = rescorer.between(rows, rows)
+    rescorer, groups = rescorer.between(rows, rows), None if groups is None else groups[rows]
     table = torch.zeros(len(points), len(points), dtype=torch.float64)
     with bar("matching images", len(points)) as advance:
         for part in torch.arange(len(points)).split(ROWS):
@@ -353,9 +362,9 @@ def _chosen_threshold(
     table = table.triu() + table.triu(1).T  # a pair has one similarity
 
     def fit() -> PairProbability:
-        first, second = sampled_pairs(labels)
+        first, second = sampled_pairs(labels, groups)
         return fit_scores(table[first, second].numpy(), torch.stack([labels[first], labels[second]], 1).numpy())
 
     return threshold_of_pairs(
-        Pairing.of_table(table, labels), f"{space.similarity_name}_and_matches", fit, run, trained, far
+        Pairing.of_table(table, labels, groups), f"{space.similarity_name}_and_matches", fit, run, trained, far
     )

@@ -79,6 +79,13 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
     def __post_init__(self) -> None:
         super().__post_init__(self.proxies_per_class)
         self.linked = _linked_proxies(self.num_classes, self.proxies_per_class, self.ratio, self.positive_mask)
+        if self.linked == 1 and self.mask_softmax and not self.positive_mask:
+            least = _rounded_up(self.num_classes * self.proxies_per_class)
+            warnings.warn(
+                f"ProxyGML: ratio {self.ratio:g} links 1 proxy, so that a point meets a single class and its "
+                f"loss is 0; use a ratio above {least} to link other classes",
+                stacklevel=2,
+            )
 
     def over(self, classes: Classes) -> Tensor:
         require_all(classes, ALL_CLASSES_REASON)

@@ -164,6 +164,7 @@ class Points:
     labels: Tensor  # (N,) int64 in 0..C-1; every class is present
     manifold: Manifold
     targets: Targets | None = None  # gallery that the points are compared with; None compares them with each other
+    groups: Tensor | None = None  # (N,) int64, without targets: points of one group form no pair
     shared: dict[object, Any] = field(default_factory=lambda: {}, repr=False)  # results that several metrics share
 
 

@@ -28,9 +28,10 @@ class Pairing:
     """Pairs of rows and columns, both sorted by class.
 
     Without a gallery every point is a row and a column, and each unordered pair counts once: row i is paired with the
-    columns after i. With a gallery every row is paired with every column except itself. Scores are similarities of the
-    manifold in float32. They are computed in float64 and rounded for distances, which cancel near zero, and for
-    repeated points, which must tie although a float32 product rounds equal entries differently.
+    columns after i, except those of its group. With a gallery every row is paired with every column except itself.
+    Scores are similarities of the manifold in float32. They are computed in float64 and rounded for distances, which
+    cancel near zero, and for repeated points, which must tie although a float32 product rounds equal entries
+    differently.
     """
 
     rows: Tensor  # (N, D') points, or vectors whose inner product is the similarity
@@ -40,7 +41,7 @@ class Pairing:
     start: Tensor  # (N,) int64, first column of each row's class
     end: Tensor  # (N,) int64, column after the last one of that class
     unordered: bool  # whether rows and columns are the same points
-    own: Lookup | None  # with a gallery, the columns that are the row itself
+    own: Lookup | None  # the columns that are the row itself, in a gallery, or of its group
     manifold: Manifold | None  # whose similarity is computed; None stands for the inner product
     exact: bool  # whether to compute in float64 and round
 
@@ -66,6 +67,9 @@ class Pairing:
         if targets is not None:
             ids = targets.point_ids.to(device)[orders[0]], targets.ids.to(device)[orders[1]]
             own = Lookup.of(*ids)
+        elif points.groups is not None:
+            groups = points.groups.to(device)[orders[0]]
+            own = Lookup.of(groups, groups)
         return cls(
             vectors[0],
             vectors[-1],
@@ -80,8 +84,8 @@ class Pairing:
         )
 
     @classmethod
-    def of_table(cls, scores: Tensor, labels: Tensor) -> "Pairing":
-        """Build all pairs of N points, given their scores (N, N), which are symmetric, and labels (N,)."""
+    def of_table(cls, scores: Tensor, labels: Tensor, groups: Tensor | None = None) -> "Pairing":
+        """Build all pairs of N points, given their scores (N, N), which are symmetric, labels (N,) and groups (N,)."""
         order = labels.argsort(stable=True)
         ordered, size = labels[order], len(labels)
         return cls(
@@ -92,7 +96,7 @@ class Pairing:
             torch.searchsorted(ordered, ordered),
             torch.searchsorted(ordered, ordered, right=True),
             unordered=True,
-            own=None,
+            own=None if groups is None else Lookup.of(groups[order], groups[order]),
             manifold=None,
             exact=True,
         )
@@ -101,17 +105,17 @@ class Pairing:
     def same(self) -> int:
         """Number of pairs of the same class."""
         paired = int((self.end - self.start).sum())
-        return (paired - len(self.rows)) // 2 if self.unordered else paired - self._own(same=True)
+        return (paired - self._own(same=True)) // (1 + self.unordered)
 
     @property
     def different(self) -> int:
         """Number of pairs of different classes."""
         paired = int((len(self.columns) - (self.end - self.start)).sum())
-        return paired // 2 if self.unordered else paired - self._own(same=False)
+        return (paired - self._own(same=False)) // (1 + self.unordered)
 
     def _own(self, *, same: bool) -> int:
         if self.own is None:
-            return 0
+            return len(self.rows) if self.unordered and same else 0
         total = 0
         for rows in torch.arange(len(self.rows), device=self.rows.device).split(2**14):
             columns, present = self.own.columns(rows)
@@ -140,7 +144,7 @@ class Pairing:
                     is_pair = torch.ones_like(scores, dtype=torch.bool)
                     if self.unordered:
                         is_pair = is_pair.triu(low - start + 1)
-                    elif self.own is not None:
+                    if self.own is not None:
                         columns, present = self.own.columns(rows)
                         present &= (columns >= start) & (columns < end)
                         is_pair[present.nonzero()[:, 0], columns[present] - start] = False
@@ -185,5 +189,6 @@ class Pairing:
             row[start:end] = -torch.inf
         if self.own is not None:
             hidden, present = self.own.columns(torch.arange(rows.start, rows.stop, device=scores.device))
-            scores[present.nonzero()[:, 0], hidden[present]] = -torch.inf
+            present &= hidden >= first
+            scores[present.nonzero()[:, 0], hidden[present] - first] = -torch.inf
         return scores

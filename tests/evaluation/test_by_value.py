@@ -201,6 +201,11 @@ def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> Non
         assert one["metrics"]["frr"]["mean"] == pytest.approx(np.mean(frr[one["value"]]), abs=0.01)
     assert by[0]["metrics"]["frr"]["mean"] >= by[1]["metrics"]["frr"]["mean"]
     assert dmlkit(*words).out.count("per side, worst first") == 2
+    sides = np.array([("left", "right", row)[row // 12 % 3] for row in rows], dtype=object)  # those without are apart
+    apart = np.triu(sides[:, None] != sides, 1)
+    grouped = dmlkit(*words[:2], "--far", "0.5", "--set", "dataset.columns={group: side}", "--json").json()["test"]
+    same = labels[:, None] == labels
+    assert (grouped["same"], grouped["different"]) == ((apart & same).sum(), (apart & ~same).sum())
     photos = folder.with_name("photos")
     moved = photos.rename(folder.with_name("moved"))
     again = dmlkit(*words, "--set", f"dataset.file={moved / 'table.csv'}", "--json").json()

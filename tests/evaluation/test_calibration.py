@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from dmlkit.evaluation.calibration import (
     rates_at,
     sampled_pairs,
 )
+from dmlkit.evaluation.rates_by_value import rates_of_images
 from dmlkit.identify.probability import Trials
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics import reliability
@@ -32,6 +34,7 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
 from dmlkit.metrics.reliability import measure_reliability
 from dmlkit.run_folder.threshold import Threshold
+from dmlkit.vectors.points import PointsInMemory
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +75,35 @@ def test_the_threshold_is_the_lowest_that_the_rate_allows(far: float, monkeypatc
     assert 0 <= low < far < high <= 1
 
 
+def test_images_of_one_group_form_no_pair(monkeypatch: pytest.MonkeyPatch):
+    """Neither pairs of one class, such as two images of a burst, nor those of two classes before one camera."""
+    from dmlkit.metrics import pairing
+
+    monkeypatch.setattr(pairing, "BLOCK_ENTRIES", 500)
+    points = clusters(9, seed=6)
+    groups = torch.randint(7, (len(points.labels),), generator=torch.Generator().manual_seed(0))
+    points = replace(points, groups=groups)
+    pairs = [(i, j) for i, j in combinations(range(len(groups)), 2) if groups[i] != groups[j]]
+    is_same = np.array([bool(points.labels[i] == points.labels[j]) for i, j in pairs])
+    scores = np.array([float(points.embeddings[i] @ points.embeddings[j]) for i, j in pairs])
+    table = points.embeddings @ points.embeddings.T
+    for whole in (Pairing.of(points), Pairing.of_table(table, points.labels, groups)):
+        found = calibrate_pairs(whole, 0.05)
+        assert (found.rates.same, found.rates.different) == (is_same.sum(), (~is_same).sum())
+        reached = scores >= found.threshold
+        assert found.rates.far == pytest.approx(reached[~is_same].mean(), abs=1.5 / (~is_same).sum())
+        assert found.rates.far <= 0.05 < found.rates.far + 1.5 / (~is_same).sum()
+        assert found.rates.frr == pytest.approx(1 - reached[is_same].mean(), abs=1.5 / is_same.sum())
+    drawn = zip(*(side.tolist() for side in sampled_pairs(points.labels, groups)), strict=True)
+    assert {tuple(sorted(pair)) for pair in drawn} == {*pairs}
+    in_memory = PointsInMemory("points", points.manifold, points.embeddings, [""] * len(groups), [""] * len(groups))
+    rates = rates_of_images(in_memory, points.labels, groups, 0.3)
+    for row in range(0, len(groups), 5):
+        own = np.array([row in pair for pair in pairs])
+        for name, kind, errors in (("far", ~is_same, scores >= 0.3), ("frr", is_same, scores < 0.3)):
+            assert float(rates[name][row]) == pytest.approx(errors[own & kind].mean())
+
+
 def test_equal_scores_are_rejected_together():
     """Twelve pairs of different classes at the same distance: accepting one would accept all."""
     line = torch.tensor([[0.0], [0.0], [0.0], [1.0], [1.0], [1.0], [9.0], [9.0]])
@@ -100,7 +132,8 @@ def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(calibration, "RESAMPLES", 40)
     points, far = clusters(6, seed=2), 0.05
     whole = Pairing.of(points)
-    found = far_interval(best_pairs(whole, whole.different)[1], points.labels.bincount().double(), far, seed=7)
+    sizes, best = points.labels.bincount().double(), best_pairs(whole, whole.different)[1]
+    found = far_interval(best, sizes, far, whole.different, seed=7)
     generator, rates = torch.Generator().manual_seed(7), []
     members = [points.embeddings[points.labels == label] for label in range(6)]
 

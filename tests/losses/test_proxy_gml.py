@@ -109,6 +109,15 @@ def test_as_many_links_as_own_proxies_leave_no_other_class_and_no_loss(classes: 
     assert loss(points, labels).item() == expected.item() == 0
 
 
+def test_a_single_link_without_the_own_proxies_leaves_no_loss():
+    sphere, labels = Sphere(4), torch.arange(3)
+    with pytest.warns(UserWarning, match=r"ratio 0.05 links 1 proxy, .* its loss is 0; use a ratio above 0.05 "):
+        loss = ProxyGML(sphere, 20, proxies_per_class=1, ratio=0.05, regularizer_weight=0, positive_mask=False)
+    points = sphere.from_features(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
+    value = loss(points, labels)
+    assert value.item() == 0 and not torch.autograd.grad(value, loss.proxies)[0].any()
+
+
 @pytest.mark.filterwarnings("ignore:ProxyGML")
 @pytest.mark.parametrize("per_class", [1, 2, 7])
 def test_the_ratios_that_messages_name_suffice(per_class: int):

@@ -135,6 +135,14 @@ def test_expansion_on_the_sphere(monkeypatch: pytest.MonkeyPatch):
     assert np.abs(gallery.points.numpy() - expected).max() < 1e-6
 
 
+def test_copies_can_be_expanded_by_any_power():
+    """The cosine of copies rounds to more than 1. Of a power this high only copies count, so that each image stays."""
+    points = torch.nn.functional.normalize(torch.randn(80, 12, generator=torch.Generator().manual_seed(0)), dim=1)
+    copies = torch.cat([points, points])
+    expanded = ExpandedGallery(Sphere(12), copies, Expansion(n=3, alpha=1e12)).points
+    assert torch.allclose(expanded, copies, atol=1e-6)
+
+
 def test_expansion_stays_on_the_ball():
     manifold, points = points_on("poincare", 40, 3)
     assert float(manifold.distance_off(ExpandedGallery(manifold, points, Expansion()).points).max()) < 1e-9
@@ -170,9 +178,11 @@ def test_metrics_after_re_ranking(method: rerank.Rerank):
         ("expansion:k1=3", "expansion has no option 'k1'"),
         ("k_reciprocal:wieght=0.3", "did you mean 'weight'"),
         ("k_reciprocal:k1=2.5", "k1: expected a whole number, got '2.5'"),
+        ("k_reciprocal:k1=8,k1=9", "k1: given twice"),
         ("k_reciprocal:k2=30", "k2: expected 1 to 21"),
         ("k_reciprocal:weight=0", "weight: expected more than 0"),
-        ("expansion:alpha=-1", "alpha: expected at least 0"),
+        ("expansion:alpha=-1", "alpha: expected a number of at least 0"),
+        ("expansion:alpha=inf", "alpha: expected a number of at least 0"),
     ],
 )
 def test_mistakes(text: str, message: str):

@@ -7,6 +7,7 @@ neighbors.
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +63,8 @@ def parse_rerank(text: str) -> Rerank:
         if key not in method._fields:
             suggestion = "".join(f"; did you mean {match!r}?" for match in get_close_matches(key, method._fields, n=1))
             raise ValueError(f"{name} has no option {key!r}{suggestion}; its options: {', '.join(method._fields)}")
+        if key in values:
+            raise ValueError(f"{key}: given twice; give it once")
         try:
             values[key] = type(method._field_defaults[key])(value)
         except ValueError:
@@ -77,8 +80,8 @@ def check_rerank(rerank: Rerank, images: int) -> None:
     if not 1 <= count <= largest:
         raise ValueError(f"{name}: expected 1 to {largest}, since there are {images} images to search in; got {count}")
     if isinstance(rerank, Expansion):
-        if not rerank.alpha >= 0:
-            raise ValueError(f"alpha: expected at least 0, got {rerank.alpha:g}")
+        if not 0 <= rerank.alpha < inf:
+            raise ValueError(f"alpha: expected a number of at least 0, got {rerank.alpha:g}")
         return
     if not 1 <= rerank.k2 <= rerank.k1 + 1:
         raise ValueError(f"k2: expected 1 to {rerank.k1 + 1}, k1 neighbors and the image itself; got {rerank.k2}")
@@ -205,11 +208,11 @@ def _kernel(manifold: Manifold, points: Tensor, items: Tensor, similarity: Tenso
         case "negative_distance":
             return similarity.exp()
         case "dot":
-            return cosine_similarity(points, items, dim=2).clamp(min=0)
+            return cosine_similarity(points, items, dim=2).clamp(0, 1)
         case name if name.startswith("negative"):  # of a square or a chord
             return (-manifold.paired_distance(points, items)).exp()
         case _:
-            return similarity.clamp(min=0)
+            return similarity.clamp(0, 1)  # that of copies may round to more, whose high powers are infinite
 
 
 def _similarities(manifold: Manifold, points: Tensor, items: Tensor) -> Iterator[tuple[int, Tensor]]:
