@@ -41,8 +41,6 @@ def _tool(path: Path) -> str | None:
             return "Label Studio"
         has_path = any(key_of(name) in ("path", *USUAL["path"]) for name in re.findall(r'"([^"]*)"\s*:', start))
         return "COCO results" if '"image_id"' in start and '"bbox"' in start and not has_path else None
-    if '"_via_' in start or (
-        '"file_attributes"' in start and '"regions"' in start
-    ):  # or its annotations alone
+    if '"_via_' in start or ('"file_attributes"' in start and '"regions"' in start):  # or its annotations alone
         return "the VGG Image Annotator"
     return "labelme" if '"shapes"' in start and '"flags"' in start else None
