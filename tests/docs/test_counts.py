@@ -58,6 +58,7 @@ def own(family: type) -> int:
 def counts() -> dict[str, set[int]]:
     found = studies()
     claims = claims_of(found)
+    cars = [one.cost.models for name, one in found.items() if name.startswith("cars")]
     models = [{name: one.cost.models for name, one in some.items()} for some in (found, claims)]
     total, of_claims = (sum(some.values()) for some in models)
     of_guide = read_results(ROOT / "docs/results/which_loss")
@@ -68,8 +69,8 @@ def counts() -> dict[str, set[int]]:
             *(len(found[name].variants) for name in ("photos_claims", "caltech_claims")),
         },
         "families": {len(FAMILIES)},
-        "studies": {len(found), len(claims), len(claims) + 1, len(found) - len(claims) - 1},
-        "models": {of_claims, total - of_claims - found["cars"].cost.models, *models[0].values(), of_guide.cost.models},
+        "studies": {len(found), len(claims), len(claims) + 1, len(found) - len(claims) - len(cars)},
+        "models": {of_claims, total - of_claims - sum(cars), *models[0].values(), of_guide.cost.models},
         "statements": {sum(len(one.verdicts) for one in claims.values()) // 2},
     }
 

@@ -225,3 +225,24 @@ def test_a_single_statement_is_in_the_singular():
     results = StudyResults.read(ROOT / "tests/fixtures/0.1.0/study/results.json")
     (agreement,) = disagreement_paragraphs({"": results})
     assert " on 1 statement: " in agreement and counted_verdicts([results]).count(": of 1 statement, ") == 2
+
+
+def test_the_pages_say_how_long_trainings_of_cars_end():
+    variants = read_results(ROOT / "docs/studies/cars_proxy_isa").variants
+    papers, page = (
+        " ".join((ROOT / f"docs/{name}.md").read_text("utf-8").split()) for name in ("papers", "papers/proxy_isa")
+    )
+    ends: dict[str, tuple[float, float, str]] = {}
+    for metric in ("recall@1", "map@r"):
+        ours, theirs = (
+            np.array([run[metric] for run in variants[name].last.values()]) for name in ("proxy_isa", "proxy_anchor")
+        )
+        low, high = stats.ttest_rel(ours, theirs).confidence_interval()
+        ends[metric] = (ours.mean(), theirs.mean(), f"({(low + high) / 2:+.3f} ± {(high - low) / 2:.3f})")
+    ours, theirs, gain = ends["recall@1"]
+    before = variants["proxy_anchor"].pretrained
+    assert before is not None and max(ours, theirs) < before["recall@1"]
+    assert f"its R@1 is {ours:.3f} and Proxy-Anchor's {theirs:.3f}, both below" in papers
+    assert f"R@1 ends at {ours:.3f} and Proxy-Anchor's at {theirs:.3f} {gain}" in page
+    ours, theirs, gain = ends["map@r"]
+    assert f"MAP@R at {ours:.3f} and {theirs:.3f} {gain}" in page
