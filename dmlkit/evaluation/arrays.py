@@ -11,7 +11,6 @@ from dmlkit.datasets.files.class_names import path_fault
 from dmlkit.errors import UserError, counted
 from dmlkit.evaluation.evaluate import Evaluation, Rescoring, searching
 from dmlkit.evaluation.report import Report
-from dmlkit.files.csv_table import column_called
 from dmlkit.gallery.folder import gallery_of
 from dmlkit.gallery.sources import check_same_model
 from dmlkit.manifolds.base import Manifold
@@ -85,9 +84,8 @@ def _unused_limits(points: PointSet) -> list[str]:
     limits, judged = manifest.limits if isinstance(manifest, Manifest) else (), "the run"
     columns = [*gallery.cells()] if gallery is not None else []
     if isinstance(points, PointsInMemory) and points.columns:
-        columns, judged = [*points.columns], "a recipe with these vectors as dataset"
-    known = (name for name in ("query", "gallery", "group") if column_called(columns, name, points.source) is not None)
-    limits = limits or [*known]
+        columns, judged = [name.lower() for name in points.columns], "a recipe with these vectors as dataset"
+    limits = limits or [name for name in ("query", "gallery", "group") if name in columns]
     return [f"not used here, unlike in dmlkit eval of {judged}: {', '.join(limits)} of the images"] if limits else []
 
 

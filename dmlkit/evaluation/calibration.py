@@ -325,14 +325,18 @@ def fit_scores(scores: np.ndarray, classes_of: np.ndarray) -> PairProbability:
 def sampled_pairs(labels: Tensor, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Draw rows (P,) and (P,) of pairs of points: at most `MOST` of the same class and as many of different classes.
 
-    Pairs of one group are left out.
+    Pairs of one group are left out; those of different classes after they were drawn.
     """
     classes, generator = labels.cpu().numpy(), np.random.default_rng(0)
-    order, rows = np.argsort(classes, kind="stable"), np.arange(len(classes))
+    rows = np.arange(len(classes))
+    own = rows if groups is None else groups.cpu().numpy()
+    order = np.lexsort((own, classes))
     ordered = classes[order]
     ends = np.searchsorted(ordered, ordered, side="right")
+    lasts = np.flatnonzero(np.append((np.diff(ordered) != 0) | (np.diff(own[order]) != 0), True)) + 1  # of each group
+    others = lasts[np.searchsorted(lasts, rows, side="right")]
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    for starts, counts in ((rows + 1, ends - rows - 1), (ends, len(rows) - ends)):  # partners of each row
+    for starts, counts in ((others, ends - others), (ends, len(rows) - ends)):  # partners of each row
         last = counts.cumsum()
         drawn = np.arange(last[-1]) if last[-1] <= MOST else generator.choice(last[-1], MOST, replace=False)
         first = np.searchsorted(last, drawn, side="right")

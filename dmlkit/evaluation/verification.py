@@ -9,6 +9,7 @@ from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import ClassVar, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -307,7 +308,7 @@ class LocalThreshold(Document, frozen=True, strict=True):
     threshold: Threshold
     """Threshold of both, for the model's fingerprint and the false accept rate in it."""
     images: str
-    """Hash of the validation images and their labels."""
+    """Hash of the validation images, their labels and their groups."""
     points: str
     """Key of the points of the model, see `StoredModel`."""
 
@@ -317,18 +318,20 @@ def local_threshold(
 ) -> LocalThreshold:
     """Return the weight of matches and the threshold of both similarities: those that the run keeps, or new ones.
 
-    They are chosen again if the weights, the validation images, the software, the device or ``far`` are others.
+    They are chosen again if the weights, the validation images, their groups, the software, the device or ``far`` are
+    others.
     """
     config, place = trained.recipe.dataset, run.threshold_path.with_name("threshold-local.json")
     dataset = config.build("validation")
-    current = (hash_images(dataset, config), stored_model(trained).key)
+    groups = b"" if dataset.groups is None else dataset.groups.numpy().tobytes()
+    current = (f"{hash_images(dataset, config)}-{crc32(groups):08x}", stored_model(trained).key)
     with suppress(UserError):  # there is none, or it is damaged
         stored = LocalThreshold.read(place)
         if (stored.images, stored.points, stored.threshold.far) == (*current, far):
             return stored
     fusion, embeddings, features = choose_local(run, trained, ranks, bar)
-    groups = dataset.groups if dataset.groups is None else dataset.groups[embeddings.indices]
-    threshold = _chosen_threshold(embeddings, groups, by_features(features, fusion), run, trained, far, bar)
+    own = None if dataset.groups is None else dataset.groups[embeddings.indices]
+    threshold = _chosen_threshold(embeddings, own, by_features(features, fusion), run, trained, far, bar)
     chosen = LocalThreshold(fusion=fusion, threshold=threshold, images=current[0], points=current[1])
     try:
         chosen.write(place)

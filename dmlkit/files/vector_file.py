@@ -376,8 +376,7 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
         if first is None:
             raise UserError(f"{path} has no rows; expected at least one vector")
         cells = {name: [first[1][table.names[index]] for index in indices] for name, indices in series.items()}
-        whole = {name: indices for name, indices in series.items() if None not in map(number_of, cells[name])}
-        series = whole or {name: indices for name, indices in series.items() if _are_numbers(cells[name])}
+        series = {name: indices for name, indices in series.items() if _are_numbers(cells[name])}
         name = _vectors_among([*series], path, table.names, f"{FEWEST} or more columns of numbers, e0, e1, e2, ...")
         vector_indices = series[name]
     cells = table.table(numbers=vector_indices)
@@ -395,9 +394,9 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:
-    """Return whether the cells of a row are numbers, but for blank ones, which are refused by their line."""
+    """Return whether the cells of a row are numbers, but for a few blank ones, which are refused by their line."""
     numbers = [number_of(cell) for cell in cells if cell.strip()]
-    return bool(numbers) and None not in numbers
+    return 2 * len(numbers) > len(cells) and None not in numbers
 
 
 def _refuse_labels(values: Values, path: Path) -> None:

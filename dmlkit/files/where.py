@@ -177,10 +177,10 @@ class _Rest:
         begin, end = self.place, rf"[=<>]|{AND}"
         column, sign = self.word(rf"{end}|{IN}"), self.take(rf"=|>=|<=|{IN}")
         if sign == "in":
-            values = [self.word(rf",|{AND}")]
+            start, values = self.place, [self.word(rf",|{AND}")]
             while self.take(","):
                 values.append(self.word(rf",|{AND}"))
-            sign = sign if values != [""] else ""
+            sign = sign if self.text[start : self.place].strip() else ""
             condition = Condition(column, frozenset(map(label_of, values)))
         elif sign == "=":
             low = self.word(rf"\.\.|{end}")

@@ -44,7 +44,7 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[list[Draw]]:
         batches = list(self.sampler.batches(self.epoch))
         count, size = len(self.sampler), self.sampler.batch_size
-        if len(batches) != count or any(len(batch) != size for batch in batches):  # of a plug-in
+        if not count or len(batches) != count or any(len(batch) != size for batch in batches):  # of a plug-in
             got = f"gave {len(batches)} batches of {sorted({len(batch) for batch in batches})} images"  # some left out
             fix = "correct it by dmlkit.testing.check_sampler"
             raise UserError(f"{type(self.sampler).__name__}: {got}, expected {count} of [{size}]; {fix}")

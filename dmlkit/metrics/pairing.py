@@ -12,7 +12,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import inner_products_into
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.cpu_search import thread_pools
-from dmlkit.metrics.ranking.search import Lookup, repeated_rows
+from dmlkit.metrics.ranking.search import repeated_rows
 
 BLOCK_ENTRIES = 2**24  # scores per thread: 64 MB; 277 rows of 60 502, whose product is as fast as that of more rows
 ALL_ENTRIES = 2**26  # scores in all threads together
@@ -41,7 +41,7 @@ class Pairing:
     start: Tensor  # (N,) int64, first column of each row's class
     end: Tensor  # (N,) int64, column after the last one of that class
     unordered: bool  # whether rows and columns are the same points
-    own: Lookup | None  # the columns that are the row itself, in a gallery, or of its group
+    ids: tuple[Tensor, Tensor] | None  # (N,) and (M,) int64: a row and a column of one id, image or group, are no pair
     manifold: Manifold | None  # whose similarity is computed; None stands for the inner product
     exact: bool  # whether to compute in float64 and round
 
@@ -63,13 +63,12 @@ class Pairing:
         orders = [side.to(device).argsort(stable=True) for side in labels]
         ordered = [side.to(device)[order] for side, order in zip(labels, orders, strict=True)]
         vectors = [side[order].contiguous() for side, order in zip(sides, orders, strict=True)]
-        own = None
+        ids = None
         if targets is not None:
             ids = targets.point_ids.to(device)[orders[0]], targets.ids.to(device)[orders[1]]
-            own = Lookup.of(*ids)
         elif points.groups is not None:
             groups = points.groups.to(device)[orders[0]]
-            own = Lookup.of(groups, groups)
+            ids = groups, groups
         return cls(
             vectors[0],
             vectors[-1],
@@ -78,7 +77,7 @@ class Pairing:
             torch.searchsorted(ordered[-1], ordered[0]),
             torch.searchsorted(ordered[-1], ordered[0], right=True),
             targets is None,
-            own,
+            ids,
             manifold if is_computed else None,
             exact,
         )
@@ -96,7 +95,7 @@ class Pairing:
             torch.searchsorted(ordered, ordered),
             torch.searchsorted(ordered, ordered, right=True),
             unordered=True,
-            own=None if groups is None else Lookup.of(groups[order], groups[order]),
+            ids=None if groups is None else (groups[order], groups[order]),
             manifold=None,
             exact=True,
         )
@@ -105,23 +104,22 @@ class Pairing:
     def same(self) -> int:
         """Number of pairs of the same class."""
         paired = int((self.end - self.start).sum())
-        return (paired - self._own(same=True)) // (1 + self.unordered)
+        return (paired - self._hidden(same=True)) // (1 + self.unordered)
 
     @property
     def different(self) -> int:
         """Number of pairs of different classes."""
         paired = int((len(self.columns) - (self.end - self.start)).sum())
-        return (paired - self._own(same=False)) // (1 + self.unordered)
+        return (paired - self._hidden(same=False)) // (1 + self.unordered)
 
-    def _own(self, *, same: bool) -> int:
-        if self.own is None:
+    def _hidden(self, *, same: bool) -> int:
+        """Return how many rows and columns, of the same class or of different ones, are no pairs by their ids."""
+        if self.ids is None:
             return len(self.rows) if self.unordered and same else 0
-        total = 0
-        for rows in torch.arange(len(self.rows), device=self.rows.device).split(2**14):
-            columns, present = self.own.columns(rows)
-            is_same = self.column_labels[columns] == self.row_labels[rows, None]
-            total += int((present & (is_same == same)).sum())
-        return total
+        both, sizes = torch.cat(self.ids), (len(self.rows), len(self.columns))
+        labels = torch.cat([self.row_labels, self.column_labels])
+        equal = [_equal_rows(keys, sizes) for keys in (torch.stack([both, labels], 1), both[:, None])]
+        return equal[0] if same else equal[1] - equal[0]
 
     def scores(self, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the similarity of some rows (n, D') and columns (m, D'), in float32, (n, m)."""
@@ -139,15 +137,13 @@ class Pairing:
                 start, end = int(self.start[first]), int(self.end[first])
                 step = max(1, DISTANCE_ENTRIES // max(1, end - start))
                 for low in range(first, last, step):
-                    rows = torch.arange(low, min(low + step, last), device=self.rows.device)
-                    scores = self.scores(self.rows[low : low + len(rows)], self.columns[start:end])
+                    high = min(low + step, last)
+                    scores = self.scores(self.rows[low:high], self.columns[start:end])
                     is_pair = torch.ones_like(scores, dtype=torch.bool)
                     if self.unordered:
                         is_pair = is_pair.triu(low - start + 1)
-                    if self.own is not None:
-                        columns, present = self.own.columns(rows)
-                        present &= (columns >= start) & (columns < end)
-                        is_pair[present.nonzero()[:, 0], columns[present] - start] = False
+                    if self.ids is not None:
+                        is_pair &= self.ids[0][low:high, None] != self.ids[1][start:end]
                     yield scores[is_pair]
 
     def each_block(self, use: Use) -> None:
@@ -187,8 +183,13 @@ class Pairing:
         starts = torch.zeros_like(self.start[rows]) if self.unordered else self.start[rows]
         for row, start, end in zip(scores, starts.tolist(), (self.end[rows] - first).tolist(), strict=True):
             row[start:end] = -torch.inf
-        if self.own is not None:
-            hidden, present = self.own.columns(torch.arange(rows.start, rows.stop, device=scores.device))
-            present &= hidden >= first
-            scores[present.nonzero()[:, 0], hidden[present] - first] = -torch.inf
+        if self.ids is not None:
+            scores.masked_fill_(self.ids[0][rows, None] == self.ids[1][columns], -torch.inf)
         return scores
+
+
+def _equal_rows(keys: Tensor, sizes: tuple[int, int]) -> int:
+    """Return how many of the first rows equal how many of the others, as pairs; two sizes divide (N, k) keys."""
+    codes = keys.unique(dim=0, return_inverse=True)[1]
+    first, second = (part.bincount(minlength=int(codes.max()) + 1) for part in codes.split(sizes))
+    return int((first * second).sum())

@@ -41,6 +41,7 @@ CELLS = {
         ("side=", [2]),
         ("side in left, right", [0, 1, 4]),
         ("side in left,", [0, 2, 4]),
+        ('side in ""', [2]),
         ("year=2020", [1, 2]),
         ("year>=2020", [1, 2]),
         ("year<=2019", [0, 4]),
