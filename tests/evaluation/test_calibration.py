@@ -156,6 +156,9 @@ def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch
     tail = stats.norm.cdf(stats.t.ppf(0.025, count - 1) * np.sqrt(count / (count - 1)))
     low, high = torch.tensor(rates).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float32)).tolist()
     assert found == pytest.approx((low, high), abs=0.01)
+    # the ends are shares of the pairs that there are, fewer where groups hide some: of three times as many, a third
+    third = far_interval(best, sizes, far / 3, 3 * whole.different, seed=7)
+    assert third == pytest.approx((found[0] / 3, found[1] / 3))
 
 
 @pytest.mark.parametrize(("classes", "far"), [(25, 0.01), (5, 0.05)])
