@@ -179,10 +179,11 @@ def _fixed(recipe: dict[str, Any]) -> dict[str, Any]:
 def open_study(started: StudyRecord, folder: Path, ranks: "Ranks") -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
 
-    A study that is continued may have more seeds, more values to tune and another wording of its claim.
+    A study that is continued may have more seeds, more values to tune and another wording of its claim. One that ended
+    before its first run, e.g. because its images were not found, may be any other.
     """
     path = folder / STUDY_MARK
-    if path.exists():
+    if path.exists() and any((folder / name).exists() for name in ("runs", "results.json")):
         studies = StudyRecord.read(path), started
         stored, new = (study.model_dump(mode="json", exclude={"variants", "command"}) for study in studies)
         for statement in (*stored["expect"], *new["expect"]):
@@ -204,7 +205,7 @@ def open_study(started: StudyRecord, folder: Path, ranks: "Ranks") -> Generator[
                 "another --output"
             )
     else:
-        check_folder(folder, "a study", "runs")
+        check_folder(folder, "a study", "runs", STUDY_MARK)
     ranks.barrier()  # all ranks have checked before the first one writes
     with sole_writer(folder, what="a study") if ranks.is_global_zero else nullcontext():
         if ranks.is_global_zero:

@@ -312,6 +312,14 @@ def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp
     assert finished(whole) == before
 
 
+def test_a_study_without_its_images_starts_when_they_are_named(dmlkit, tmp_path: Path, monkeypatch):
+    words = ("study", fakes.write_study(tmp_path), "-o", tmp_path / "out", "--device", "cpu")
+    dmlkit(*words, "--set", f"dataset={{name: folder, root: {tmp_path}/no}}").refused("no: no such folder")
+    trained = fakes.train_by(monkeypatch, lambda _: (0.5, 0.5))
+    dmlkit(*words).ok()
+    assert len(trained.folders) == 4
+
+
 @pytest.mark.parametrize("change", ["images that cannot be read are skipped", "losses have a new key"])
 def test_a_study_that_changes_in_what_no_figure_depends_on_goes_on(dmlkit, copied: Path, tmp_path: Path, change: str):
     """As the message on such an image says, and by a version of dmlkit that is newer than the study."""
