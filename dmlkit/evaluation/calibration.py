@@ -341,6 +341,6 @@ def sampled_pairs(labels: Tensor, groups: Tensor | None = None) -> tuple[Tensor,
         drawn = np.arange(last[-1]) if last[-1] <= MOST else generator.choice(last[-1], MOST, replace=False)
         first = np.searchsorted(last, drawn, side="right")
         pairs.append((order[first], order[starts[first] + drawn - (last - counts)[first]]))
-    firsts, seconds = (torch.from_numpy(np.concatenate(side)) for side in zip(*pairs, strict=True))
-    kept = slice(None) if groups is None else groups[firsts] != groups[seconds]
-    return firsts[kept], seconds[kept]
+    firsts, seconds = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    kept = own[firsts] != own[seconds]
+    return torch.from_numpy(firsts[kept]), torch.from_numpy(seconds[kept])

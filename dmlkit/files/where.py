@@ -176,11 +176,11 @@ class _Rest:
         """Read a condition, up to the end or an ``and``."""
         begin, end = self.place, rf"[=<>]|{AND}"
         column, sign = self.word(rf"{end}|{IN}"), self.take(rf"=|>=|<=|{IN}")
+        after_sign = self.place
         if sign == "in":
-            start, values = self.place, [self.word(rf",|{AND}")]
+            values = [self.word(rf",|{AND}")]
             while self.take(","):
                 values.append(self.word(rf",|{AND}"))
-            sign = sign if self.text[start : self.place].strip() else ""
             condition = Condition(column, frozenset(map(label_of, values)))
         elif sign == "=":
             low = self.word(rf"\.\.|{end}")
@@ -190,7 +190,8 @@ class _Rest:
         else:
             value = self.word(end)
             condition = Condition(column, None, *((value, "") if sign == ">=" else ("", value)))
-        if not column or not sign or not re.compile(rf"{AND}|$").match(self.text, self.place):
+        lists_nothing = sign == "in" and not self.text[after_sign : self.place].strip()
+        if not column or not sign or lists_nothing or not re.compile(rf"{AND}|$").match(self.text, self.place):
             part = re.split(AND, self.text[begin:])[0].strip()
             raise UserError(f"--where {quoted(self.text)}: got {quoted(part)}; {FORMS}")
         return condition

@@ -44,8 +44,9 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[list[Draw]]:
         batches = list(self.sampler.batches(self.epoch))
         count, size = len(self.sampler), self.sampler.batch_size
-        if not count or len(batches) != count or any(len(batch) != size for batch in batches):  # of a plug-in
-            got = f"gave {len(batches)} batches of {sorted({len(batch) for batch in batches})} images"  # some left out
+        if not count or len(batches) != count or any(len(batch) != size for batch in batches):
+            # a plug-in's: images beyond the declared size would be left out
+            got = f"gave {len(batches)} batches of {sorted({len(batch) for batch in batches})} images"
             fix = "correct it by dmlkit.testing.check_sampler"
             raise UserError(f"{type(self.sampler).__name__}: {got}, expected {count} of [{size}]; {fix}")
         for step, batch in enumerate(batches):

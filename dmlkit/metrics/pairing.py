@@ -189,7 +189,7 @@ class Pairing:
 
 
 def _equal_rows(keys: Tensor, sizes: tuple[int, int]) -> int:
-    """Return how many of the first rows equal how many of the others, as pairs; two sizes divide (N, k) keys."""
+    """Count the pairs of equal rows of keys (N + M, k), one of the first N rows and one of the last M; sizes N, M."""
     codes = keys.unique(dim=0, return_inverse=True)[1]
     first, second = (part.bincount(minlength=int(codes.max()) + 1) for part in codes.split(sizes))
     return int((first * second).sum())
