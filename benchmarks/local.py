@@ -57,7 +57,9 @@ def main(photos: str) -> None:
         features, _ = local_features(trained, ranks, images, embeddings, no_bar)
         rescorer = Rescorer(match_scores(features.__getitem__), share, CANDIDATES)
         if split == "validation":
-            weights, share, alone, together = weigh_scores(embeddings, space, rescorer)
+            weights, share, alone, together = weigh_scores(
+                embeddings, images.groups_of(embeddings.indices), space, rescorer
+            )
             known = [f"{share:.3f} ({weights})", f"{alone or 0:.4f} -> {together or 0:.4f}"]
     labeled = Labeled(embeddings.points, embeddings.labels)
     plain, start = score_retrieval(labeled, manifold=space, metrics=METRICS), process_time()

@@ -377,7 +377,9 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return listing.of_known_classes(share, by_time=isinstance(self.split, dict))
 
     @model_validator(mode="after")
-    def _tests_known_or_new_classes(self) -> Self:
+    def _options_of_the_split(self) -> Self:
+        if self.fold and self.split != "reality_check":
+            raise ValueError(f"fold {self.fold} needs split reality_check, got {self.split_text}; remove one of them")
         if self.tests_known and self.new_classes == "test":
             raise ValueError(
                 f"split {self.split_text} tests known classes, so new_classes cannot be test; remove one of them"

@@ -126,7 +126,7 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, ranks: 
     refuse_faults(embeddings.faults, config.on_bad_image)
     labels = embeddings.labels.unique(return_inverse=True)[1]
     device = trained.device
-    groups = None if dataset.groups is None else dataset.groups[embeddings.indices]
+    groups = dataset.groups_of(embeddings.indices)
     return Points(embeddings.points.to(device), labels.to(device), trained.manifold, groups=groups)
 
 

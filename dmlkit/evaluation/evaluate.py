@@ -201,7 +201,7 @@ def score_dataset(
     if dataset.query is not None and dataset.gallery is not None:
         query, searched = dataset.query[ids], dataset.gallery[ids]
     has_gallery = query is not searched or dataset.groups is not None
-    own_ids = ids if dataset.groups is None else dataset.groups[ids]  # an image on both sides never finds itself
+    own_ids = dataset.groups_of(ids)  # an image on both sides never finds itself
 
     def side(points: Tensor, rows: Tensor) -> Labeled:
         row_labels: Labels = {name: of_class[labels[rows]] for name, of_class in dataset.levels.items()} or labels[rows]

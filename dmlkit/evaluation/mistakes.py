@@ -84,7 +84,8 @@ def score_histograms(points: Points) -> ScoreHistograms:
     if len(points.labels) > MOST_IMAGES:
         rows = torch.randperm(len(points.labels), generator=torch.Generator().manual_seed(0))[:MOST_IMAGES]
         labels = points.labels[rows].unique(return_inverse=True)[1]
-        sample = Pairing.of(Points(points.embeddings[rows], labels, points.manifold))
+        groups = None if points.groups is None else points.groups[rows]
+        sample = Pairing.of(Points(points.embeddings[rows], labels, points.manifold, groups=groups))
     extremes = list[float]()  # of each piece; appending needs no lock
 
     def widen(scores: Tensor, *_: slice) -> None:

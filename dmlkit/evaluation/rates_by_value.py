@@ -91,8 +91,7 @@ def pair_rates_by_value(
     codes = points.class_codes()[1]
     assert points.images is not None
     dataset, numbers = points.images.dataset, points.images.rows
-    groups = numbers if dataset.groups is None else dataset.groups[numbers]
-    rates = rates_of_images(points, codes, groups, threshold.threshold)
+    rates = rates_of_images(points, codes, dataset.groups_of(numbers), threshold.threshold)
     rows = (~rates["frr"].isnan()).nonzero()[:, 0]
     images = [dataset.key(row) for row in numbers[rows].tolist()]
     values = read_column(images, own_table, column)

@@ -38,7 +38,7 @@ from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
 REPAIR = "repair or remove it"  # --with takes the dataset of the run as it is: it excludes --set
-LEAST = 3  # validation classes with two images
+LEAST = 3  # validation classes with two images, of different groups if there are any
 Weights = Literal["mean", "logistic"]
 WEIGHTS: tuple[Weights, ...] = ("mean", "logistic")
 
@@ -49,7 +49,7 @@ class WeightChoice(NamedTuple):
     weights: Weights
     share: float
     alone: float | None
-    """map@r without it; None for fewer than 3 classes with two images, like the next one."""
+    """map@r without it; None for fewer than 3 classes with two groups, like the next one."""
     together: float | None
     """map@r with it."""
 
@@ -70,23 +70,25 @@ def fitted_share(weights: Weights, scores: Sequence[np.ndarray], same: np.ndarra
 
 def choose_weight(
     labels: Tensor,
+    groups: Tensor,
     pairs: tuple[Tensor, Tensor],
     scores: Sequence[np.ndarray],
     measure: Callable[[float, Tensor], Tensor],
 ) -> WeightChoice:
     """Choose the share of a second similarity.
 
-    For fewer than 3 classes with two images, of which two fit the weights, these are the mean, and the map@r is not
+    For fewer than 3 classes with two groups, of which two fit the weights, these are the mean, and the map@r is not
     measured.
 
     Args:
         labels: (N,) int64, classes of the images.
+        groups: (N,) int64, images of one group form no pair.
         pairs: rows (P,) of the first and second images of the pairs that fit the weight.
         scores: both similarities of the pairs, (P,) float64 each.
         measure: returns for a share of the second similarity the map@r of those of the images asked (N,) bool that
             have others of their class.
     """
-    names, codes, counts = labels.unique(return_inverse=True, return_counts=True)
+    names, codes, counts = groups_of_classes(labels, groups)
     classes = labels.numpy()[np.stack(pairs, axis=1)]
     same, means = classes[:, 0] == classes[:, 1], dict[str, float]()
     best: Weights = "mean"
@@ -106,18 +108,27 @@ def choose_weight(
     return WeightChoice(best, fitted_share(best, scores, same), means.get("alone"), means.get(best))
 
 
+def groups_of_classes(labels: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the classes (C,), that of each image (N,) as its place among them, and how many groups each has (C,)."""
+    names, codes = labels.unique(return_inverse=True)
+    return names, codes, torch.stack([codes, groups]).unique(dim=1)[0].bincount()
+
+
 def map_at_r(
-    points: Tensor, labels: Tensor, manifold: Manifold, asked: Tensor, rescorer: Rescorer | None = None
+    points: Tensor, labels: Tensor, groups: Tensor, manifold: Manifold, asked: Tensor, rescorer: Rescorer | None = None
 ) -> Tensor:
-    """Return the map@r of those of the images asked (N,) bool, among all, that have others of their class."""
-    _, codes, counts = labels.unique(return_inverse=True, return_counts=True)
+    """Return the map@r of those of the images asked (N,) bool, among all, that have others of their class.
+
+    Images of the group of an image are not searched for it.
+    """
+    _, codes, counts = groups_of_classes(labels, groups)
     asked = asked & (counts > 1)[codes]
     if not asked.any():  # classes of one image may fill a fold
         return torch.empty(0, dtype=torch.float64)
     rows = torch.arange(len(points))
-    queries = Labeled(points[asked], labels[asked], rows[asked])
+    queries = Labeled(points[asked], labels[asked], groups[asked])
     second = None if rescorer is None else rescorer.between(rows[asked], rows)
-    scores = score_retrieval(queries, Labeled(points, labels, rows), manifold, ["map@r"], rerank=second)
+    scores = score_retrieval(queries, Labeled(points, labels, groups), manifold, ["map@r"], rerank=second)
     return scores.per_query["map@r"]
 
 
@@ -189,22 +200,25 @@ def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, ranks: Ran
     in_both = [torch.isin(one.indices, two.indices) for one, two in (embeddings, embeddings[::-1])]
     spaces = [deepcopy(model.manifold).cpu() for model in models]
     points = [side.points[rows] for side, rows in zip(embeddings, in_both, strict=True)]
-    choice = weigh_models(spaces, points, embeddings[0].labels[in_both[0]])
+    rows, labels = embeddings[0].indices[in_both[0]], embeddings[0].labels[in_both[0]]
+    choice = weigh_models(spaces, points, labels, dataset.groups_of(rows))
     _, second = models
     place = str(place_of_run(other))
     return Fusion(run=place, checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice._asdict())
 
 
-def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> WeightChoice:
+def weigh_models(
+    manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor, groups: Tensor
+) -> WeightChoice:
     """Choose the weight of the second of two models, given points of the same images (N,) by both."""
-    pairs = sampled_pairs(labels)
+    pairs = sampled_pairs(labels, groups)
 
     def joined_map(share: float, asked: Tensor) -> Tensor:
         joined = join(manifolds, points, share)
-        return map_at_r(joined, labels, Sphere(joined.shape[1]), asked)
+        return map_at_r(joined, labels, groups, Sphere(joined.shape[1]), asked)
 
     scores = [similarities_of(space, side, *pairs) for space, side in zip(manifolds, points, strict=True)]
-    return choose_weight(labels, pairs, scores, joined_map)
+    return choose_weight(labels, groups, pairs, scores, joined_map)
 
 
 ROWS = 16  # whose pairs are matched at once
@@ -228,7 +242,8 @@ def choose_local(
     features, mean = local_features(trained, ranks, dataset, embeddings, bar)
     with bar("matching images", len(embeddings.points)) as advance, torch.no_grad():
         scores = match_scores(features.__getitem__, advance)
-        choice = weigh_scores(embeddings, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
+        groups, rescorer = dataset.groups_of(embeddings.indices), Rescorer(scores, 0.0, CANDIDATES)
+        choice = weigh_scores(embeddings, groups, deepcopy(trained.manifold).cpu(), rescorer)
     fusion = LocalFusion(
         run=LOCAL,
         checkpoint=trained.checkpoint,
@@ -240,7 +255,7 @@ def choose_local(
     return fusion, embeddings, features
 
 
-def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
+def weigh_scores(embeddings: Embeddings, groups: Tensor, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
     """Choose the weight of the scores of each image's nearest ones, each of which is computed once."""
     from scipy.sparse import csr_array, vstack
 
@@ -258,14 +273,14 @@ def weigh_scores(embeddings: Embeddings, manifold: Manifold, rescorer: Rescorer)
         return torch.from_numpy(table[rows.numpy()].toarray()).gather(1, items)
 
     def mixed_map(share: float, asked: Tensor) -> Tensor:
-        return map_at_r(points, labels, manifold, asked, replace(rescorer, share=share, score=known))
+        return map_at_r(points, labels, groups, manifold, asked, replace(rescorer, share=share, score=known))
 
     second, scores = (torch.cat(column) for column in zip(*blocks, strict=True))
     first = torch.arange(size)[:, None].expand_as(second)
-    others = first != second
+    others = groups[first] != groups[second]
     pairs = first[others], second[others]
     pair_scores = [similarities_of(manifold, points, *pairs), scores[others].numpy()]
-    return choose_weight(labels, pairs, pair_scores, mixed_map)
+    return choose_weight(labels, groups, pairs, pair_scores, mixed_map)
 
 
 def by_features(features: Tensor, fusion: Fusion) -> Rescorer:

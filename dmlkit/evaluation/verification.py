@@ -330,7 +330,7 @@ def local_threshold(
         if (stored.images, stored.points, stored.threshold.far) == (*current, far):
             return stored
     fusion, embeddings, features = choose_local(run, trained, ranks, bar)
-    own = None if dataset.groups is None else dataset.groups[embeddings.indices]
+    own = dataset.groups_of(embeddings.indices)
     threshold = _chosen_threshold(embeddings, own, by_features(features, fusion), run, trained, far, bar)
     chosen = LocalThreshold(fusion=fusion, threshold=threshold, images=current[0], points=current[1])
     try:
@@ -342,7 +342,7 @@ def local_threshold(
 
 def _chosen_threshold(
     embeddings: Embeddings,
-    groups: Tensor | None,
+    groups: Tensor,
     rescorer: Rescorer,
     run: RunFolder,
     trained: TrainedModel,
@@ -353,7 +353,7 @@ def _chosen_threshold(
     space = deepcopy(trained.manifold).cpu()
     rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(embeddings.labels)), embeddings.labels.numpy(), MOST)))
     points, labels = embeddings.points[rows].double(), embeddings.labels[rows].unique(return_inverse=True)[1]
-    rescorer, groups = rescorer.between(rows, rows), None if groups is None else groups[rows]
+    rescorer, groups = rescorer.between(rows, rows), groups[rows]
     table = torch.zeros(len(points), len(points), dtype=torch.float64)
     with bar("matching images", len(points)) as advance:
         for part in torch.arange(len(points)).split(ROWS):

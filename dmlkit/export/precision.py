@@ -120,7 +120,7 @@ def _score(embeddings: Embeddings, images: Dataset, manifold: Manifold) -> float
     """Return the metric of images, of which the queries search the gallery, as in an evaluation."""
     points, ids = embeddings.points, embeddings.indices
     labels = embeddings.labels if images.members is None else images.members[embeddings.labels]
-    groups = ids if images.groups is None else images.groups[ids]
+    groups = images.groups_of(ids)
     query, searched = (
         torch.ones(len(ids), dtype=torch.bool) if chosen is None else chosen[ids]
         for chosen in (images.query, images.gallery)

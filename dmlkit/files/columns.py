@@ -480,5 +480,6 @@ def time_of(cell: str | None, where: str) -> datetime | None:
         return datetime.fromisoformat(text)
     except ValueError:
         raise UserError(
-            f"{where}: time: got {text[:50]!r}, expected a date or a time such as 2026-05-31 or 2026-05-31T14:30"
+            f"{where}: time: got {text[:50]!r}, expected a date or a time such as 2026-05-31 or 2026-05-31T14:30; "
+            "--column time= leaves the column out"
         ) from None

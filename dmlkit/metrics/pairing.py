@@ -63,12 +63,10 @@ class Pairing:
         orders = [side.to(device).argsort(stable=True) for side in labels]
         ordered = [side.to(device)[order] for side, order in zip(labels, orders, strict=True)]
         vectors = [side[order].contiguous() for side, order in zip(sides, orders, strict=True)]
-        ids = None
         if targets is not None:
             ids = targets.point_ids.to(device)[orders[0]], targets.ids.to(device)[orders[1]]
-        elif points.groups is not None:
-            groups = points.groups.to(device)[orders[0]]
-            ids = groups, groups
+        else:
+            ids = _hidden_pairs(points.groups, orders[0])
         return cls(
             vectors[0],
             vectors[-1],
@@ -95,7 +93,7 @@ class Pairing:
             torch.searchsorted(ordered, ordered),
             torch.searchsorted(ordered, ordered, right=True),
             unordered=True,
-            ids=None if groups is None else (groups[order], groups[order]),
+            ids=_hidden_pairs(groups, order),
             manifold=None,
             exact=True,
         )
@@ -193,3 +191,11 @@ def _equal_rows(keys: Tensor, sizes: tuple[int, int]) -> int:
     codes = keys.unique(dim=0, return_inverse=True)[1]
     first, second = (part.bincount(minlength=int(codes.max()) + 1) for part in codes.split(sizes))
     return int((first * second).sum())
+
+
+def _hidden_pairs(groups: Tensor | None, order: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the groups (N,) of rows and columns in an order; None if no two points share one, which takes longer."""
+    if groups is None or len(groups.unique()) == len(groups):
+        return None
+    groups = groups.to(order.device)[order]
+    return groups, groups

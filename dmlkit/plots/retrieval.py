@@ -81,8 +81,7 @@ def nearest_of(embedded: EmbeddedSplit, query: int, stored: Tensor, k: int) -> t
 
     The query itself and images of its own group are excluded, as in evaluation.
     """
-    groups = embedded.dataset.groups
-    group_of = embedded.rows if groups is None else groups[embedded.rows]
+    group_of = embedded.dataset.groups_of(embedded.rows)
     candidates = stored[(group_of[stored] != group_of[query]) & (stored != query)]
     points = embedded.points
     similarities = embedded.manifold.paired_similarity(points[query].double(), points[candidates].double())

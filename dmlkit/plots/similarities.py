@@ -110,7 +110,8 @@ def plot_histogram(
     Return the file, by default one in the run, and the counts before and after training.
     """
     output = output or embedded.picture("histogram")
-    after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
+    groups = embedded.dataset.groups_of(embedded.rows)
+    after = counted(Points(embedded.points, embedded.labels, embedded.manifold, groups=groups), embedded.split)
     before = counted(pretrained_points(embedded, bar), embedded.split)
     weights = "pretrained" if embedded.trained.recipe.backbone.is_pretrained else "random"
     has_weights = not isinstance(embedded.trained.recipe.backbone, IdentityConfig)
@@ -130,7 +131,8 @@ def pretrained_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
     with files_of_run(embedded.run):
         before = pretrained_model(recipe, dataset.num_features, ranks)
     embeddings = split_embeddings(embedded.run, before, ranks, dataset, embedded.split, bar=bar)
-    return Points(embeddings.points, embeddings.labels, before.manifold.cpu())
+    groups = dataset.groups_of(embeddings.indices)
+    return Points(embeddings.points, embeddings.labels, before.manifold.cpu(), groups=groups)
 
 
 def counted(points: Points, split: str) -> ScoreHistograms:

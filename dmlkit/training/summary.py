@@ -240,7 +240,7 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
     summary = Summary.read(run.summary_path)
     run.warn_of_loss()
     changes: dict[str, Any] = {
-        "dataset": recipe.dataset.model_copy(update={"split": "all"}),
+        "dataset": recipe.dataset.model_copy(update={"split": "all", "fold": 0}),
         "training": recipe.training.model_copy(update={"stop_after": summary.chosen.epoch}),
     }
     if chosen := summary.techniques:

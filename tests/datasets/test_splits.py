@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,12 @@ def test_validation_needs_no_training_classes():
     config = GlyphsConfig(classes=4, images_per_class=2)  # half of them are for testing
     assert config.build("validation").class_names == config.load("train").class_names
     refuses(r"0\.1 of 2 training classes leaves 0 for training and 2 for validation", config.build, "train")
+
+
+@pytest.mark.parametrize("split", ["official", "halves", "all", "images"])
+def test_a_fold_belongs_to_the_reality_check(split: Any):
+    with pytest.raises(ValueError, match=f"fold 2 needs split reality_check, got {split}"):
+        GlyphsConfig(split=split, fold=2)
 
 
 def test_too_few_classes_and_two_sets_of_images_are_refused(tmp_path: Path):

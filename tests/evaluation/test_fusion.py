@@ -86,9 +86,9 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
     labels = torch.arange(10).repeat_interleave(8)
     noise = torch.nn.functional.normalize(torch.randn(80, 16, generator=torch.Generator().manual_seed(3)), dim=1)
     good = drawn(10, 8, 1.5, 1)
-    _, share, alone, together = weigh_models(SPACES, [good, noise], labels)
+    _, share, alone, together = weigh_models(SPACES, [good, noise], labels, torch.arange(80))
     assert share < 0.1 and abs(alone - together) < 0.03
-    weights, share, alone, together = weigh_models(SPACES, [noise, good], labels)
+    weights, share, alone, together = weigh_models(SPACES, [noise, good], labels, torch.arange(80))
     first, other = sampled_pairs(labels)
     cosines = np.stack([second.similarities_of(SPACES[0], points, first, other) for points in (noise, good)])
     same, folds = (labels[first] == labels[other]).numpy(), np.random.default_rng(0).permutation(10) % 5
@@ -98,11 +98,11 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
         for name, of_folds in values.items():
             joined = join(SPACES, [noise, good], fitted_share(name, cosines[:, outside], same[outside]))
             asked = torch.from_numpy(folds[labels] == fold)
-            of_folds.append(second.map_at_r(joined, labels, Sphere(32), asked))
+            of_folds.append(second.map_at_r(joined, labels, torch.arange(80), Sphere(32), asked))
     means = {name: float(torch.cat(of_folds).mean()) for name, of_folds in values.items()}
     assert together == pytest.approx(means[weights]) and means[weights] == max(means.values())
     assert share > 0.9 and together > alone + 0.2
-    few = weigh_models(SPACES, [noise[:16], good[:16]], labels[:16])
+    few = weigh_models(SPACES, [noise[:16], good[:16]], labels[:16], torch.arange(16))
     assert (few.weights, few.alone, few.together) == ("mean", None, None)
 
 
@@ -115,10 +115,28 @@ def test_a_validation_class_of_one_image_asks_for_nothing():
         order = np.argsort(-np.where(np.arange(33) == query, -2, cosines[query]))[:7]
         hits = labels.numpy()[order] == int(labels[query])
         values.append(float((hits * hits.cumsum() / np.arange(1, 8)).sum() / 7))
-    assert weigh_models(SPACES, points, labels).alone == pytest.approx(np.mean(values), abs=1e-6)
+    assert weigh_models(SPACES, points, labels, torch.arange(33)).alone == pytest.approx(np.mean(values), abs=1e-6)
     chosen = [0, 1, 8, 9, 16, 24, 32]  # two classes with two images, and three with one
-    few = weigh_models(SPACES, [side[chosen] for side in points], labels[chosen])
+    few = weigh_models(SPACES, [side[chosen] for side in points], labels[chosen], torch.arange(7))
     assert (few.weights, few.alone, few.together) == ("mean", None, None)
+
+
+def test_images_of_one_group_are_no_pair():
+    """Two photos of one moment are alike whatever the model, so they say nothing of it."""
+    labels, groups = torch.arange(5).repeat_interleave(8), torch.arange(20).repeat_interleave(2)
+    good, noise = drawn(5, 8, 1.5, 1), drawn(40, 1, 1.0, 2)
+    noise[1::2] = noise[::2]  # knows moments, not classes
+    cosines = (good.double() @ good.T.double()).numpy()
+    values: list[float] = []
+    for query in range(40):  # map@r with 6 positives in other groups
+        order = np.argsort(-np.where(groups.numpy() == int(groups[query]), -2, cosines[query]))[:6]
+        hits = labels.numpy()[order] == int(labels[query])
+        values.append(float((hits * hits.cumsum() / np.arange(1, 7)).sum() / 6))
+    _, share, alone, _ = weigh_models(SPACES, [good, noise], labels, groups)
+    assert alone == pytest.approx(np.mean(values), abs=1e-6)
+    assert abs(share) < 0.1 < weigh_models(SPACES, [good, noise], labels, torch.arange(40)).share
+    one_each = weigh_models(SPACES, [good, noise], labels, labels)  # all images of a class are of one moment
+    assert (one_each.weights, one_each.alone, one_each.together) == ("mean", None, None)
 
 
 @pytest.mark.parametrize("other", ["local", "other"])

@@ -1,6 +1,7 @@
 """Suspects, the most alike pairs, the worst queries and histograms are those of loops."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,14 +97,17 @@ def some(manifold: Manifold, count: int = 150) -> Points:
     return Points(points, torch.arange(count) % 7, manifold)
 
 
+@pytest.mark.parametrize("groups", [None, torch.arange(150) // 14], ids=["alone", "groups"])
 @pytest.mark.parametrize("manifold", [Sphere(4), Euclidean(4)], ids=["cosine", "distance"])
-def test_counts_are_those_of_numpy(manifold: Manifold):
-    points = some(manifold)
+def test_counts_are_those_of_numpy(manifold: Manifold, groups: torch.Tensor | None):
+    points = replace(some(manifold), groups=groups)
     found = score_histograms(points)
     scores = (
         manifold.paired_similarity(points.embeddings.double()[:, None], points.embeddings.double()).float().double()
     )
     first, second = torch.triu_indices(150, 150, 1)
+    if groups is not None:
+        first, second = (side[groups[first] != groups[second]] for side in (first, second))
     is_same = points.labels[first] == points.labels[second]
     pairs = scores[first, second]
     for counts, kept in ((found.same, is_same), (found.different, ~is_same)):

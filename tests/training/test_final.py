@@ -53,6 +53,15 @@ def checkpoint(run: Path) -> dict[str, Any]:
     return RunFolder(run).load_checkpoint("last")
 
 
+def test_every_class_belongs_to_no_fold(run):
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["dataset"] |= {"split": "reality_check", "fold": 2, "classes": 32}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    dataset = final_recipe(run)[0].dataset
+    again = type(dataset)(**dataset.model_dump())  # its recipe can be read
+    assert (again.split, again.fold) == ("all", 0)
+
+
 def test_it_trains_on_every_class_for_the_epochs_that_validation_chose(dmlkit, run, tmp_path):
     assert dmlkit("final", run, "--device", "cpu").code == 0
     final = tmp_path / "run-final"

@@ -111,6 +111,10 @@ class Dataset(ABC):
         """Return the path of the image file that is a whole sample; None for a box of one, and for other samples."""
         return None
 
+    def groups_of(self, rows: Tensor) -> Tensor:
+        """Return the groups (n,) of samples by their rows (n,); in a dataset without groups each sample is one."""
+        return rows if self.groups is None else self.groups[rows]
+
     def label_names(self, labels: Tensor) -> list[str | None]:
         """Return the names of labels (n,); None for -1, a sample without a label."""
         return [None if label < 0 else self.class_names[label] for label in labels.tolist()]

@@ -151,7 +151,8 @@ def _look(images: PointsInMemory, bar: Bar) -> ModelInspection:
     histograms = None
     if len(names) and bool((labels >= 0).all()):
         try:
-            histograms = score_histograms(Points(points, labels, manifold))
+            groups = None if images.images is None else images.images.dataset.groups_of(images.images.rows)
+            histograms = score_histograms(Points(points, labels, manifold, groups=groups))
         except ValueError as error:
             notes.append(str(error))
     planes = {"PCA": principal_plane(manifold, points)}
