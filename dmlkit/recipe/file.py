@@ -33,7 +33,7 @@ def read_recipe(path: Path, overrides: Sequence[str | Override] = (), *, is_trai
     Raises:
         UserError: the file cannot be read, or has errors, which are listed as lines ``file:line: key: what``.
     """
-    return _resolve(read_tree(path), overrides, is_trained)
+    return _resolve(read_tree(path, name_components), overrides, is_trained)
 
 
 def parse_recipe(
@@ -55,9 +55,7 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool) 
         rename_keys(tree)  # before the overrides, which may have the new names
         apply_overrides(tree, overrides)
         rename_keys(tree)
-        for name, info in Recipe.model_fields.items():  # so that ``--set optimizer.lr=1e-3`` needs no name
-            if isinstance(tree.data.get(name), dict) and isinstance(info.default, ComponentConfig):
-                tree.data[name].setdefault("name", info.default.name)
+        name_components(tree)  # so that ``--set optimizer.lr=1e-3`` needs no name
         spell_out(tree)
         write_out(tree, is_trained)
     try:
@@ -66,6 +64,13 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool) 
         return recipe.read_from(dict(tree.origins))
     except ValidationError as error:
         raise UserError("\n".join(describe_faults(error, tree, Recipe))) from None
+
+
+def name_components(tree: Tree) -> None:
+    """Add the names of the components that a recipe has by default."""
+    for name, info in Recipe.model_fields.items():
+        if isinstance(tree.data.get(name), dict) and isinstance(info.default, ComponentConfig):
+            tree.data[name].setdefault("name", info.default.name)
 
 
 def dump_recipe(recipe: Recipe) -> str:

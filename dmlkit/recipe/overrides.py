@@ -4,7 +4,7 @@ Shipped recipes have names such as ``glyphs/proxy_anchor``. Every value keeps it
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,36 +24,43 @@ MARKS = {"recipe": ("loss", "train"), "study": ("variants", "study")}
 """For each kind of file, a key that only it has, and the command that reads it."""
 
 
-def read_tree(path: Path) -> Tree:
+def read_tree(path: Path, complete: Callable[[Tree], None] = lambda _: None) -> Tree:
     """Read a recipe, given its path or its name; see `read_extended`."""
-    return read_extended(find_recipe(path), "recipe")
+    return read_extended(find_recipe(path), "recipe", complete)
 
 
-def read_extended(path: Path, kind: str) -> Tree:
+def read_extended(path: Path, kind: str, complete: Callable[[Tree], None] = lambda _: None) -> Tree:
     """Read the file of a recipe or of a study, merged over the file that its ``extends`` names; see `overlay`.
 
     The path in ``extends`` is relative to the file's folder, and must be below the parent of that folder, so that
-    files can extend only files of the same collection.
+    files can extend only files of the same collection. ``complete`` adds to the other file what it has by default.
     """
     tree = read_yaml(path, kind, f"{path}: no such file; expected a {kind}")
     if not isinstance(tree.data, dict):
         return tree
-    for other, (key, command) in MARKS.items():
-        if other != kind and key in tree.data:
-            raise UserError(f"{path}: got a {other}, expected a {kind}; use dmlkit {command} for it")
+    other, (key, command) = next(item for item in MARKS.items() if item[0] != kind)
+    if key in tree.data:
+        raise UserError(f"{path}: got a {other}, expected a {kind}; use dmlkit {command} for it")
     if EXTENDS not in tree.data:
         return tree
     where = f"{tree.origin((EXTENDS,))}: {EXTENDS}"
-    base_path = path_in_collection(where, tree.data.pop(EXTENDS), path)
-    missing = f"{where}: {base_path}: no such file; expected the path of a {kind} from {path.parent}/"
+    name = tree.data.pop(EXTENDS)
+    base_path = path_in_collection(where, name, path)
+    hint = shipped_hint(name) if kind == "recipe" else ""
+    missing = f"{where}: {base_path}: no such file; expected the path of a {kind} from {path.parent}/{hint}"
     base = read_yaml(base_path, kind, missing)
     if not isinstance(base.data, dict):
         raise UserError(f"{base.origin(())}: this file has no keys; expected a {kind}, because {path} extends it")
+    if key in base.data:
+        raise UserError(f"{base_path}: got a {other}, expected a {kind}, because {path} extends it")
     if EXTENDS in base.data:
+        is_shipped = base_path == shipped_recipe(name)
+        remedy = f"change a copy: dmlkit copy {name} FILE" if is_shipped else "remove one of the two keys"
         raise UserError(
             f"{base.origin((EXTENDS,))}: {EXTENDS}: {path} extends this file, which therefore must not extend another; "
-            "remove one of the two keys"
+            f"{remedy}"
         )
+    complete(base)
     return overlay(base, tree)
 
 
@@ -216,14 +223,15 @@ def find_recipe(path: Path) -> Path:
     name = path.as_posix()
     if shipped := shipped_recipe(name):
         return shipped
+    raise UserError(f"{path}: no such file; expected a recipe{shipped_hint(name)}")
+
+
+def shipped_hint(name: str) -> str:
+    """Return the end of a message about a file that does not exist: the recipe of dmlkit's that may be meant."""
     typed = name.removesuffix(".yaml").removeprefix("recipes/")
     matches = get_close_matches(typed, names_of_recipes(), n=1, cutoff=0.8)
-    hint = (
-        f"; did you mean {matches[0]}, which comes with dmlkit?"
-        if matches
-        else " or a name that dmlkit list recipes shows"
-    )
-    raise UserError(f"{path}: no such file; expected a recipe{hint}")
+    found = f"; did you mean {matches[0]}, which comes with dmlkit?" if matches else ""
+    return found or " or a name that dmlkit list recipes shows"
 
 
 def copy_recipe(name: str, target: Path) -> list[Path]:

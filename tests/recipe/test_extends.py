@@ -94,6 +94,21 @@ metrics: [{name: map_at_r}]
     assert read_recipe(path, overrides) == parse_recipe(whole, "whole.yaml", overrides)
 
 
+@pytest.mark.parametrize(
+    ("base", "own", "whole"),
+    [  # without a name, a backbone is a small_cnn, and an optimizer is adamw
+        ("backbone: {width: 8}", "backbone: {name: resnet18}", "backbone: {name: resnet18}"),
+        ("optimizer: {lr: 0.5}", "optimizer: {name: adam}", "optimizer: {name: adam}"),
+        ("optimizer: {lr: 0.5}", "optimizer: {name: adamw, eps: 0.1}", "optimizer: {name: adamw, lr: 0.5, eps: 0.1}"),
+        ("optimizer: {name: adam, lr: 0.5}", "optimizer: {lr: 0.25}", "optimizer: {name: adam, lr: 0.25}"),
+    ],
+)
+def test_another_name_replaces_a_component_that_is_named_by_default(recipes, base: str, own: str, whole: str):
+    rest = "dataset: {name: glyphs}\nloss: {name: triplet}\n"
+    path = recipes(birds__own=f"extends: _base.yaml\n{own}\n", birds___base=rest + base)
+    assert read_recipe(path) == parse_recipe(rest + whole, "whole.yaml")
+
+
 def test_another_folder_of_the_collection_is_in_reach_also_from_inside_a_folder(recipes, monkeypatch):
     monkeypatch.chdir(recipes(birds__own="extends: ../shared/base.yaml\n", shared__base=BASE).parent)
     assert read_recipe(Path("own.yaml")) == parse_recipe(BASE, "whole.yaml")
@@ -153,6 +168,9 @@ def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(recipes, pl
         ("list.yaml", r"list.yaml:1: this file has no keys"),
         ("broken.yaml", r"broken.yaml:2: not valid YAML"),
         (".", "cannot read this recipe"),
+        ("study.yaml", r"study.yaml: got a study, expected a recipe, because .*own.yaml extends it"),
+        ("glyphs/proxy_ancor", r"own.yaml:1: .* did you mean glyphs/proxy_anchor, which comes with dmlkit\?"),
+        ("start/full_lite0", r"full_lite0.yaml:3: .*; change a copy: dmlkit copy start/full_lite0 FILE"),
     ],
 )
 def test_what_may_not_be_extended(recipes: Callable[..., Path], extends: str, message: str):
@@ -163,6 +181,7 @@ def test_what_may_not_be_extended(recipes: Callable[..., Path], extends: str, me
     (path.parent / "loop.yaml").symlink_to("loop.yaml")
     (path.parent / "chain.yaml").write_text("seed: 1\nextends: own.yaml\n")
     (path.parent / "broken.yaml").write_text("a: 1\nb: [1\n")
+    (path.parent / "study.yaml").write_text("claim: a\nvariants: {}\n")
     refuses(message, read_tree, path)
 
 

@@ -58,10 +58,12 @@ def test_a_study_that_extends_another_is_the_study_written_out(tmp_path: Path):
         ("extends: none.yaml", "own.yaml:2: extends: {folder}/none.yaml: no such file; expected the path of a study"),
         ("extends: ../../../other.yaml", "is outside {parent}; expected a file inside this folder"),
         ("extends: study.yaml\nseeds: []", "own.yaml:3: seeds:"),
+        ("extends: recipe.yaml", "recipe.yaml: got a recipe, expected a study, because {folder}/own.yaml extends it"),
     ],
 )
 def test_a_study_that_extends_no_study_is_told_by_line(tmp_path: Path, line: str, expected: str):
     base = write_study(tmp_path)
+    base.with_name("recipe.yaml").write_text("loss: {name: triplet}\n")
     (own := base.with_name("own.yaml")).write_text(f"claim: another\n{line.replace('study.yaml', base.name)}\n")
     with pytest.raises(UserError) as caught:
         read_study(own)
