@@ -89,7 +89,10 @@ def read_yaml(path: Path, kind: str, missing: str) -> Tree:
         text = content.decode()
     except FileNotFoundError:
         raise UserError(missing) from None
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: cannot read this {kind}: this is not UTF-8; save the file as UTF-8") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise UserError(f"{path}: cannot read this {kind}: {error}") from error
     return parse_yaml(text, str(path))
 
@@ -145,6 +148,8 @@ def _reason(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
         return first_line(error)
     problem = str(error.problem or error.context)
+    if problem == "but found another document":
+        problem = "this line begins another document; expected one"
     return "found a tab; indent with spaces" if "'\\t'" in problem else problem
 
 

@@ -196,8 +196,10 @@ def test_a_study_is_no_recipe_nor_the_other_way_around():
 def test_unreadable_files(tmp_path):
     refuses("no such file", read_recipe, tmp_path / "none.yaml")
     refuses("cannot read", read_recipe, tmp_path)
-    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
-    refuses("cannot read", read_recipe, tmp_path / "latin.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"seed: 1\nname: caf\xe9\n")
+    refuses("latin.yaml:2: cannot read this recipe: this is not UTF-8", read_recipe, tmp_path / "latin.yaml")
+    (tmp_path / "two.yaml").write_text("seed: 1\n---\nseed: 2\n")
+    refuses("two.yaml:2: not valid YAML: this line begins another document", read_recipe, tmp_path / "two.yaml")
 
 
 @pytest.mark.parametrize(
