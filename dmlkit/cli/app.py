@@ -185,6 +185,7 @@ def main() -> None:
         try:
             if sys.flags.optimize > 1:
                 raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python -O")
+            require_folder()
             app()
         except (Exception, KeyboardInterrupt) as error:
             # before typer reads a word; or compiled code made another error of it, such as pydantic's SchemaError
@@ -200,6 +201,14 @@ def main() -> None:
                 print_message(f"error: {line}", "red")
             drop_unwritten()
             raise SystemExit(code) from None
+
+
+def require_folder() -> None:
+    """Raise a `UserError` if the current folder was deleted: Intel's MKL, which torch loads, would end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the current folder was deleted; change to another one") from None
 
 
 @contextmanager

@@ -155,6 +155,13 @@ def test_embed_leaves_nothing_of_an_image_that_it_cannot_read(
     assert not list((tmp_path / "out").glob("*"))
 
 
+def test_a_current_folder_that_was_deleted_is_told_before_torch_ends_the_process(dmlkit: Cli, monkeypatch, tmp_path):
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    dmlkit("check", "glyphs/proxy_anchor").refused("the current folder was deleted")
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("sys.argv", ["dmlkit", "check", str(tmp_path / "none.yaml"), "--debug"])
     with pytest.raises(UserError):
