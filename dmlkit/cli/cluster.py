@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import PAGE, Files, SourcePath, command
-from dmlkit.cli.search import write_pictures
+from dmlkit.cli.options import Files, SourcePath, command
+from dmlkit.cli.search import write_files, write_pictures
 
 if TYPE_CHECKING:
     from dmlkit.identify.clusters import Clusters
@@ -46,6 +46,12 @@ def cluster(
     collection = in_memory(points.open(source))
     with bars()("clustering", len(collection)) as progress:
         clusters = find_clusters(collection, clusters=k, threshold=threshold, method=method, advance=progress)
+    title, notes = f"clusters of {source}", [summary_of(clusters), "The first picture of each row is the medoid."]
+    written = write_files(
+        output,
+        lambda path: write_pictures(path, title, notes, clusters.shelves(), [source], "clusters"),
+        clusters.write,
+    )
     rows: list[list[str | list[str]]] = [["cluster", "images", "label", "share", "path"]]
     for number, members, most in zip(range(1, MOST_SHOWN + 1), clusters.members, clusters.majorities(), strict=False):
         label, share = ("", "") if most is None else (most[0], f"{most[1] / len(members):.0%}")
@@ -57,13 +63,8 @@ def cluster(
         say(f"the largest {MOST_SHOWN} are shown; -o FILE.csv and -o FILE.html contain all")
     say(summary_of(clusters))
     say_skipped(collection.skipped)
-    for path in output or []:
-        if path.suffix.lower() == PAGE:
-            notes = [summary_of(clusters), "The first picture of each row is the medoid."]
-            write_pictures(path, f"clusters of {source}", notes, clusters.shelves(), [source], "clusters")
-        else:
-            clusters.write(path)
-            say(f"wrote {path}")
+    for line in written:
+        say(line)
 
 
 def summary_of(clusters: "Clusters") -> str:

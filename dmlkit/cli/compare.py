@@ -46,6 +46,10 @@ def compare(
     metrics = max(len(name) for result in results for name in result.report.metrics)
     room = max(8, Output.console.width - 58 - min(metrics, 12))  # next to the other columns of the wider table
     lines = lines_of(results, None if json else room)
+    if output is not None:  # before anything is printed: its reader may end, e.g. head
+        rows = comparison_rows(lines_of(results))
+        text = as_markdown(rows) if output.suffix.lower() == ".md" else as_latex(rows)
+        write_output(output, f"{text}\n")
     if json:
         say_json(as_plain(results, lines, by))
     else:
@@ -59,9 +63,6 @@ def compare(
     for note in notes_of(results, lines, with_units=not json):
         say(note)
     if output is not None:
-        rows = comparison_rows(lines_of(results))
-        text = as_markdown(rows) if output.suffix.lower() == ".md" else as_latex(rows)
-        write_output(output, f"{text}\n")
         say(f"wrote {output}")
 
 

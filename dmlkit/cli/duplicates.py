@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import PAGE, Files, SourcePath, command
-from dmlkit.cli.search import write_pictures
+from dmlkit.cli.options import Files, SourcePath, command
+from dmlkit.cli.search import write_files, write_pictures
 from dmlkit.errors import UserError
 from dmlkit.files.source import APPLIES, require_source
 
@@ -38,7 +38,7 @@ def duplicates(
 
     Without --threshold, print the most similar pairs and propose a threshold.
     """
-    from dmlkit.identify.duplicates import duplicate_groups, matches
+    from dmlkit.identify.duplicates import DuplicateGroups, duplicate_groups, matches
     from dmlkit.vectors.points import in_memory
 
     if threshold is None and output:
@@ -56,9 +56,18 @@ def duplicates(
         return
     if theirs is None:
         result = duplicate_groups(ours, threshold, bar=bars())
-        print_groups(result)
     else:
         result = matches(ours, theirs, threshold, bar=bars())
+    title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
+    notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
+    written = write_files(
+        output,
+        lambda path: write_pictures(path, title, notes, result.shelves(), [source, other or source], "rows"),
+        result.write,
+    )
+    if theirs is None or isinstance(result, DuplicateGroups):
+        print_groups(result)
+    else:
         (one, another), pairs = result.images, len(result.pairs.first)
         if pairs:
             print_pairs(result, "near-duplicates")
@@ -67,14 +76,8 @@ def duplicates(
         if pairs > MOST_SHOWN:
             say(f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")
     say_skipped(skipped)
-    title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
-    notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
-    for path in output or []:
-        if path.suffix.lower() == PAGE:
-            write_pictures(path, title, notes, result.shelves(), [source, other or source], "rows")
-        else:
-            result.write(path)
-            say(f"wrote {path}")
+    for line in written:
+        say(line)
 
 
 def options_of(source: Path, points: SourceOptions, other: Path) -> SourceOptions:

@@ -4,10 +4,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dmlkit.cli.console import bars, counted, percent, print_table, say, say_prose, say_skipped
+from dmlkit.cli.console import Output, bars, counted, percent, print_table, say, say_prose, say_skipped, wrapped
 from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
 from dmlkit.cli.options import PAGE, ArrayLabels, ArrayManifold, Conditions, QueryPath, SourcePath, Writes, command
 from dmlkit.cli.search import pictures_of, write_pictures
+from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_file
 from dmlkit.identify.rule import LabelRule
 
@@ -56,18 +57,22 @@ def identify(
     identified = identify_images(
         source, images, rule=rule, boxes=read, model=model, labels=labels, manifold=manifold, bar=bars()
     )
+    written: list[str] = []  # before anything is printed: its reader may end, e.g. head
+    for path, write in writers.items():
+        if path.suffix.lower() == PAGE:
+            written += write_answers_page(identified, path, (images, source))
+        elif write is None:
+            identified.write(path)
+            written.append(f"wrote {path}")
+        else:
+            text = f"wrote {path}: {write_exchange(identified, path, images, read, write)}"
+            written += wrapped(printable(text), Output.console.width)
     print_answers(identified, images, is_kept=bool(output))
     size = len(identified.neighbors.searched)
     if rule.k is not None and rule.k > size:
         say(f"note: -k {rule.k} is reduced to {size}, the number of images in {source}")
-    for path, write in writers.items():
-        if path.suffix.lower() == PAGE:
-            write_answers_page(identified, path, (images, source))
-        elif write is None:
-            identified.write(path)
-            say(f"wrote {path}")
-        else:
-            say_prose(f"wrote {path}: {write_exchange(identified, path, images, read, write)}")
+    for line in written:
+        say(line)
 
 
 def print_answers(identified: "Identified", images: Path, *, is_kept: bool) -> None:
@@ -134,8 +139,8 @@ def within(path: str, folder: Path) -> str:
     return str(place.relative_to(folder)) if place != folder and place.is_relative_to(folder) else path
 
 
-def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, Path]) -> None:
-    """Write the page of the answers, the most doubtful first, and print how many pictures of what was read are gone."""
+def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, Path]) -> list[str]:
+    """Write the page of the answers, the most doubtful first; return what to print, see `write_pictures`."""
     from dmlkit.files.labels import UNKNOWN
     from dmlkit.identify.page import Picture, Shelf
 
@@ -155,7 +160,7 @@ def write_answers_page(identified: "Identified", path: Path, read: tuple[Path, P
     notes = [f"{len(identified.answers)} {many}, {unknown} unknown{floor_of(identified)}; the most doubtful first"]
     if right := identified.accuracy:
         notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} {many} with known labels")
-    write_pictures(path, f"{read[0]} in {read[1]}", notes, shelves, read)
+    return write_pictures(path, f"{read[0]} in {read[1]}", notes, shelves, read)
 
 
 def lines_of(answer: "Answer", group: str | None) -> list[str]:

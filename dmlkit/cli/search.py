@@ -1,6 +1,7 @@
 """``dmlkit search``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,6 +68,9 @@ def search(
         model=chosen.choose(source, queries),
         bar=bars(),
     )
+    written = write_files(
+        output, lambda path: write_neighbors_page(answers, path, (queries, source)), partial(write_neighbors, answers)
+    )
     if json:
         say_json(answers.plain())
     else:
@@ -82,12 +86,8 @@ def search(
     if answers.k < k:
         say(f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")
     say_skipped(answers.skipped)
-    for path in output or []:
-        if path.suffix.lower() == PAGE:
-            write_neighbors_page(answers, path, (queries, source))
-        else:
-            write_neighbors(answers, path)
-            say(f"wrote {path}")
+    for line in written:
+        say(line)
 
 
 def print_neighbors(answers: "Answers") -> None:
@@ -103,8 +103,8 @@ def print_neighbors(answers: "Answers") -> None:
         say(f"and {more} more queries; -o FILE.csv, -o FILE.html and --json contain all")
 
 
-def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]) -> None:
-    """Write the page of a search for queries in a source, and print how many pictures are missing."""
+def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]) -> list[str]:
+    """Write the page of a search for queries in a source; return what to print, see `write_pictures`."""
     from dmlkit.identify.page import Picture, Shelf
 
     shelves = (
@@ -115,7 +115,7 @@ def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]
         f"{counted(len(answers.queries), 'query', 'queries')}, the {answers.k} nearest of each by "
         f"{answers.similarity_name.replace('_', ' ')}, nearest first"
     ]
-    write_pictures(path, f"{read[0]} in {read[1]}", notes, shelves, read)
+    return write_pictures(path, f"{read[0]} in {read[1]}", notes, shelves, read)
 
 
 def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
@@ -128,6 +128,20 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
     ]
 
 
+def write_files(
+    paths: list[Path] | None, page: Callable[[Path], list[str]], write: Callable[[Path], object]
+) -> list[str]:
+    """Write files and pages before anything is printed, whose reader may end, e.g. head; return what to print."""
+    written: list[str] = []
+    for path in paths or []:
+        if path.suffix.lower() == PAGE:
+            written += page(path)
+        else:
+            write(path)
+            written.append(f"wrote {path}")
+    return written
+
+
 def write_pictures(
     path: Path,
     title: str,
@@ -135,15 +149,17 @@ def write_pictures(
     shelves: "Iterable[Shelf]",
     read: Sequence[Path],
     rows: str = "queries",
-) -> None:
-    """Write a page of some rows of pictures, and print where it is and how many pictures of what was read are gone."""
+) -> list[str]:
+    """Write a page of some rows of pictures; return where it is and how many pictures of what was read are gone."""
     from dmlkit.identify.page import MOST, write_page
 
     first = list(islice(shelves, MOST + 1))
     gone = write_page(path, title, notes, first, rows=rows)
-    say(f"wrote {path}" + (f": the first {MOST} {rows}" if len(first) > MOST else ""))
+    lines = [f"wrote {path}" + (f": the first {MOST} {rows}" if len(first) > MOST else "")]
     if gone:
-        say(f"note: {counted(gone, 'picture is a placeholder', 'pictures are placeholders')}: {why_missing(*read)}")
+        missing = counted(gone, "picture is a placeholder", "pictures are placeholders")
+        lines.append(f"note: {missing}: {why_missing(*read)}")
+    return lines
 
 
 def why_missing(*read: Path) -> str:

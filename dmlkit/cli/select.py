@@ -95,9 +95,15 @@ def select(
         check_reachable(labeled.manifold, threshold)
     unlabeled = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars()))
     selection = select_images(labeled, unlabeled, count=number, rule=method, threshold=threshold, bar=bars())
-    say_json(selection.plain()) if json else print_selection(selection, number)
+    show_selection(selection, number, output, json=json)
+
+
+def show_selection(selection: "ChosenImages", count: int, output: Path | None, *, json: bool) -> None:
+    """Write the chosen images before they are printed, since what reads the output may end, e.g. head."""
     if output is not None:
         selection.write(output)
+    say_json(selection.plain()) if json else print_selection(selection, count)
+    if output is not None:
         say(f"wrote {output}; write the labels into its column label")
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -197,6 +199,37 @@ def test_output_to_a_full_device_is_one_line_t4():
         words = [sys.executable, "-m", "dmlkit", "--version"]
         result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=END)
     assert result.returncode == 2 and result.stderr.splitlines() == ["error: [Errno 28] No space left on device"]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("search x.npy x.npy", "a.csv"),
+        ("search x.npy x.npy", "a.html"),
+        ("identify x.npy x.npy --labels x.txt", "a.csv"),
+        ("identify x.npy x.npy --labels x.txt", "a.html"),
+        ("cluster x.npy -k 2", "a.csv"),
+        ("duplicates x.npy --threshold 0.9", "a.csv"),
+        ("duplicates x.npy x.npy --threshold 0.9", "a.html"),
+        ("select x.npy x.npy --labels x.txt", "a.csv"),
+        ("compare one two --device cpu", "a.md"),
+    ],
+)
+def test_a_file_is_written_though_what_reads_the_output_has_ended(dmlkit, monkeypatch, tmp_path, words: str, name: str):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32))
+    Path("x.txt").write_text("a\nb\n" * 10)
+    for run in ("one", "two"):
+        shutil.copytree(ROOT / "tests/fixtures/0.1.0/run", run)
+    dmlkit(*words.split(), "-o", name).ok()
+    whole = Path(name).read_bytes()
+    Path(name).unlink()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        assert dmlkit(*words.split(), "-o", name).code == 1
+    assert Path(name).read_bytes() == whole
 
 
 def test_python_without_docstrings_is_refused_t15():
