@@ -65,13 +65,13 @@ def duplicates(
         lambda path: write_pictures(path, title, notes, result.shelves(), [source, other or source], "rows"),
         result.write,
     )
-    if theirs is None or isinstance(result, DuplicateGroups):
+    if isinstance(result, DuplicateGroups):
         print_groups(result)
     else:
         (one, another), pairs = result.images, len(result.pairs.first)
         if pairs:
             print_pairs(result, "near-duplicates")
-        where = f"{one} of {len(ours)} images in a, {another} of {len(theirs)} in b"
+        where = f"{one} of {len(ours)} images in a, {another} of {len(result.other)} in b"
         say(f"{counted(pairs, 'pair')} of near-duplicates: {where}")
         if pairs > MOST_SHOWN:
             say(f"the {MOST_SHOWN} most similar are shown; -o FILE.csv and -o FILE.html contain all")
