@@ -111,6 +111,8 @@ def test_polygons_and_attributes_of_coco(home: Path):
     file = coco(home / "c.json", annotation)
     assert rows(file, "path", "label", *SIDES) == [["cam1/a.jpg", "fox", 2, 3, 12, 15.5]]
     assert rows(file, "label", columns={"label": "name"}) == [["Amy"]]
+    file = coco(home / "c.json", annotation | {"bbox": []})  # as converters write one that they did not compute
+    assert rows(file, "path", "label", *SIDES) == [["cam1/a.jpg", "fox", 2, 3, 12, 15.5]]
     attributes = json.loads(file.read_text())
     attributes["images"][0]["file_attributes"] = {}  # which annotations of VIA have too
     assert rows(write(file, attributes), "label") == [["fox"]]
