@@ -176,7 +176,7 @@ def test_two_labels_become_one_and_come_back(place: Path, tmp_path: Path, dmlkit
     gallery = tmp_path / "birds"
     create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     before = rows_of(gallery)
-    result = dmlkit("gallery", "rename", gallery, "crow", " raven")
+    result = dmlkit("gallery", "rename", gallery, "crow ", " raven")
     assert result.code == 0 and f"3 images of {gallery} renamed from crow to raven\n" in result.out
     merged = dmlkit("gallery", "rename", gallery, "raven", "dove")
     assert "renamed from raven to dove, which 3 images had before: 6 now" in " ".join(merged.out.split())
