@@ -130,10 +130,11 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[st
     with changing(path) as manifest:
         before = rows = read_rows(path, manifest.versions[-1])
         known = {column: set(rows[column].to_pylist()) for column in ("label", "id", "path")}
-        names = [label_of(label) for label in labels]
-        for label, name in zip(labels, names, strict=True):
-            if name is None or name not in known["label"]:
+        names = list[str]()
+        for label in labels:
+            if (name := label_of(label)) is None or name not in known["label"]:
                 raise UserError(f"--label {quoted(label)}: no image of {path} has this label; nothing was removed")
+            names.append(name)
         ids = known["id"].intersection(images)
         files = {name: os.path.abspath(name) for name in images if name not in ids}  # noqa: PTH100 - links not followed
         for name, file in files.items():
