@@ -158,9 +158,10 @@ def rename(
     """Rename a label, or merge two that turned out to be one individual; gallery restore can undo this."""
     from dmlkit.gallery.change import rename_label
 
-    renamed, before = rename_label(gallery, old, new)
-    merged = f", which {counted(before, 'image')} had before: {renamed + before:,} now" if before else ""
-    say(f"{counted(renamed, 'image')} of {gallery} renamed from {old} to {stated_label(new, 'NEW')}{merged}")
+    renamed, others = rename_label(gallery, old, new)
+    merged = f", which {counted(others, 'image')} had before: {renamed + others:,} now" if others else ""
+    before, after = stated_label(old, "OLD"), stated_label(new, "NEW")
+    say(f"{counted(renamed, 'image')} of {gallery} renamed from {before} to {after}{merged}")
 
 
 @command("dmlkit gallery info galleries/birds")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
-from dmlkit.files.csv_table import column_called, key_of, number_of, own_column
+from dmlkit.files.csv_table import MOST_COLUMNS, column_called, key_of, number_of, own_column
 from dmlkit.files.escape import command_word, quoted
 from dmlkit.files.outputs import BOX
 from dmlkit.files.paths import raise_faults
@@ -197,7 +197,7 @@ def _place(table: Any, names: Sequence[str], name: str, where: str, wanted: str,
         return index
     if not is_needed:
         return None
-    others = ", ".join(column for column in names if column and column != names[index])
+    others = some_of([column for column in names if column and column != names[index]], MOST_COLUMNS)
     raise UserError(
         f"{where}: {names[index]!r} has another number in each row, so it is not read as the label; name the right one "
         f"of {others} with --column {LABEL}=NAME, or take it with --column {command_word(f'{LABEL}={names[index]}')}"

@@ -18,6 +18,7 @@ DELIMITERS = (",", ";", "\t")
 SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?\n', re.IGNORECASE)  # first line for Excel, which states the delimiter
 SAMPLE = 2**18  # bytes, of which 10,000 numbers take 250 thousand, and
 SAMPLE_ROWS = 20  # rows, in which the delimiter is looked for
+MOST_COLUMNS = 20  # that a message names
 DECIMAL_COMMA = rb'(?m)(^|;)[\s"]*[-+]?[0-9]*,[0-9]'  # in a number between semicolons, not in a text such as Doe, Ann
 
 
@@ -270,5 +271,5 @@ def own_column(columns: Sequence[str], name: str, where: str, wanted: str = "") 
         usual = f" (or {', '.join(USUAL[name][:5])})" if name in ("path", "label") else ""
         hint = "".join(f"; did you mean {match!r}?" for match in get_close_matches(name, columns, n=1))
         way = f"; name it with --column {wanted}=NAME" if wanted == name and not hint else ""
-        raise UserError(f"{where}: has no column {name!r}{usual}; it has {', '.join(columns)}{hint}{way}")
+        raise UserError(f"{where}: has no column {name!r}{usual}; it has {some_of(columns, MOST_COLUMNS)}{hint}{way}")
     return index

@@ -19,6 +19,10 @@ AND = r"\s+and(?=\s|$)"
 IN = r"\s+in(?=\s)"
 SIGNS = re.compile(rf'[=<>",]|\.\.|{AND}|{IN}')  # which stand in values in quotation marks alone
 CLOCK = re.compile(r"\d\d?:")
+DATE = re.compile(r"\d{4}-\d")
+OTHER_SIGNS = re.compile(r"\d{4}([:/.])\d\d?(\1|$)")  # of a date, 2026:05:31 of EXIF
+NO_SIGNS = re.compile(r"(\d{4})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(?!\d)")  # 20260531
+YEAR_LAST = re.compile(r"\d\d?([./])\d\d?\1\d\d(\d\d)?(?!\d)")  # 31.05.2026, 5/31/26
 Cells = Sequence[str | None]
 MOST_VALUES = 200  # of a column; more are names of images, not groups of them
 
@@ -40,8 +44,11 @@ class Condition(NamedTuple):
         if cell is None or not cell.strip():
             return False
         text, low, high = cell.strip(), number_of(self.low or "-inf"), number_of(self.high or "inf")
-        is_date = re.match(r"\d{4}-\d", text) is not None
+        is_date = DATE.match(_sortable(text)) is not None and number_of(text) is None
         if low is None or high is None or is_date:  # a date, perhaps of a year
+            if other := next(filter(YEAR_LAST.match, (text, self.low, self.high)), ""):
+                found = f"column {self.column!r}: got {quoted(other)}"
+                raise UserError(f"{where}: {found}; ranges of dates need the year first, as in 2026-05-31")
             if is_date and (CLOCK.match(self.low) or CLOCK.match(self.high)):
                 raise UserError(f"{where}: column {self.column!r} has {quoted(cell)}; expected a date before the clock")
             text, first, last = map(_sortable, (text, self.low, self.high))
@@ -204,6 +211,12 @@ def _sortable(text: str) -> str:
     Example:
         >>> _sortable("2021-3-05T9:30"), _sortable("9:30:00.5"), _sortable("T9")
         ('2021-03-05 09:30', '09:30:00.5', 'T9')
+        >>> _sortable("2021:03:05 09:30"), _sortable("20210305")
+        ('2021-03-05 09:30', '2021-03-05')
     """
+    if signs := OTHER_SIGNS.match(text):
+        text = text.replace(signs[1], "-", 2)
+    elif date := NO_SIGNS.match(text):
+        text = "-".join(date.groups()) + text[date.end() :]
     is_time = re.match(r"\d{4}-\d|\d\d?:\d", text)
     return re.sub(r"(?<![\d.,])(\d)(?!\d)", r"0\1", text.replace("T", " ")) if is_time else text

@@ -18,7 +18,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import command_word, quoted
-from dmlkit.files.labels import stated_label
+from dmlkit.files.labels import label_of, stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
 from dmlkit.files.source import CREATING_MARK, place_of_run
@@ -130,15 +130,17 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[st
     with changing(path) as manifest:
         before = rows = read_rows(path, manifest.versions[-1])
         known = {column: set(rows[column].to_pylist()) for column in ("label", "id", "path")}
+        names = list[str]()
         for label in labels:
-            if label not in known["label"]:
+            if (name := label_of(label)) is None or name not in known["label"]:
                 raise UserError(f"--label {quoted(label)}: no image of {path} has this label; nothing was removed")
+            names.append(name)
         ids = known["id"].intersection(images)
         files = {name: os.path.abspath(name) for name in images if name not in ids}  # noqa: PTH100 - links not followed
         for name, file in files.items():
             if file not in known["path"]:
                 raise UserError(f"{quoted(name)}: no image of {path} has this id or path; nothing was removed")
-        for column, values in (("label", labels), ("id", ids), ("path", files.values())):
+        for column, values in (("label", names), ("id", ids), ("path", files.values())):
             rows = without(rows, column, values)
         commit(path, manifest, rows)
     return len(before) - len(rows)
@@ -148,19 +150,19 @@ def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
     """Give the images of a label another one, also one that exists already; return how many images had each before."""
     import pyarrow as pa
 
-    name = stated_label(new, "NEW")
+    known, name = label_of(old), stated_label(new, "NEW")
     with changing(path) as manifest:
         rows = read_rows(path, manifest.versions[-1])
         labels = rows["label"].to_pylist()
         counts = Counter[str | None](labels)
-        if not counts[old]:
+        if known is None or not counts[known]:
             raise UserError(f"{path}: no image has the label {old!r}; nothing was renamed")
-        if old == name:
+        if known == name:
             raise UserError(f"NEW: {new!r} is the label that they have already; expected another one")
-        renamed = pa.array([name if label == old else label for label in labels], pa.string())
+        renamed = pa.array([name if label == known else label for label in labels], pa.string())
         rows = rows.set_column(rows.schema.get_field_index("label"), schema().field("label"), renamed)
         commit(path, manifest, rows)
-    return counts[old], counts[name]
+    return counts[known], counts[name]
 
 
 def restore_version(path: Path, version: int) -> int:

@@ -185,4 +185,5 @@ def fill_gallery(
 
 
 def _other_label(image: LabelledImage, label: str | None) -> str:
-    return "" if image.label == label else f", with the label {label!r}, which it keeps; here it has {image.label!r}"
+    here = "no label" if image.label is None else repr(image.label)
+    return "" if image.label == label else f", with the label {label!r}, which it keeps; here it has {here}"

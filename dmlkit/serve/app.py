@@ -157,6 +157,14 @@ def review_of(request: Request) -> ServedReview:
     return review
 
 
+def refuse_unknown(request: Request) -> None:
+    """Refuse a parameter that an address does not take, since it would be ignored."""
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    if unknown := sorted(request.query_params.keys() - known):
+        expected = f"expected {', '.join(sorted(known))}" if known else "this address takes none"
+        raise HTTPException(422, f"query.{excerpt(unknown[0])}: no such parameter; {expected}")
+
+
 Server = Annotated[Served, Depends(served)]
 Writer = Annotated[Served, Depends(writer)]
 SentImages = Annotated[list[SentImage], Depends(pictures_of, scope="function")]
@@ -166,7 +174,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 403, 404, 405, 409, 413, 415, 422, 500, 503)  # each with its usual meaning
 }
 OPTIONAL_BODY = {"requestBody": {**BODY["requestBody"], "required": False}}
-api = APIRouter(prefix="/v1", responses=PROBLEMS)
+api = APIRouter(prefix="/v1", responses=PROBLEMS, dependencies=[Depends(refuse_unknown)])
 
 
 @api.get("/info")

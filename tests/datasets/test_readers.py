@@ -111,6 +111,8 @@ def test_polygons_and_attributes_of_coco(home: Path):
     file = coco(home / "c.json", annotation)
     assert rows(file, "path", "label", *SIDES) == [["cam1/a.jpg", "fox", 2, 3, 12, 15.5]]
     assert rows(file, "label", columns={"label": "name"}) == [["Amy"]]
+    file = coco(home / "c.json", annotation | {"bbox": []})  # as converters write one that they did not compute
+    assert rows(file, "path", "label", *SIDES) == [["cam1/a.jpg", "fox", 2, 3, 12, 15.5]]
     attributes = json.loads(file.read_text())
     attributes["images"][0]["file_attributes"] = {}  # which annotations of VIA have too
     assert rows(write(file, attributes), "label") == [["fox"]]
@@ -672,12 +674,13 @@ def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
 
 
 def test_workbooks_of_excel(home: Path):
-    """Whole numbers have no decimals, dates are ISO, and a formula is its stored value, whatever it says."""
+    """Whole numbers have all digits and no decimals, dates are ISO, and a formula is its stored value."""
     cells: list[list[object]] = [
         ["File", "Identity", "Date", "note", "x"],
         ["cam1/a.jpg", 7.0, (43981.5,), ["1+1", 3], 0.25],
         [],
         ["cam1/b.jpg", "fox", None, "y", True],
+        ["cam1/c.jpg", float(2**53 - 1), None, "z", 0.1 + 0.2],
     ]
     file = workbook(
         home / "t.xlsx", ("_secret", [["File"], ["no.jpg"]]), ("empty", []), ("photos", cells), ("more", cells)
@@ -685,6 +688,7 @@ def test_workbooks_of_excel(home: Path):
     assert rows(file, "path", "label", "time", "note", "x") == [
         ["cam1/a.jpg", "7", "2020-05-30T12:00:00", "3", "0.25"],
         ["cam1/b.jpg", "fox", None, "y", "True"],
+        ["cam1/c.jpg", str(2**53 - 1), None, "z", "0.3"],
     ]
     table = read_images(file)
     assert table.place(1) == f"{file}: row 4"

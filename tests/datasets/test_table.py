@@ -310,3 +310,10 @@ def test_labels_of_another_table_or_folder_are_the_parts_of_paths_of_the_recipe(
     recipe = TableConfig(file="elsewhere/t.csv", columns={"label": "(?P<label>[a-z]{3})_[0-9]"})
     images = other_table(tmp_path / name, recipe).build("all")
     assert [images.class_names[label] for label in images.labels.tolist()] == [photo[:3] for photo in names]
+
+
+def test_paths_of_a_table_in_the_current_folder_are_those_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = write(tmp_path, {})
+    monkeypatch.chdir(tmp_path)
+    near = config.model_copy(update={"file": Path(config.file).name, "split": "all"})
+    assert [*near.build("train").paths] == [f"photos/{index}.jpg" for index in range(8)]

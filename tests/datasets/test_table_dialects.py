@@ -216,6 +216,23 @@ def test_rows_in_a_cell_are_a_mark_without_an_end(tmp_path: Path):
         assert read_images(tmp_path / "t.csv").table["note"].to_pylist() == [note]
 
 
+def test_rows_without_any_cell_are_blank_lines(tmp_path: Path):
+    """Excel saves them for each row that once had a cell or a border."""
+    file = tmp_path / "t.csv"
+    file.write_text("path;label;note\na.jpg;crow;\n;;\nb.jpg;dove;x\n;;\n;;\n")
+    listed = read_images(file)
+    assert listed.table["path"].to_pylist() == ["a.jpg", "b.jpg"]
+    assert [listed.place(row) for row in range(2)] == [f"{file}:2", f"{file}:4"]
+    file.write_text("path,label\na.jpg,crow\n,dove\n")
+    assert len(read_images(file)) == 2  # a label without a path is a fault of the table
+
+
+def test_a_message_on_a_table_names_some_of_its_columns(tmp_path: Path):
+    file = tmp_path / "t.csv"
+    file.write_text(",".join(["path", *(f"f{number}" for number in range(3000))]) + "\n")
+    refuses("has no column 'label'.*; it has path, f0, f1, .*, f18 and 2,981 more; name it", read_images, file)
+
+
 def test_a_row_that_is_too_short_gets_advice_for_it(tmp_path: Path):
     (tmp_path / "t.csv").write_text("path,label,note\n0.jpg,a\n")
     refuses("a row has 2 cells, expected 3 .*; add the missing cells", read_images, tmp_path / "t.csv")

@@ -97,6 +97,8 @@ def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli
     result = dmlkit("gallery", "add", gallery, more, "--device", "cpu").ok()
     assert "1 image added" in result.out and f"twin.jpg: the same picture as {more}/new.jpg" in result.out
     assert "2 images skipped: could not be read" in result.out and "broken.jpg: cannot read" in result.out
+    known = dmlkit("gallery", "add", gallery, place / "photos" / "crow", "--device", "cpu").ok()
+    assert "with the label 'crow', which it keeps; here it has no label" in known.out
     assert "note: 1 without a label, which identify leaves out" in " ".join(result.out.split())
     assert Counter(GalleryFolder(gallery).labels) == {"crow": 3, None: 1}
     result = dmlkit("gallery", "add", gallery, more / "new.jpg", "--device", "cpu", "--label", " dove")
@@ -174,7 +176,7 @@ def test_two_labels_become_one_and_come_back(place: Path, tmp_path: Path, dmlkit
     gallery = tmp_path / "birds"
     create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     before = rows_of(gallery)
-    result = dmlkit("gallery", "rename", gallery, "crow", " raven")
+    result = dmlkit("gallery", "rename", gallery, "crow ", " raven")
     assert result.code == 0 and f"3 images of {gallery} renamed from crow to raven\n" in result.out
     merged = dmlkit("gallery", "rename", gallery, "raven", "dove")
     assert "renamed from raven to dove, which 3 images had before: 6 now" in " ".join(merged.out.split())
@@ -185,10 +187,12 @@ def test_two_labels_become_one_and_come_back(place: Path, tmp_path: Path, dmlkit
     dmlkit("gallery", "rename", gallery, "dove", "unknown").refused("is no label")
     assert "renamed from gull to 3\n" in dmlkit("gallery", "rename", gallery, "gull", "3.0").ok().out
     assert GalleryFolder(gallery).labels.count("3") == 3
+    assert rename_label(gallery, " 3.0", "4") == (3, 0) and remove_images(gallery, labels=["4.0 "]) == 3
+    assert Counter(GalleryFolder(gallery).labels) == {"dove": 6, "finch": 3}
     restore_version(gallery, 1)
     for name in ("dove", " dove "):
         refuses("NEW: .*dove.* is the label that they have already", rename_label, gallery, "dove", name)
-    assert rows_of(gallery) == before and GalleryFolder(gallery).version == 5
+    assert rows_of(gallery) == before and GalleryFolder(gallery).version == 7
 
 
 @pytest.mark.slow

@@ -74,6 +74,26 @@ def test_times_are_compared_as_those_of_datetime(sign: str):
     refuses("'time' has '2021-03-03.09:30:00'; expected a date before the clock", rows, "time>=12:00")
 
 
+@pytest.mark.parametrize("form", ["%Y:%m:%d %H:%M:%S", "%Y/%m/%d", "%Y/%-m/%-d", "%Y.%m.%d", "%Y%m%d"])
+def test_dates_in_other_forms_are_in_the_order_of_time(form: str):
+    days = [datetime(2019 + number % 3, 1 + number % 12, 1 + number % 28) for number in range(40)]
+    cells = {"day": [f"{day:{form}}" for day in days]}
+    for end in (datetime(2020, 6, 1), datetime(2020, 11, 9)):
+        for text in ("%Y-%m-%d", form):
+            rows = Where.of(f'day>="{end:{text}}"').rows(cells, "t.csv", len(days))
+            assert rows == [row for row, day in enumerate(days) if day >= end]
+    rows = Where.of("day=2020-02..2020-06").rows(cells, "t.csv", len(days))
+    assert rows == [row for row, day in enumerate(days) if day.year == 2020 and 2 <= day.month <= 6]
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%-m/%-d/%y"])
+def test_a_range_of_dates_that_end_with_the_year_is_refused(form: str):
+    cells = {"day": [f"{datetime(2020, month, 28):{form}}" for month in range(1, 13)]}
+    for end in (f"{datetime(2020, 6, 1):{form}}", "2020-06-01"):
+        refuses("ranges of dates need the year first", Where.of(f"day>={end}").rows, cells, "t.csv", 12)
+    assert Where.of(f"day={cells['day'][3]}").rows(cells, "t.csv", 12) == [3]
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -429,6 +429,8 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ({"url": "/v1/embed", "json": {"paths": ["\x00"]}}, 404, "cannot be read"),
         ({"url": "/v1/embed", "json": {"paths": ["loop.jpg"]}}, 404, "paths: loop.jpg: "),
         ({"url": "/v1/search?k=0", "json": {"paths": ["0.jpg"]}}, 422, "query.k"),
+        ({"url": "/v1/search?K=3", "json": {"paths": ["0.jpg"]}}, 422, "query.K: no such parameter; expected k"),
+        ({"url": "/v1/identify?threshold=0.9", "json": {"paths": ["0.jpg"]}}, 422, "this address takes none"),
         ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "expected 2 to compare"),
         ({"url": "/v1/gallery/add?label=unknown", "json": {"paths": ["0.jpg"]}}, 409, "unknown"),
         ({"url": "/v1/gallery/remove", "json": {}}, 409, "to select what to remove"),

@@ -284,9 +284,8 @@ class ListedImages(Dataset):
     """Dataset of image files of a listing."""
 
     def __init__(self, listing: Listing, rows: np.ndarray) -> None:
-        super().__init__(
-            **listing.labelling(rows), paths=PickedPaths(listing.names, rows, prefix=f"{listing.root}{os.sep}")
-        )
+        prefix = "" if listing.root == Path() else f"{listing.root}{os.sep}"
+        super().__init__(**listing.labelling(rows), paths=PickedPaths(listing.names, rows, prefix=prefix))
         self.boxes = None if listing.boxes is None else listing.boxes[rows]
 
     def file(self, index: int) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from dmlkit.errors import UserError, counted
 from dmlkit.files.readers.base import ImageTable, Reader, box_of, counted_out, json_at, table_of, validated
@@ -25,7 +25,7 @@ class _Annotation(BaseModel):
     model_config = ConfigDict(extra="allow")
     image_id: Name
     category_id: Name | None = None
-    bbox: Four | None = None
+    bbox: Annotated[Four | None, BeforeValidator(lambda box: None if box == [] else box)] = None
     segmentation: Any = None
     score: Confidence = 1.0
 

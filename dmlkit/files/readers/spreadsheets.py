@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dmlkit.errors import UserError, some_of
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.readers.base import ImageTable, Reader, as_text, start_of
@@ -20,7 +22,9 @@ class CsvReader(Reader):
     def read(self, path: Path) -> ImageTable:
         source = read_csv(path)
         table = source.table()
-        return ImageTable(table, path, path.parent, lines=source.lines(len(table)))
+        listed = ImageTable(table, path, path.parent, lines=source.lines(len(table)))
+        has_cells = np.any([column.is_valid().to_numpy() for column in table.columns], axis=0)
+        return listed if has_cells.all() else listed.kept(has_cells.nonzero()[0].tolist())  # Excel saves rows of ";;;"
 
 
 class ExcelReader(Reader):
@@ -53,8 +57,8 @@ class ExcelReader(Reader):
 
 def _cell(value: object) -> str | None:
     """Return a cell as text: whole numbers without decimals, dates as in ISO 8601; None for an empty one."""
-    if isinstance(value, float):
-        return f"{value:.15g}"
+    if isinstance(value, float):  # 15 digits, as Excel shows them; whole numbers such as ids of 16 keep theirs
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 2**53 else f"{value:.15g}"
     return (value.isoformat() if isinstance(value, date) else str(value).strip()) or None
 
 
