@@ -111,7 +111,9 @@ def _identified(path: str | Path, content: bytes | None) -> Image.Image:
         start = read_start(Path(path), 512) if content is None else content[:512]
         if not start:
             raise OSError("the file is empty") from error
-        reason = other_content(start) or f"the file has no known image format ({', '.join(FORMATS + HEIF)})"
+        is_zip = start.startswith(b"PK\3\4")
+        unknown = f"the file has no known image format ({', '.join(FORMATS + HEIF)})"
+        reason = other_content(start) or ("this is a ZIP archive; unpack it" if is_zip else unknown)
         raise BadImageError(f"{path}: cannot read this image: {reason}") from error
 
 

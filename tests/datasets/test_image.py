@@ -159,6 +159,7 @@ def test_a_photo_with_a_second_picture_is_no_animation(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.zip", b"PK\x03\x04\x14\x00", "this is a ZIP archive; unpack it"),
         ("a.jpg", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer.*git lfs pull"),
         ("a.jpg", b"\n<!DOCTYPE html><html>404</html>", "page of a website.*download it again"),
         ("a.jpg", b'\xef\xbb\xbf<?xml version="1.0"?><Error>AccessDenied</Error>', "page of a website"),
