@@ -116,7 +116,7 @@ def rates_of_images(points: PointsInMemory, codes: Tensor, groups: Tensor, thres
     every, manifold = points.points, points.manifold
     far, frr = torch.empty(len(every), dtype=torch.float64), torch.empty(len(every), dtype=torch.float64)
     for rows in torch.arange(len(every)).split(max(1, BLOCK_ENTRIES // len(every))):
-        accepted = manifold.similarity(every[rows], every) >= threshold
+        accepted = manifold.exact_similarity(every[rows], every) >= threshold
         same, apart = codes[rows, None] == codes, groups[rows, None] != groups
         false, rejected = (accepted & ~same & apart).sum(1), (~accepted & same & apart).sum(1)
         far[rows] = false.double() / (~same & apart).sum(1).clamp(min=1)

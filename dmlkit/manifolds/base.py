@@ -180,6 +180,12 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
             case _:
                 return inner_products(self.product_vectors(x), None if x is y else self.product_vectors(y))
 
+    def exact_similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compute `similarity`, distances in float64: their products cancel far from the origin."""
+        if not self.similarity_name.endswith("distance"):
+            return self.similarity(x, y)
+        return self.similarity(x.double(), y.double()).to(x.dtype)
+
     def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the chosen similarity of points x (..., D) and y (..., D), broadcast: (...)."""
         match self.similarity_name:

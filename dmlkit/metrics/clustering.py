@@ -241,6 +241,7 @@ def _assign(points: Tensor, centroids: Tensor, moved: Tensor, assignments: Tenso
 
 BATCH = 2048  # candidates drawn from the same distances
 SQUARABLE = 2**-40, 2**50  # largest coordinates of rows whose squares, with their rounding, float32 can represent
+FAR = 100.0  # square of the distance of the mean from the origin, in units of the points' mean square from their mean
 BLOCK_ENTRIES = 2**24  # products held at once: 64 MB for any shape; with fewer rows thin products take twice as long
 
 
@@ -278,10 +279,11 @@ def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) 
 
 
 def squarable(points: Tensor) -> Tensor:
-    """Rescale points (N, D) if their dtype cannot represent the squares of their distances.
+    """Move or rescale points (N, D) if products in their dtype do not give the squares of their distances.
 
-    Such points are converted to float64 and divided by the largest coordinate. For example, float32 cannot represent
-    the square of 1e30. Other points are returned unchanged.
+    Float32 cannot represent the square of 1e30: such points are converted to float64 and divided by the largest
+    coordinate. The products of points that are far from the origin compared with their distances cancel: they are moved
+    to their mean. Other points are returned unchanged.
     """
     smallest, largest = points.aminmax(dim=1)
     longest = torch.maximum(largest, -smallest)
@@ -289,7 +291,11 @@ def squarable(points: Tensor) -> Tensor:
         return points
     low, high = SQUARABLE
     if longest[longest > 0].min() >= low and longest.max() <= high:  # rows of zeros have exact squares
-        return points
+        mean = points.mean(0)
+        offset = vecdot(mean, mean)
+        if vecdot(points, points).mean() - offset >= offset / FAR:
+            return points
+        return (points.double() - mean).to(points.dtype)
     return points.double() / longest.max()
 
 

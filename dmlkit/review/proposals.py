@@ -149,7 +149,7 @@ def pair_thresholds(searched: PointSet) -> tuple[float, float]:
     similarities: list[Tensor] = []
     for start, block in enumerate(drawn.split(256)):
         others = codes[start * 256 : start * 256 + len(block), None] != codes[None]
-        similarities.append(points.manifold.similarity(block, drawn)[others])
+        similarities.append(points.manifold.exact_similarity(block, drawn)[others])
     between = torch.cat(similarities).sort(descending=True).values
     if not len(between):
         return float("inf"), float("inf")

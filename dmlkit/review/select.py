@@ -215,13 +215,13 @@ class Pool:
 
     def add(self, row: int) -> None:
         """Make a point a center."""
-        self.nearest = self.nearest.maximum(self.manifold.similarity(self.points, self.points[row, None])[:, 0])
+        self.nearest = self.nearest.maximum(self.manifold.exact_similarity(self.points, self.points[row, None])[:, 0])
         self.nearest[row] = torch.inf
 
     def central(self) -> int:
         """Return the row of the point nearest to the mean."""
         mean = frechet_mean(self.manifold, self.points)[None].to(self.points.dtype)
-        return int(self.manifold.similarity(self.points, mean)[:, 0].argmax())
+        return int(self.manifold.exact_similarity(self.points, mean)[:, 0].argmax())
 
 
 @torch.no_grad()
@@ -253,7 +253,7 @@ def coverage(pool: Pool, count: int) -> Iterator[tuple[int, float]]:
     distance, weights, others = pool.distance()[covered], pool.weights[covered], pool.points[covered]
 
     def gains_of(candidates: Tensor) -> Tensor:
-        apart = pool.origin - pool.manifold.similarity(pool.points[candidates], others)
+        apart = pool.origin - pool.manifold.exact_similarity(pool.points[candidates], others)
         return (distance - apart).clamp(min=0) @ weights
 
     whole = float(distance @ weights) or 1.0

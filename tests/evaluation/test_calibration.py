@@ -104,6 +104,17 @@ def test_images_of_one_group_form_no_pair(monkeypatch: pytest.MonkeyPatch):
             assert float(rates[name][row]) == pytest.approx(errors[own & kind].mean())
 
 
+def test_rates_of_images_far_from_the_origin():
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)) + 1000
+    labels = torch.arange(40) % 5
+    in_memory = PointsInMemory("points", Euclidean(4), x, [""] * 40, [""] * 40)
+    rates = rates_of_images(in_memory, labels, torch.arange(40), -2.5)
+    is_near = np.linalg.norm(x.double().numpy()[:, None] - x.double().numpy(), axis=2) <= 2.5
+    is_other = labels.numpy()[:, None] != labels.numpy()
+    np.testing.assert_allclose(rates["far"], (is_near & is_other).sum(1) / is_other.sum(1))
+    np.testing.assert_allclose(rates["frr"], (~is_near & ~is_other).sum(1) / 7)
+
+
 def test_equal_scores_are_rejected_together():
     """Twelve pairs of different classes at the same distance: accepting one would accept all."""
     line = torch.tensor([[0.0], [0.0], [0.0], [1.0], [1.0], [1.0], [9.0], [9.0]])

@@ -179,6 +179,15 @@ def test_extreme_lengths_cluster_as_in_float64(name):
         assert inertia <= KMeans(7, n_init=20, random_state=0).fit(wide).inertia_ * (1 + 1e-5) + 1e-60
 
 
+def test_clusters_do_not_depend_on_where_the_origin_is():
+    draw, far = np.random.default_rng(0), 1e5
+    classes = np.arange(120) % 4
+    x = (30 * draw.normal(size=(4, 8))[classes] + draw.normal(size=(120, 8)) + far).astype(np.float32)
+    clusters = kmeans(torch.tensor(x), 4, restarts=10).assignments
+    reference = KMeans(4, n_init=10, random_state=0).fit(x.astype(np.float64) - far).labels_
+    assert adjusted_mutual_info_score(reference, clusters) == pytest.approx(1)
+
+
 def test_nothing_finite_ends():
     """Callers refuse such rows; a caller that forgets to gets seeds, not a loop without end."""
     for value in (float("nan"), float("inf")):

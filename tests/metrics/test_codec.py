@@ -12,6 +12,7 @@ from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Stored, by_
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.nearest.rescore import rescored_rows
 from tests.conftest import Cli
+from tests.metrics import naive
 
 LABELS = torch.arange(60) % 6
 
@@ -33,7 +34,8 @@ def test_the_decoded_points_are_those_of_a_naive_encoder(precision: Precision, c
         kept = kept.astype(np.float16).astype(np.float32)
     elif precision == "binary":
         kept = np.sign(kept)
-    np.testing.assert_allclose(codec.decode(whole), kept / np.linalg.norm(kept, axis=1, keepdims=True), atol=1e-5)
+    lengths = 1 if precision == "binary" else np.linalg.norm(kept, axis=1, keepdims=True)
+    np.testing.assert_allclose(codec.decode(whole), kept / lengths, atol=1e-5)
     assert codec.bytes == count
 
 
@@ -57,6 +59,19 @@ def test_the_form_that_keeps_everything_has_the_scores_of_the_embeddings(manifol
     half = Codec(manifold, Stored(8, "fp32"), whole)
     x = half.decode(whole)
     torch.testing.assert_close(half.space.similarity(x, x), manifold.similarity(*[torch.cat([x, 0 * x], 1)] * 2))
+
+
+@pytest.mark.parametrize("width", [8, 11])  # products of 1 / sqrt(8) are rounded, so that equal distances would differ
+def test_binary_vectors_of_equal_hamming_distance_tie(width: int):
+    whole = points(width)
+    codec = Codec(Sphere(width), Stored(None, "binary"), whole)
+    scored = retrieval_metrics(codec.decode(whole), LABELS, manifold=codec.space, metrics=["map"], ties="pessimistic")
+    signs, values = np.sign(whole.numpy()), list[float]()
+    for query in range(60):
+        others = np.delete(np.arange(60), query)
+        agreed = (signs[others] == signs[query]).sum(1).tolist()
+        values.append(naive.pessimistic(agreed, (LABELS[others] == LABELS[query]).tolist(), "map", 60))
+    assert scored["map"] == pytest.approx(np.mean(values), rel=1e-9)
 
 
 def test_candidates_are_ordered_again_by_the_full_points():

@@ -52,6 +52,17 @@ def test_spread_against_loops(manifold, centre, distance):
     assert figures["density"] == pytest.approx(within / between, rel=1e-9)
 
 
+def test_spread_far_from_the_origin():
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32) + np.float32(1000)
+    labels = np.arange(12) % 3
+    spread = retrieval_metrics(x, labels, manifold=Euclidean(4), metrics=["spread"])
+    classes = [x[labels == label].astype(np.float64) for label in range(3)]
+    within = [np.mean([np.linalg.norm(a - b) for a, b in permutations(rows, 2)]) for rows in classes]
+    between = [np.linalg.norm(a - b) for a, b in permutations([rows.mean(0) for rows in classes], 2)]
+    assert spread["intra_distance"] == pytest.approx(np.mean(within), rel=1e-6)
+    assert spread["inter_distance"] == pytest.approx(np.mean(between), rel=1e-6)
+
+
 def test_spread_of_classes_of_one_image_has_distances_of_centers_alone():
     figures = retrieval_metrics(
         torch.eye(3).repeat(2, 1), [0, 1, 2] * 2, manifold=Euclidean(3), metrics=["spread"]

@@ -106,6 +106,18 @@ def test_k_reciprocal_of_the_gallery_alone(name: str, k1: int, k2: int, monkeypa
     assert np.abs(prepared.scores(queries[4:5]).numpy() - found[4]).max() < 1e-12  # alone, without other queries
 
 
+def test_distances_far_from_the_origin():
+    """Against sets of Python and distances in NumPy; products of float32 would have no digit left."""
+    x = (points_on("euclidean", 40, 1)[1] + 1000).float()
+    apart = np.linalg.norm(x.double().numpy()[:, None] - x.double().numpy(), axis=2)
+    prepared = ReciprocalGallery(Euclidean(4), x, KReciprocal(7, 3, 0.3))
+    expected = naive_k_reciprocal(-apart, 7, 3, 0.3)
+    assert np.abs(prepared.own_scores(torch.arange(40)).numpy() + expected).max() < 1e-5
+    nearest = np.argsort(apart + np.diag([np.inf] * 40))[:, :3]
+    means = (x.numpy() + x.numpy()[nearest].sum(1)) / 4
+    assert np.abs(ExpandedGallery(Euclidean(4), x, Expansion(3, 0)).points.numpy() - means).max() < 1e-3
+
+
 def test_equal_points_can_be_re_ranked():
     points = torch.ones(8, 2)
     gallery = ReciprocalGallery(Euclidean(2), points, KReciprocal(3, 2, 0.3))

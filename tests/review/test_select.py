@@ -72,6 +72,13 @@ def test_choices_are_those_of_naive_loops(name: str, rule: Rule, monkeypatch: py
     assert chosen.images.paths[int(chosen.rows[0])] == f"{int(chosen.rows[0]) + 4}.jpg" and chosen.duplicates == 0
 
 
+@pytest.mark.parametrize("rule", ["coverage", "k_center"])
+def test_choices_far_from_the_origin_are_those_of_naive_loops(rule: Rule):
+    near = labeled_and_not(SPACES["euclidean"], ["a", "b", "a", "c", *[None] * 24])
+    points = PointsInMemory("points", near.manifold, near.points + 1000, near.paths, near.labels)
+    assert select(points, count=12, rule=rule, threshold=0.0).rows.tolist() == naive(points, 12, rule)
+
+
 def test_uncertainty_is_that_of_the_neighbors_of_scikit_learn():
     points = labeled_and_not(SPACES["euclidean"], [*"aabbccdd", *[None] * 20], seed=1)
     chosen = select(points, count=20, threshold=0.0)

@@ -46,9 +46,10 @@ class Codec:
     """Encoding of the points of a manifold, and the points that remain of them.
 
     A prefix of a point on the sphere is normalized again, as in the loss ``matryoshka``. ``int8`` has 256 equal steps
-    between the smallest and the largest value of each coordinate. ``binary`` keeps the sign of each coordinate, so that
-    the cosine of two decoded points is 1 - 2 h / d for a Hamming distance h. ``rescored`` is ``binary``,
-    and orders the 100 best candidates of a query again by the similarity of the full points.
+    between the smallest and the largest value of each coordinate. ``binary`` keeps the sign of each coordinate as 1 or
+    -1; the inner product of two decoded points is d - 2 h for a Hamming distance h, without rounding, so that equal
+    distances tie. ``rescored`` is ``binary``, and orders the 100 best candidates of a query again by the similarity of
+    the full points.
     """
 
     manifold: Manifold
@@ -78,7 +79,8 @@ class Codec:
     @property
     def space(self) -> Manifold:
         """Geometry of the decoded points."""
-        return self.manifold.with_dim(self.dims)
+        is_binary = BITS[self.stored.precision] == 1
+        return Euclidean(self.dims, similarity="dot") if is_binary else self.manifold.with_dim(self.dims)
 
     def decode(self, points: Tensor) -> Tensor:
         """Return what the stored form keeps of points (N, D), as points (N, dims) float32."""
@@ -92,7 +94,7 @@ class Codec:
                 step = ((high - low) / 255).clamp(min=1e-12)
                 vectors = low + ((vectors - low) / step).round().clamp(0, 255) * step
             case "binary" | "rescored":
-                vectors = torch.where(vectors < 0, -1.0, 1.0)
+                return torch.where(vectors < 0, -1.0, 1.0)
             case _:
                 pass
         return self._as_points(vectors)

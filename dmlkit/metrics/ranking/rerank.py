@@ -121,7 +121,7 @@ class ReciprocalGallery:
 
     def own_scores(self, rows: Tensor) -> Tensor:
         """Return minus the final distances (n, N) in [-1, 0] of the gallery's own images, given their rows (n,)."""
-        similarity = self.manifold.similarity(self.points[rows], self.points)
+        similarity = self.manifold.exact_similarity(self.points[rows], self.points)
         scale = self.neighbors.largest[rows], self.neighbors.smallest[rows]
         return self.targets.scores(similarity, self.averaged[rows.numpy()], *scale, self.options.weight)
 
@@ -219,7 +219,7 @@ def _similarities(manifold: Manifold, points: Tensor, items: Tensor) -> Iterator
     """Yield blocks of the similarities (n, N) of points to items, each with its first row."""
     rows = max(1, BLOCK_ENTRIES // len(items))
     for start in range(0, len(points), rows):
-        yield start, manifold.similarity(points[start : start + rows], items)
+        yield start, manifold.exact_similarity(points[start : start + rows], items)
 
 
 class _Neighbors:
