@@ -286,6 +286,29 @@ class Uniform(TransportConfig, frozen=True, abstract=True):
         return Uniformly()
 
 
+class Mirroring(PlainConfig, frozen=True, abstract=True):
+    """Mirrors half of the images, which is all that it draws."""
+
+    @property
+    def augments(self) -> bool:
+        return True
+
+    def training(self) -> Any:
+        return Mirror(self)
+
+
+class Mirror:
+    def __init__(self, config: PlainConfig) -> None:
+        self.resized = config.evaluation()
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return self.resized(image).flip(2) if torch.rand(()) < 0.5 else self.resized(image)
+
+
+def test_a_transform_of_two_results_keeps_its_contract():
+    testing.check_transform(Mirroring(size=32))
+
+
 class BatchMean(SmallCNN.Config, frozen=True, abstract=True):
     """Subtracts the mean of the batch."""
 
