@@ -245,6 +245,7 @@ def test_one_text_is_no_list_of_letters(place: Path):
     refuses("metrics: got 'map@r', expected a list", evaluate, run, metrics="map@r")
     refuses("overrides: got 'dataset.size=8', expected a list", evaluate, run, overrides="dataset.size=8")
     refuses("overrides: got 'a=b', expected a list", train, "glyphs/proxy_anchor", place / "new run", overrides="a=b")
+    refuses("overrides: got a mapping, expected", train, "glyphs/proxy_anchor", place / "new run", overrides={"a": 1})
 
 
 def test_a_split_of_another_name_is_told_with_those_there_are(place: Path):
