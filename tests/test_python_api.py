@@ -76,6 +76,8 @@ def test_a_gallery_is_that_of_the_commands(place: Path, both: tuple[Path, Path],
     assert dmlkit("gallery", "remove", typed, "--label", "crow", place / "photos" / "dove" / "0.jpg").code == 0
     assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
     refuses("has this label; nothing was removed", birds.remove, labels=["crow"])
+    with pytest.raises(TypeError, match=r"^add: expected one path, got a list; "):
+        birds.add([place / "new" / "crow.jpg"])  # pyright: ignore[reportArgumentType]
     birds.add(place / "new" / "crow.jpg", label="1")  # a class whose name is a letter of the text below
     refuses("labels: got '11', expected a list", birds.remove, labels="11")
     refuses("images: got 'a.jpg', expected a list", birds.remove, images=Path("a.jpg"))
