@@ -3,7 +3,7 @@
 import logging
 import re
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -150,6 +150,8 @@ def warn_once(text: str) -> None:
 def require_list(name: str, values: object) -> None:
     """Raise a `UserError` for one text or path where several are expected: its letters would be taken for them.
 
+    A mapping is refused too, since its values would be ignored.
+
     Example:
         >>> require_list("labels", "10")
         Traceback (most recent call last):
@@ -158,6 +160,8 @@ def require_list(name: str, values: object) -> None:
     """
     if isinstance(values, str | Path):
         raise UserError(f"{name}: got {str(values)!r}, expected a list: {name}=[{str(values)!r}]")
+    if isinstance(values, Mapping):
+        raise UserError(f"{name}: got a mapping, expected a list of texts")
 
 
 def first_line(error: BaseException) -> str:

@@ -76,6 +76,8 @@ def test_a_gallery_is_that_of_the_commands(place: Path, both: tuple[Path, Path],
     assert dmlkit("gallery", "remove", typed, "--label", "crow", place / "photos" / "dove" / "0.jpg").code == 0
     assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
     refuses("has this label; nothing was removed", birds.remove, labels=["crow"])
+    with pytest.raises(TypeError, match=r"^add: expected one path, got a list; "):
+        birds.add([place / "new" / "crow.jpg"])  # pyright: ignore[reportArgumentType]
     birds.add(place / "new" / "crow.jpg", label="1")  # a class whose name is a letter of the text below
     refuses("labels: got '11', expected a list", birds.remove, labels="11")
     refuses("images: got 'a.jpg', expected a list", birds.remove, images=Path("a.jpg"))
@@ -245,6 +247,7 @@ def test_one_text_is_no_list_of_letters(place: Path):
     refuses("metrics: got 'map@r', expected a list", evaluate, run, metrics="map@r")
     refuses("overrides: got 'dataset.size=8', expected a list", evaluate, run, overrides="dataset.size=8")
     refuses("overrides: got 'a=b', expected a list", train, "glyphs/proxy_anchor", place / "new run", overrides="a=b")
+    refuses("overrides: got a mapping, expected", train, "glyphs/proxy_anchor", place / "new run", overrides={"a": 1})
 
 
 def test_a_split_of_another_name_is_told_with_those_there_are(place: Path):

@@ -63,7 +63,10 @@ class ImageGallery:
         Raises:
             UserError: there is no image, or the run has another model.
         """
-        return add_images(self.path, Path(images), label=label, boxes=_boxes(boxes), model=self._model(self.run))
+        path = _paths("add", images)
+        if isinstance(path, list):
+            raise TypeError("add: expected one path, got a list; list the images in a table, or give their folder")
+        return add_images(self.path, path, label=label, boxes=_boxes(boxes), model=self._model(self.run))
 
     def remove(self, *, labels: Sequence[str] = (), images: Sequence[str | Path] = ()) -> int:
         """Remove images and return their number; ``dmlkit gallery restore`` can restore them.

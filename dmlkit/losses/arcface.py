@@ -1,6 +1,7 @@
 """ArcFace loss: a softmax over cosines, with a margin added to the angle of the row's own class, or sub-center."""
 
 from collections.abc import Iterable
+from functools import partial
 from math import cos, pi, sin
 from typing import Annotated, Any
 
@@ -54,7 +55,7 @@ class ArcFace(MarginSoftmax, name="arcface"):
 
     def __post_init__(self) -> None:
         per_class = self.centers_per_class if self.centers_per_class > 1 else None  # else (C, d), as in other losses
-        super().__post_init__(per_class, pool_centers("max", gamma=1.0))
+        super().__post_init__(per_class, partial(pool_centers, kind="max"))
         self.logit_scale = self.scale
 
     def with_margin(self, others: Tensor, own_logits: Tensor, margin: float | Tensor) -> RowLosses:

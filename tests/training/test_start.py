@@ -122,6 +122,11 @@ def test_larger_images_are_taken_where_there_is_time_and_they_are_better(seconds
     assert plan.estimate.seconds == pytest.approx(plan_of(plan.setting).estimate.seconds)
 
 
+@pytest.mark.parametrize("budget", [-1.0, float("nan")])
+def test_a_budget_is_a_time(budget: float):
+    refuses("^budget: got (-1|nan), expected seconds, 0 or more$", face.start, "photos", budget=budget)
+
+
 def test_a_larger_evaluation_that_exceeds_the_budget_costs_epochs():
     """100 s, of which 50 evaluate; twice the pixels take 50 s more, so that 2 / 3 of 30 epochs fit into 100 s."""
     setting: Any = Photos(None, 1000, 12, 1000, False, LITE0, True, False, epochs=30, sides=(100, 141))

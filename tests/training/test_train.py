@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -35,6 +36,21 @@ def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch
 
 def assert_same_weights(first: Path, second: Path):
     assert_equal_weights(weights(first), weights(second))
+
+
+def test_trainings_in_threads_have_the_weights_of_one_alone(trained_once, tmp_path):
+    alone = trained_once(tmp_path)
+    runs = [tmp_path / f"thread {index}" for index in range(2)]
+    together = Barrier(len(runs))
+
+    def run(folder: Path) -> None:
+        together.wait()
+        train(tmp_path / "recipe.yaml", folder, device="cpu")
+
+    with ThreadPoolExecutor(len(runs)) as threads:
+        list(threads.map(run, runs))
+    for folder in runs:
+        assert_same_weights(folder, alone)
 
 
 @pytest.mark.parametrize("options", ["", ", ema: 0.5, validate_every: 3"], ids=["any", "last"])

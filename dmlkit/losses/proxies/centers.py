@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
-from dmlkit.losses.proxies.similarity import Pool, by_autograd
+from dmlkit.losses.proxies.similarity import by_autograd
 from dmlkit.manifolds.base import Manifold
 
 CenterPooling = Literal["softmax", "max", "mean"]
@@ -16,8 +16,8 @@ CenterPooling = Literal["softmax", "max", "mean"]
 BLOCK_POINTS = {"cpu": 64, "cuda": 2048}
 
 
-def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
-    r"""Return a function that pools the similarities s_k of a row to the K proxies of a class.
+def pool_centers(similarity: Tensor, kind: CenterPooling, gamma: float = 1.0) -> Tensor:
+    r"""Pool the similarities s_k (B, K, w) of a row to the K proxies of a class to one (B, w).
 
     ``softmax``: :math:`\sum_k q_k s_k` with :math:`q_k = e^{s_k / \gamma} / \sum_l e^{s_l / \gamma}`; ``max``, whose
     gradient is split equally between ties; or ``mean``.
@@ -27,20 +27,17 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
 
     Example:
         >>> similarity = torch.tensor([0.2, 0.6]).view(1, 2, 1)  # one row, K = 2, one class
-        >>> [round(pool_centers(kind, 0.1)(similarity).item(), 3) for kind in ("softmax", "max", "mean")]
+        >>> [round(pool_centers(similarity, kind, 0.1).item(), 3) for kind in ("softmax", "max", "mean")]
         [0.593, 0.6, 0.4]
     """
 
-    def pool(similarity: Tensor) -> Tensor:
-        match kind if similarity.shape[1] > 1 else "mean":  # all are equal for K = 1, and the mean is exact
-            case "softmax":
-                return ((similarity / gamma).softmax(1) * similarity).sum(1)
-            case "max":
-                return similarity.amax(1)
-            case "mean":
-                return similarity.mean(1)
-
-    return pool
+    match kind if similarity.shape[1] > 1 else "mean":  # all are equal for K = 1, and the mean is exact
+        case "softmax":
+            return ((similarity / gamma).softmax(1) * similarity).sum(1)
+        case "max":
+            return similarity.amax(1)
+        case "mean":
+            return similarity.mean(1)
 
 
 def center_regularizer(manifold: Manifold, block: Block, weight: float) -> Tensor:

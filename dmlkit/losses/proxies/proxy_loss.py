@@ -14,7 +14,7 @@ from dmlkit.component import Requirement, option
 from dmlkit.distributed.exchange import ClassShard, ShardedParameter
 from dmlkit.losses.base import Loss
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, sum_over_classes
-from dmlkit.losses.proxies.similarity import Measure, Pool, automatic_block_size, may_wait, similarity_to
+from dmlkit.losses.proxies.similarity import Pool, automatic_block_size, may_wait, similarity_to
 
 
 class ProxyLoss(Loss):
@@ -34,7 +34,7 @@ class ProxyLoss(Loss):
     Adam, by that of its square with SGD."""
     proxies: Parameter = option(init=False)  # (C, d) or (C, K, d)
     shard: ClassShard = option(init=False)  # the classes of this rank
-    measure: Measure = option(init=False)  # similarities of embeddings and proxies
+    pool: Pool | None = option(init=False)  # of similarities to the K proxies of a class
 
     def requirements(self) -> Iterable[Requirement]:
         if self.proxy_norm != 1:
@@ -48,7 +48,7 @@ class ProxyLoss(Loss):
             pool: reduces similarities (B, K, w) to (B, w); None passes all K to the loss.
         """
         super().__post_init__()
-        self.measure, self.shard = similarity_to(self.manifold, pool), ClassShard(self.num_classes)
+        self.pool, self.shard = pool, ClassShard(self.num_classes)
         per_class = [] if proxies_per_class is None else [proxies_per_class]
         self.proxies = self.manifold.new_proxies(self.num_classes, *per_class)
         self.proxies.data.mul_(self.proxy_norm)
@@ -68,21 +68,22 @@ class ProxyLoss(Loss):
         own = labels - first if first else labels
         if embeddings.dtype != proxies.dtype:
             raise ValueError(
-                f"expected embeddings of the proxies' dtype {proxies.dtype}, got {embeddings.dtype}; "
-                "convert the loss or the embeddings"
+                f"{type(self).__name__}: these embeddings are computed in {embeddings.dtype}, but the proxies are "
+                f"{proxies.dtype}; convert the loss: loss.to({embeddings.dtype})"
             )
+        similarity = similarity_to(self.manifold, self.pool)  # not kept: a copy of the loss has a manifold of its own
         others = (tensor for tensor in self.parameters() if tensor is not self.proxies and tensor.requires_grad)
         return Classes(
             embeddings,
             proxies,
             own if chosen is None else positions_among(chosen, self.shard, labels),
-            self.measure,
+            similarity,
             tuple(others),
             self.chunk_size or automatic_block_size(embeddings, proxies),
             total,
             all_labels=labels,
             shard=self.shard,
-            keep=not self.chunk_size and may_wait(self.measure, embeddings, proxies),
+            keep=not self.chunk_size and may_wait(similarity, embeddings, proxies),
             chosen=chosen,
         )
 

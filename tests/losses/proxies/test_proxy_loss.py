@@ -281,7 +281,7 @@ def test_pooled_similarities_and_their_gradient_are_those_of_the_formula(kind: C
         "mean": (each.detach().mean(1), torch.full_like(each, 1 / centers)),
     }[kind]
     gradient = torch.randn_like(value)
-    pooled = pool_centers(kind, 0.3)(each)
+    pooled = pool_centers(each, kind, 0.3)
     torch.testing.assert_close(pooled.detach(), value, rtol=1e-12, atol=1e-15)
     found = torch.autograd.grad(pooled, each, gradient)[0]
     torch.testing.assert_close(found, gradient[:, None] * slope, rtol=1e-12, atol=1e-15)
