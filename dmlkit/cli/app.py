@@ -160,7 +160,8 @@ def usage_printable() -> Generator[None]:
         raise typer.Exit(STOPPED) from None
     except Exception as error:
         if isinstance(error, typer.BadParameter.__bases__):  # UsageError, which typer does not export
-            error.__dict__["message"] = printable(excerpt(str(error.__dict__["message"]), MOST_CHARACTERS))
+            text = str(error.__dict__["message"]).removeprefix("Value error, ")  # of pydantic, which reads choices
+            error.__dict__["message"] = printable(excerpt(text, MOST_CHARACTERS))
         raise
 
 

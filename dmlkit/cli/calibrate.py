@@ -20,7 +20,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError, some_of
 from dmlkit.files.escape import command_word
-from dmlkit.files.source import check_options, kind_of, require_addable, require_gallery, require_run
+from dmlkit.files.source import check_options, kind_of, require_gallery, require_queries, require_run
 
 if TYPE_CHECKING:
     from dmlkit.files.where import Where
@@ -55,7 +55,7 @@ def calibrate(
         Path | None,
         "IMAGES",
         "Images whose labels are not in the gallery. Default: the validation images of its run.",
-        require_addable,
+        require_queries,
     ] = None,
     near: Annotated[
         float | None,

@@ -65,7 +65,7 @@ VALUES_SHOWN = 20
 
 @command(
     "dmlkit eval runs/demo --json",
-    "dmlkit eval runs/demo photos/ --evidence center",
+    "dmlkit eval runs/demo --evidence center",
     "dmlkit eval x.npy --labels y.npy --metric map@r",
     "dmlkit eval recipe.yaml --set backbone.weights=resnet18.pth",
     name="eval",

@@ -111,7 +111,8 @@ def print_review(opened: "ReviewFolder") -> None:
     if statement.disagreements:
         say(f"reviewers disagree on {counted(statement.disagreements, 'image')}, which get no label")
     if statement.most_wrong > wrong * statement.labels:
-        say(f"about {statement.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
+        more = counted(statement.more_draws, "more answer")
+        say(f"about {more} on labels drawn at random would make it {wrong:.1%}")
     if opened.waiting or statement.unknown:
         say(f"next: write answers into {opened.folder / QUESTIONS}, and run this command again")
         if kind_of(Path(opened.review.gallery)) == "gallery":  # --allow-writes needs one

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.escape import command_word
-from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
+from dmlkit.files.outputs import EMBEDDING_FILES, GALLERY_MARK, RUN_MARKS
 from dmlkit.files.regular import EXTENSIONS, TABLES, is_video, read_start
 
 STUDY_MARK, REVIEW_MARK = "study.json", "review.json"
@@ -30,6 +30,12 @@ NAMES: dict[Kind, str] = {
     "images": "an image or a folder of images",
     "backbone": "a backbone before training",
 }
+WRITTEN: dict[Kind, tuple[str, ...]] = {
+    "run": RUN_MARKS,
+    "embeddings": EMBEDDING_FILES,
+    "gallery": (GALLERY_MARK, "versions"),
+}
+"""Files of a folder that dmlkit wrote; a dataset may have one of them, such as a ``gallery.json`` of its own."""
 MOST_BYTES = 10_000_000  # size of config.json; the names of ImageNet-22k's classes take 2 MB
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 MODEL, FOLDER = "timm:", "local-dir:"
@@ -233,7 +239,9 @@ def require_images(path: Path) -> None:
 
 def require_addable(path: Path) -> None:
     """Raise a `UserError` unless there are images to add to a gallery."""
-    require_path(path, "an image, a folder of images, or a table")
+    expected = "an image, a folder of images, or a table"
+    require_path(path, expected)
+    refuse_written(path, expected)
     if kind_of(path) == "images":
         require_some_images(path)
 
@@ -267,14 +275,20 @@ def require_some_images(path: Path) -> None:
 def require_dataset(path: Path, expected: str = "a folder with one subfolder per class, or a table") -> None:
     """Raise a `UserError` unless there are class folders, or a table."""
     require_path(path, expected)
-    if all((path / name).exists() for name in RUN_MARKS):
-        raise UserError(f"{path}: is {NAMES['run']}; expected {expected}")
+    refuse_written(path, expected)
     from dmlkit.files.readers.base import reader_of
 
     if reader_of(path) is not None:
         return
     if path.is_dir() and all(entry.name.startswith(".") for entry in path.iterdir()):
         raise OptionError("dataset.root", f"{path}: {NO_CLASSES}")
+
+
+def refuse_written(path: Path, expected: str) -> None:
+    """Raise a `UserError` for a folder that dmlkit wrote, and which has no images of its own."""
+    for kind, marks in WRITTEN.items():
+        if all((path / name).exists() for name in marks):
+            raise UserError(f"{path}: is {NAMES[kind]}; expected {expected}")
 
 
 def require_image(path: Path) -> None:

@@ -144,16 +144,37 @@ def cluster(
         from sklearn.cluster import AgglomerativeClustering
 
         model: Any = AgglomerativeClustering(clusters, connectivity=graph, linkage="ward")
-        assigned = model.fit_predict(manifold.to_features(points).detach().double().numpy())
+        assigned = torch.from_numpy(model.fit_predict(manifold.to_features(points).detach().double().numpy())).long()
     else:
         from sklearn.cluster import HDBSCAN
 
-        radius = 0.0 if threshold is None else origin - threshold
-        model = HDBSCAN(min_cluster_size=SMALLEST, metric="precomputed", cluster_selection_epsilon=radius)
+        model = HDBSCAN(min_cluster_size=SMALLEST, metric="precomputed")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of 1.9: it may change the graph, which nobody reads again
-            assigned = model.fit_predict(graph)
-    return Clusters(collection, _by_size(torch.from_numpy(assigned).long()))
+            assigned = torch.from_numpy(model.fit_predict(graph)).long()
+        if threshold is not None:  # cluster_selection_epsilon ends in a TypeError with NumPy 2.4: scikit-learn 33219
+            groups = model.dbscan_clustering(origin - threshold, min_cluster_size=SMALLEST)
+            assigned = merged(assigned, torch.from_numpy(groups).long())
+    return Clusters(collection, _by_size(assigned))
+
+
+def merged(clusters: Tensor, groups: Tensor) -> Tensor:
+    """Merge the clusters that have images of one group; images of the group that are in no cluster join them.
+
+    Args:
+        clusters: (N,) int64, cluster of each image; `NOISE` for none.
+        groups: (N,) int64 in 0..G-1, group of each image; `NOISE` for none. A cluster with images of several groups has
+            all images of these.
+
+    Example:
+        >>> merged(torch.tensor([0, 1, -1, 2, 2, -1]), torch.tensor([0, 0, 0, 1, 2, 3])).tolist()
+        [0, 0, 0, 2, 2, -1]
+    """
+    is_grouped, none = groups != NOISE, len(clusters)
+    names = torch.where(clusters == NOISE, none, clusters)
+    least = torch.full((int(groups.max()) + 1,), none).scatter_reduce(0, groups[is_grouped], names[is_grouped], "amin")
+    names[is_grouped] = least[groups[is_grouped]]
+    return torch.where(names == none, NOISE, names)
 
 
 def clustering_method(clusters: int | None, threshold: float | None, method: Method | None) -> Method:

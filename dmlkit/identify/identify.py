@@ -350,8 +350,9 @@ class Identifier:
 
     def _advice(self) -> str:
         """Return what to do about a threshold that is missing or answers another question."""
-        has_one = self.threshold is not None
-        problem = "this threshold is for pairs of images" if has_one else "no image is unknown without a threshold"
+        problem = "no image is unknown without a threshold"
+        if self.threshold is not None:
+            problem = f"the threshold {self.threshold:.6g} is for pairs of images"
         if self.gallery is None:
             return f"{problem}; use --threshold, or calibrate a gallery"
         option = f" --where {command_word(self.gallery.where.text)}" if self.gallery.where else ""

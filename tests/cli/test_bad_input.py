@@ -145,6 +145,12 @@ def test_checkpoints_that_cannot_be_read(dmlkit: Cli, trained_once: Callable[...
     dmlkit("eval", run, "--checkpoint", "last").refused("no such checkpoint")
 
 
+def test_a_value_that_is_none_of_the_choices_is_told_without_the_words_of_pydantic(dmlkit: Cli, tmp_path: Path):
+    result = dmlkit("compare", tmp_path, tmp_path, "--by", "images")
+    said = " ".join(result.err.replace("│", " ").split())
+    assert result.code == 2 and "Invalid value for '--by': 'images' is not one of 'classes', 'queries'." in said
+
+
 def test_embed_leaves_nothing_of_an_image_that_it_cannot_read(
     dmlkit: Cli, trained_once, tmp_path: Path, image_folder: Path
 ):

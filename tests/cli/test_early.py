@@ -99,6 +99,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "single").mkdir()
     single = {"format": 1, **model, "run": "run", "thumbnails": False, "threshold": None}
     GalleryManifest.parse(single, "single").write(tmp_path / "single" / "gallery.json")
+    for name in ("stored/embeddings.npy", "stored/items.parquet", "stored/manifest.json", "complete/gallery.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "complete" / "versions").mkdir()
     (tmp_path / "study" / "study.json").write_text("")
     recipe = {"training": {"epochs": 4, "select_by": "map@r"}}
     study = {"claim": "Margins matter", "paper": None, "table": None, "protocol": "official", "metrics": ["map@r"]}
@@ -147,6 +151,10 @@ READ = [  # what is missing inside a path that a command reads
     ("calibrate gallery --strangers empty", NO_IMAGES),
     ("eval run empty", f"dataset.root: empty: {NO_CLASSES}"),
     ("start run", "run: is a run; expected a folder with one subfolder per class, or a table"),
+    ("start stored", "stored: is a folder of embeddings; expected a folder with one subfolder per class, or a table"),
+    ("eval run complete", "complete: is a gallery; expected a folder with one subfolder per class, or a table"),
+    ("embed run run", "run: is a run; expected an image, a folder of images, or a table"),
+    ("gallery add gallery complete", "complete: is a gallery; expected an image, a folder of images, or a table"),
     ("start empty", f"dataset.root: empty: {NO_CLASSES}"),
     ("eval x.npy --labels no.npy", f"no.npy: {NO_LABELS}"),
     ("verify run kept.csv --root no", "no: no such file or folder; expected the folder of the images"),

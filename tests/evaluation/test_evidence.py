@@ -1,5 +1,6 @@
 """`eval --evidence`: its share against painted images and naive loops, and what is refused."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +241,13 @@ def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(dmlki
         ),
     ):
         dmlkit("eval", *words).refused(message)
+
+
+def test_the_example_of_help_runs(dmlkit, trained_run, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(trained_run, tmp_path / "runs" / "demo")
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall("dmlkit eval (.* --evidence .*)", dmlkit("eval", "--help").out)
+    dmlkit("eval", *example.split(), "--device", "cpu").ok()
 
 
 def test_boxes_and_labels_that_the_recipe_reads_otherwise_do_not_matter(tmp_path: Path):

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn.cluster import KMeans
@@ -118,6 +119,15 @@ def test_every_method_finds_planted_clusters_the_largest_first(collection: Point
     clustered = cluster(collection, **options)
     assert torch.equal(clustered.assignments, torch.arange(4).repeat_interleave(torch.tensor(SIZES)))
     assert (clustered.purity(), clustered.nmi(), clustered.noise) == (1.0, pytest.approx(1.0), 0)
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(2, [0, 1, 2, 3]), (10, [0, 0, 1, 1]), (85, [0, 0, 0, 0])])
+def test_hdbscan_splits_no_images_within_the_threshold(tmp_path: Path, degrees: float, expected: list[int]):
+    """Dense regions of 1 degree; gaps of 7, 81 and 7 degrees between them."""
+    angles = np.add.outer((0.0, 8.0, 90.0, 98.0), np.linspace(0, 1, 6))
+    collection = in_memory(open_points(embeddings_at(tmp_path / "e", turned(*angles.ravel().tolist()))))
+    clustered = cluster(collection, method="hdbscan", threshold=float(np.cos(np.deg2rad(degrees))))
+    assert same_partition(clustered.assignments, torch.tensor(expected).repeat_interleave(6))
 
 
 def test_purity_and_majorities_are_those_of_a_count(collection: PointsInMemory):

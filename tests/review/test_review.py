@@ -308,6 +308,15 @@ def test_images_that_a_review_leaves_out_are_told_when_it_starts(dmlkit, inbox: 
     assert "of 6 labels" in result.out
 
 
+def test_one_label_by_the_threshold_of_pairs(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    manifest = json.loads((gallery / "gallery.json").read_text())
+    (gallery / "gallery.json").write_text(json.dumps({**manifest, "threshold": -0.75}))  # of its run, when created
+    result = dmlkit("review", gallery, images / "0.jpg", "-o", tmp_path / "r", "--device", "cpu").ok()
+    assert f"the threshold -0.75 is for pairs of images; run dmlkit calibrate {gallery}" in result.err
+    assert "about 1 more answer on labels drawn at random would make it 1.0%" in result.out
+
+
 def test_what_is_not_added_is_told(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
     gallery, images = inbox
     words = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu")
