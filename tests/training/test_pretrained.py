@@ -354,6 +354,7 @@ def test_mistakes_of_recipes_are_one_line(dmlkit, own: tuple[Path, Path], tmp_pa
     assert dmlkit("train", recipe, "-o", run, *CPU, *ONE).code == 0
     for name in ("cut.yaml", "cut.txt"):
         (tmp_path / name).write_text("loss: {")
+    (image := tmp_path / "image.png").write_bytes(b"")
     pretrained = ("--checkpoint", "pretrained")
     cases: list[tuple[tuple[object, ...], str]] = [
         ((recipe, "--checkpoint", "best"), "--checkpoint best: applies to a run, but"),
@@ -362,7 +363,7 @@ def test_mistakes_of_recipes_are_one_line(dmlkit, own: tuple[Path, Path], tmp_pa
         ((tmp_path / "none.yaml", *pretrained), "none.yaml: no such file"),
         ((tmp_path / "cut.yaml",), "cut.yaml:1"),
         ((recipe, "--set", "backbone={name: timm, model: test_resnet, weights: no.pth}"), "no.pth: no such file"),
-        (("align", run, run, run, *pretrained), "expected a folder of embeddings or a gallery"),
+        (("align", run, run, image, *pretrained), "expected a folder of embeddings or a gallery"),
         (("export", run, "--format", "hub", *pretrained), "has no trained weights; use --format onnx or torch-export"),
     ]
     weights.unlink()

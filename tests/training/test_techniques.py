@@ -20,7 +20,9 @@ from tests.metrics.test_rerank import naive_k_reciprocal
 Cli = Callable[..., Result]
 RERANK = "k_reciprocal:k1=4,k2=2"
 RECIPE = (
-    ONE_EPOCH.replace("classes: 12", "classes: 36").replace("fraction: 0.34", "fraction: 0.5")
+    ONE_EPOCH.replace("classes: 12", "classes: 36")
+    .replace("fraction: 0.34", "fraction: 0.5")
+    .replace("epochs: 1", "epochs: 6")  # after fewer, all cosines are nearly 1: float32 orders them by rounding
     + f"evaluation: {{tta: flip, rerank: '{RERANK}'}}\n"
 )
 
@@ -59,7 +61,7 @@ def test_validation_chooses_and_the_test_figures_are_next_to_the_plain_ones(tmp_
     result = dmlkit("train", tmp_path / "recipe.yaml", "-o", run, "--device", "cpu").ok()
     summary = json.loads((run / "summary.json").read_text())
     chosen, expected = summary["techniques"], naive_figures(run, "validation")
-    assert chosen["validation"] == pytest.approx(expected, abs=2e-3)  # cosines after one epoch tie in float32
+    assert chosen["validation"] == pytest.approx(expected, abs=2e-3)
     assert list(chosen["validation"]) == ["plain", RERANK, "flip", f"flip, {RERANK}"]
     best = max(chosen["validation"], key=lambda name: chosen["validation"][name])
     assert ", ".join(filter(None, (chosen["tta"], chosen["rerank"]))) == best != "plain"
