@@ -69,10 +69,10 @@ def start(
     print_nesting(config)
     options: dict[str, Any] = {"download": download, "license_only": license_only}
     choice = first_recipe(config, budget=seconds, device=device, bar=bars(), **options)
+    write_output(output, choice.text)  # before it is printed: its reader may end, e.g. head
     print_survey(choice.survey, str(photos))
     print_several_labels(config, choice.survey)
     print_measured(choice)
-    write_output(output, choice.text)
     say(f"wrote {output}: {choice.recipe.training.epochs} epochs")
     backbone = choice.setting.backbone
     weights = license_words(choice.recipe.backbone.license() or UNKNOWN)

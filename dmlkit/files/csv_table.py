@@ -39,8 +39,13 @@ class CsvTable(NamedTuple):
     def rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield the line and the cells of each row by name, without blanks at the ends; for tables that people edit.
 
-        A row with fewer cells ends with empty ones.
+        A row with fewer cells ends with empty ones; one without any, as Excel saves it, is a blank line.
         """
+        for line, texts in self._rows():
+            if any(texts):
+                yield line, dict(zip_longest(self.names, texts, fillvalue=""))
+
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
         lines = csv.reader(
             StringIO(self.body.decode(), ""), delimiter=self.delimiter, skipinitialspace=self.is_padded, strict=True
         )
@@ -50,8 +55,7 @@ class CsvTable(NamedTuple):
                 if len(cells) > len(self.names):
                     raise UserError(self._ragged(f"{self.file}:{start}", len(cells), self.delimiter.join(cells)))
                 if cells:
-                    texts = (ESCAPED.sub(r"\1", cell.strip()) for cell in cells)
-                    yield start, dict(zip_longest(self.names, texts, fillvalue=""))
+                    yield start, [ESCAPED.sub(r"\1", cell.strip()) for cell in cells]
                 start = self.first + lines.line_num
         except csv.Error as error:
             raise UserError(f"{self.file}:{start}: cannot read this table: {error}") from error
@@ -65,7 +69,7 @@ class CsvTable(NamedTuple):
         if self.body.rstrip(b"\r\n").count(b"\n") == rows - 1:
             return range(self.first, self.first + rows)
         try:
-            lines = [line for line, _ in self.rows()]
+            lines = [line for line, _ in self._rows()]
         except UserError:
             return None
         return lines if len(lines) == rows else None

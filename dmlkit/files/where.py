@@ -22,7 +22,7 @@ CLOCK = re.compile(r"\d\d?:")
 DATE = re.compile(r"\d{4}-\d")
 OTHER_SIGNS = re.compile(r"\d{4}([:/.])\d\d?(\1|$)")  # of a date, 2026:05:31 of EXIF
 NO_SIGNS = re.compile(r"(\d{4})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(?!\d)")  # 20260531
-YEAR_LAST = re.compile(r"\d\d?([./])\d\d?\1\d\d(\d\d)?(?!\d)")  # 31.05.2026, 5/31/26
+YEAR_LAST = re.compile(r"\d\d?(-\d\d?-\d{4}|([./])\d\d?\2\d\d(\d\d)?)(?![./\d])")  # 31-05-2026, 31.05.26, 5/31/26
 Cells = Sequence[str | None]
 MOST_VALUES = 200  # of a column; more are names of images, not groups of them
 
@@ -44,7 +44,8 @@ class Condition(NamedTuple):
         if cell is None or not cell.strip():
             return False
         text, low, high = cell.strip(), number_of(self.low or "-inf"), number_of(self.high or "inf")
-        is_date = DATE.match(_sortable(text)) is not None and number_of(text) is None
+        number = number_of(text)
+        is_date = number is None and DATE.match(_sortable(text)) is not None
         if low is None or high is None or is_date:  # a date, perhaps of a year
             if other := next(filter(YEAR_LAST.match, (text, self.low, self.high)), ""):
                 found = f"column {self.column!r}: got {quoted(other)}"
@@ -53,7 +54,7 @@ class Condition(NamedTuple):
                 raise UserError(f"{where}: column {self.column!r} has {quoted(cell)}; expected a date before the clock")
             text, first, last = map(_sortable, (text, self.low, self.high))
             return text >= first and (not last or text[: len(last)] <= last)
-        if (number := number_of(text)) is None:
+        if number is None:
             raise UserError(f"{where}: column {self.column!r} has {quoted(cell)}; expected numbers")
         return low <= number <= high
 

@@ -48,6 +48,17 @@ def test_an_existing_recipe_is_replaced_only_by_its_name(dmlkit, birds: Path):
     assert shlex.split(following)[1:] == ["dmlkit", "train", "my other.yaml", "-o", "runs/my other"]
 
 
+def test_the_recipe_is_written_though_what_reads_the_output_has_ended(
+    dmlkit: Cli, birds: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        assert dmlkit("start", birds, "--quick").code == 1
+    assert read_recipe(Path("birds.yaml")).dataset.name == "folder"
+
+
 def start_and_train(dmlkit: Cli, folder: str) -> tuple[Result, Result]:
     started = dmlkit("start", folder, "-o", "recipe.yaml", "--device", "cpu").ok()
     quick = ["backbone={name: small_cnn, width: 4}", "transform={name: plain, size: 16}"]

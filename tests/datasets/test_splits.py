@@ -13,6 +13,7 @@ from dmlkit.datasets.base import class_fold
 from dmlkit.datasets.files.dataset import lone_classes, search_faults
 from dmlkit.datasets.vectors import VectorFile, Vectors
 from dmlkit.errors import UserError
+from dmlkit.recipe.file import parse_recipe
 from tests.conftest import refuses
 from tests.datasets import trees
 
@@ -64,6 +65,12 @@ def test_validation_needs_no_training_classes():
 def test_a_fold_belongs_to_the_reality_check(split: Any):
     with pytest.raises(ValueError, match=f"fold 2 needs split reality_check, got {split}"):
         GlyphsConfig(split=split, fold=2)
+
+
+def test_a_run_of_a_fold_is_evaluated_on_another_split():
+    text = "dataset: {name: glyphs, classes: 32, split: reality_check, fold: 2}\nloss: {name: triplet}\n"
+    dataset = parse_recipe(text, "recipe.yaml", ["dataset.split=all"], is_trained=True).dataset
+    assert dataset.build("all").class_names == GlyphsConfig(classes=32, split="all").build("all").class_names
 
 
 def test_too_few_classes_and_two_sets_of_images_are_refused(tmp_path: Path):

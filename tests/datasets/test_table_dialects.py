@@ -225,6 +225,11 @@ def test_rows_without_any_cell_are_blank_lines(tmp_path: Path):
     assert [listed.place(row) for row in range(2)] == [f"{file}:2", f"{file}:4"]
     file.write_text("path,label\na.jpg,crow\n,dove\n")
     assert len(read_images(file)) == 2  # a label without a path is a fault of the table
+    file.write_text("a;b;same\na.jpg;b.jpg;1\n;;\na.jpg;c.jpg;0\n;;\n")  # a table of pairs
+    assert [(line, [*cells.values()]) for line, cells in read_csv(file).rows()] == [
+        (2, ["a.jpg", "b.jpg", "1"]),
+        (4, ["a.jpg", "c.jpg", "0"]),
+    ]
 
 
 def test_a_message_on_a_table_names_some_of_its_columns(tmp_path: Path):

@@ -86,12 +86,17 @@ def test_dates_in_other_forms_are_in_the_order_of_time(form: str):
     assert rows == [row for row, day in enumerate(days) if day.year == 2020 and 2 <= day.month <= 6]
 
 
-@pytest.mark.parametrize("form", ["%d.%m.%Y", "%-m/%-d/%y"])
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%-m/%-d/%y", "%d-%m-%Y"])
 def test_a_range_of_dates_that_end_with_the_year_is_refused(form: str):
     cells = {"day": [f"{datetime(2020, month, 28):{form}}" for month in range(1, 13)]}
     for end in (f"{datetime(2020, 6, 1):{form}}", "2020-06-01"):
         refuses("ranges of dates need the year first", Where.of(f"day>={end}").rows, cells, "t.csv", 12)
     assert Where.of(f"day={cells['day'][3]}").rows(cells, "t.csv", 12) == [3]
+
+
+def test_an_address_of_four_numbers_is_no_date():
+    cells = {"host": ["10.0.10.1", "10.0.20.1", "10.0.30.1"]}
+    assert Where.of("host>=10.0.20.1").rows(cells, "t.csv", 3) == [1, 2]
 
 
 @pytest.mark.parametrize(
