@@ -55,7 +55,12 @@ class WeightChoice(NamedTuple):
 
 
 def fitted_share(weights: Weights, scores: Sequence[np.ndarray], same: np.ndarray) -> float:
-    """Fit the share of the second of two similarities, (P,) float64 each, to pairs of one class or not, (P,) bool."""
+    """Fit the share of the second of two similarities, (P,) float64 each, to pairs of one class or not, (P,) bool.
+
+    Pairs of one kind alone say nothing of it: then it is half.
+    """
+    if same.all() or not same.any():
+        return 0.5
     first, second = scores
     balance = balanced(np.ones(len(same)), same)
     if weights == "logistic":

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from dmlkit.evaluation.second import fitted_share, fusion_of, weigh_models
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
+from dmlkit.nearest.rescore import Rescorer
 from dmlkit.vectors.fusion import ModelChoice, join
 from dmlkit.vectors.in_memory import Embeddings, fused
 from tests.conftest import ROOT, Cli, refuses
@@ -136,7 +137,11 @@ def test_images_of_one_group_are_no_pair():
     assert alone == pytest.approx(np.mean(values), abs=1e-6)
     assert abs(share) < 0.1 < weigh_models(SPACES, [good, noise], labels, torch.arange(40)).share
     one_each = weigh_models(SPACES, [good, noise], labels, labels)  # all images of a class are of one moment
-    assert (one_each.weights, one_each.alone, one_each.together) == ("mean", None, None)
+    assert one_each == ("mean", 0.5, None, None)
+    assert weigh_models(SPACES, [good, noise], labels, torch.zeros_like(labels)) == one_each  # there is no pair
+    images, rescorer = SimpleNamespace(points=good, labels=labels), Rescorer(lambda _, items: items / 40, 0.0, 20)
+    for each in (labels, torch.zeros_like(labels)):
+        assert second.weigh_scores(cast(Any, images), each, SPACES[0], rescorer) == one_each
 
 
 @pytest.mark.parametrize("other", ["local", "other"])
