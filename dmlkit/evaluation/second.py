@@ -267,7 +267,7 @@ def weigh_scores(embeddings: Embeddings, groups: Tensor, manifold: Manifold, res
     points, labels, size = embeddings.points, embeddings.labels, len(embeddings.points)
     blocks, parts = list[tuple[Tensor, Tensor]](), list[Any]()
     for rows in torch.arange(size).split(ROWS):
-        nearest = nearest_rows(manifold.similarity(points[rows], points).double(), rescorer.most)
+        nearest = nearest_rows(manifold.exact_similarity(points[rows], points), rescorer.most)
         blocks.append((nearest, rescorer.score(rows, nearest)))
         starts = torch.arange(len(rows) + 1) * nearest.shape[1]
         columns = (column.flatten().numpy() for column in reversed(blocks[-1]))

@@ -144,6 +144,25 @@ def test_images_of_one_group_are_no_pair():
         assert second.weigh_scores(cast(Any, images), each, SPACES[0], rescorer) == one_each
 
 
+def test_nearest_images_far_from_the_origin_are_those_of_numpy():
+    points, labels = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)) + 1000, torch.arange(40) % 8
+    scored = list[tuple[int, int]]()
+
+    def nothing(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        scored.extend((int(row), int(item)) for row, nearest in zip(rows, items, strict=True) for item in nearest)
+        return torch.zeros(items.shape)
+
+    rescorer, images = Rescorer(nothing, 0.0, 9), cast(Any, SimpleNamespace(points=points, labels=labels))
+    alone = second.weigh_scores(images, torch.arange(40), Euclidean(4), rescorer).alone
+    x, values = points.double().numpy(), list[float]()
+    order = np.linalg.norm(x[:, None] - x, axis=2).argsort()  # each image first
+    for query in range(40):
+        hits = labels.numpy()[order[query, 1:5]] == int(labels[query])
+        values.append(float((hits * hits.cumsum() / np.arange(1, 5)).sum() / 4))
+    assert set(scored) == {(row, int(item)) for row in range(40) for item in order[row, :10]}
+    assert alone == pytest.approx(np.mean(values), abs=1e-6)
+
+
 @pytest.mark.parametrize("other", ["local", "other"])
 def test_a_validation_image_that_cannot_be_read_stops_the_choice_of_a_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
