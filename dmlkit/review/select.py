@@ -256,6 +256,8 @@ def coverage(pool: Pool, count: int) -> Iterator[tuple[int, float]]:
     size = len(pool.points)
     covered = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:COVERED]
     distance, weights, others = pool.distance()[covered], pool.weights[covered], pool.points[covered]
+    if pool.manifold.similarity_name.endswith("distance"):  # which are computed in float64: not converted in each call
+        others = others.double()
 
     def gains_of(candidates: Tensor) -> Tensor:
         apart = pool.origin - pool.manifold.exact_similarity(pool.points[candidates], others)
