@@ -55,7 +55,12 @@ class WeightChoice(NamedTuple):
 
 
 def fitted_share(weights: Weights, scores: Sequence[np.ndarray], same: np.ndarray) -> float:
-    """Fit the share of the second of two similarities, (P,) float64 each, to pairs of one class or not, (P,) bool."""
+    """Fit the share of the second of two similarities, (P,) float64 each, to pairs of one class or not, (P,) bool.
+
+    Pairs of one kind alone say nothing of it: then it is half.
+    """
+    if same.all() or not same.any():
+        return 0.5
     first, second = scores
     balance = balanced(np.ones(len(same)), same)
     if weights == "logistic":
@@ -262,7 +267,7 @@ def weigh_scores(embeddings: Embeddings, groups: Tensor, manifold: Manifold, res
     points, labels, size = embeddings.points, embeddings.labels, len(embeddings.points)
     blocks, parts = list[tuple[Tensor, Tensor]](), list[Any]()
     for rows in torch.arange(size).split(ROWS):
-        nearest = nearest_rows(manifold.similarity(points[rows], points).double(), rescorer.most)
+        nearest = nearest_rows(manifold.exact_similarity(points[rows], points), rescorer.most)
         blocks.append((nearest, rescorer.score(rows, nearest)))
         starts = torch.arange(len(rows) + 1) * nearest.shape[1]
         columns = (column.flatten().numpy() for column in reversed(blocks[-1]))

@@ -31,13 +31,14 @@ class SpreadConfig(MetricConfig, frozen=True):
         sizes = points.labels.bincount()
         if len(sizes) < 2:
             raise ValueError(f"labels: all {len(order)} embeddings are of one class; {self.key} needs at least two")
-        embeddings = points.embeddings.double()  # products of float32 cancel far from the origin
-        classes = embeddings[order].split(sizes.tolist())
-        within = [mean_distance(points.manifold, members) for members in classes if len(members) > 1]
+        within, means = list[float](), list[Tensor]()
+        for rows in order.split(sizes.tolist()):
+            members = points.embeddings[rows].double()  # products of float32 cancel far from the origin
+            means.append(members.mean(0))
+            if len(members) > 1:
+                within.append(mean_distance(points.manifold, members))
         intra = sum(within) / len(within) if within else 0.0
-        sums = embeddings.new_zeros(len(sizes), embeddings.shape[1])
-        means = sums.index_add_(0, points.labels, embeddings) / sizes[:, None]
-        inter = mean_distance(points.manifold, points.manifold.geometry.projx(means))
+        inter = mean_distance(points.manifold, points.manifold.geometry.projx(torch.stack(means)))
         density = intra / max(inter, 1e-12)  # finite even if all centers coincide: JSON has no infinity
         return {"intra_distance": intra, "inter_distance": inter, "density": density}
 

@@ -59,7 +59,7 @@ def rescored_rows(rescorer: Rescorer, space: Manifold, queries: Tensor, gallery:
     """
 
     def scores(block: Tensor) -> Tensor:
-        similarity = space.similarity(queries[block], gallery).double()
+        similarity = space.exact_similarity(queries[block], gallery).double()
         chosen = nearest_rows(similarity, rescorer.most)
         values = rescorer.mixed(similarity.gather(1, chosen), block, chosen)
         return similarity.scatter(1, chosen, values + (similarity.amax() - values.amin() + 1))

@@ -20,7 +20,7 @@ from dmlkit.identify.decisions import BLOCK_ROWS, Decider
 from dmlkit.manifolds.base import Manifold, frechet_mean
 from dmlkit.metrics.statistics import Comparison, paired_runs
 from dmlkit.nearest.near_pairs import check_reachable
-from dmlkit.nearest.search import Gallery
+from dmlkit.nearest.search import CACHED_ELEMENTS, Gallery
 from dmlkit.vectors.points import PointsInMemory, require_one_label
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
@@ -215,13 +215,18 @@ class Pool:
 
     def add(self, row: int) -> None:
         """Make a point a center."""
-        self.nearest = self.nearest.maximum(self.manifold.exact_similarity(self.points, self.points[row, None])[:, 0])
+        self.nearest = self.nearest.maximum(self._similarity(self.points[row]))
         self.nearest[row] = torch.inf
 
     def central(self) -> int:
         """Return the row of the point nearest to the mean."""
-        mean = frechet_mean(self.manifold, self.points)[None].to(self.points.dtype)
-        return int(self.manifold.exact_similarity(self.points, mean)[:, 0].argmax())
+        mean = frechet_mean(self.manifold, self.points).to(self.points.dtype)
+        return int(self._similarity(mean).argmax())
+
+    def _similarity(self, point: Tensor) -> Tensor:
+        """Return how similar each point is to one (D,): (N,)."""
+        blocks = self.points.split(max(1, CACHED_ELEMENTS // len(point)))
+        return torch.cat([self.manifold.paired_similarity(block, point) for block in blocks])
 
 
 @torch.no_grad()
@@ -251,6 +256,8 @@ def coverage(pool: Pool, count: int) -> Iterator[tuple[int, float]]:
     size = len(pool.points)
     covered = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:COVERED]
     distance, weights, others = pool.distance()[covered], pool.weights[covered], pool.points[covered]
+    if pool.manifold.similarity_name.endswith("distance"):  # which are computed in float64: not converted in each call
+        others = others.double()
 
     def gains_of(candidates: Tensor) -> Tensor:
         apart = pool.origin - pool.manifold.exact_similarity(pool.points[candidates], others)

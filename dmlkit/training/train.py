@@ -1,5 +1,6 @@
 """Training in one visible loop, which can stop after any step and resumes to bit-identical weights."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -38,6 +39,8 @@ LESS_MEMORY = (
     "training.gradient_cache"
 )
 ALONE = RLock()  # trainings in two threads would draw from one generator, torch's, and change each other's weights
+if hasattr(os, "register_at_fork"):  # a process has no other training, whatever a thread of its parent was doing
+    os.register_at_fork(after_in_child=lambda: globals().update(ALONE=RLock()))
 CHECK_EVERY = 20  # steps between two checks of the loss on a GPU, which each check stalls; on a CPU every step
 
 

@@ -81,7 +81,7 @@ class Embedder:
                 expected = f"{name} of shape (N, {width}) and floats"
                 raise UserError(f"similarity: expected {expected}, got {_described(points)}")
         x, y = (torch.from_numpy(points.astype(np.float32)).to(self._ranks.device) for points in (a, b))
-        return manifold.similarity(x, y).cpu().numpy()
+        return manifold.exact_similarity(x, y).cpu().numpy()
 
 
 def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:

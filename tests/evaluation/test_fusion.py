@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from dmlkit.evaluation.second import fitted_share, fusion_of, weigh_models
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
+from dmlkit.nearest.rescore import Rescorer
 from dmlkit.vectors.fusion import ModelChoice, join
 from dmlkit.vectors.in_memory import Embeddings, fused
 from tests.conftest import ROOT, Cli, refuses
@@ -136,7 +137,30 @@ def test_images_of_one_group_are_no_pair():
     assert alone == pytest.approx(np.mean(values), abs=1e-6)
     assert abs(share) < 0.1 < weigh_models(SPACES, [good, noise], labels, torch.arange(40)).share
     one_each = weigh_models(SPACES, [good, noise], labels, labels)  # all images of a class are of one moment
-    assert (one_each.weights, one_each.alone, one_each.together) == ("mean", None, None)
+    assert one_each == ("mean", 0.5, None, None)
+    assert weigh_models(SPACES, [good, noise], labels, torch.zeros_like(labels)) == one_each  # there is no pair
+    images, rescorer = SimpleNamespace(points=good, labels=labels), Rescorer(lambda _, items: items / 40, 0.0, 20)
+    for each in (labels, torch.zeros_like(labels)):
+        assert second.weigh_scores(cast(Any, images), each, SPACES[0], rescorer) == one_each
+
+
+def test_nearest_images_far_from_the_origin_are_those_of_numpy():
+    points, labels = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)) + 1000, torch.arange(40) % 8
+    scored = list[tuple[int, int]]()
+
+    def nothing(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        scored.extend((int(row), int(item)) for row, nearest in zip(rows, items, strict=True) for item in nearest)
+        return torch.zeros(items.shape)
+
+    rescorer, images = Rescorer(nothing, 0.0, 9), cast(Any, SimpleNamespace(points=points, labels=labels))
+    alone = second.weigh_scores(images, torch.arange(40), Euclidean(4), rescorer).alone
+    x, values = points.double().numpy(), list[float]()
+    order = np.linalg.norm(x[:, None] - x, axis=2).argsort()  # each image first
+    for query in range(40):
+        hits = labels.numpy()[order[query, 1:5]] == int(labels[query])
+        values.append(float((hits * hits.cumsum() / np.arange(1, 5)).sum() / 4))
+    assert set(scored) == {(row, int(item)) for row in range(40) for item in order[row, :10]}
+    assert alone == pytest.approx(np.mean(values), abs=1e-6)
 
 
 @pytest.mark.parametrize("other", ["local", "other"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Barrier
 
@@ -18,7 +19,7 @@ from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.run_folder.documents import Environment
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import assemble
-from dmlkit.training.train import train
+from dmlkit.training.train import ALONE, train
 from tests.conftest import END, ONE_EPOCH, ROOT, TINY_RECIPE, refuses
 from tests.processes import Forked, held_command_line, start, wait_until
 
@@ -51,6 +52,19 @@ def test_trainings_in_threads_have_the_weights_of_one_alone(trained_once, tmp_pa
         list(threads.map(run, runs))
     for folder in runs:
         assert_same_weights(folder, alone)
+
+
+def test_a_process_forked_during_a_training_can_train(trained_once, tmp_path):
+    alone = trained_once(tmp_path)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(ALONE.acquire).result()
+        words = {"recipe": tmp_path / "recipe.yaml", "folder": tmp_path / "child", "device": "cpu"}
+        child = get_context("fork").Process(target=train, kwargs=words)
+        child.start()
+        child.join(END)
+        child.kill()  # if it still waits
+        other.submit(ALONE.release).result()
+    assert_same_weights(tmp_path / "child", alone)
 
 
 @pytest.mark.parametrize("options", ["", ", ema: 0.5, validate_every: 3"], ids=["any", "last"])

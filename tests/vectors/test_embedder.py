@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from PIL import Image
 
 import dmlkit as face
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.manifolds import Euclidean
 from dmlkit.vectors.embedder import Embedder
 from tests.conftest import Cli, refuses
 from tests.datasets import trees
@@ -67,6 +70,13 @@ def test_similarity_is_the_manifold_s(model: Embedder, paths: list[Path]):
     tensors = torch.from_numpy(points)
     with torch.no_grad():
         assert np.array_equal(similarity, model.trained.model.manifold.similarity(tensors, tensors[:3]).numpy())
+
+
+def test_distances_far_from_the_origin_are_those_of_numpy():
+    x = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32) + np.float32(1000)
+    model = cast(Any, SimpleNamespace(trained=SimpleNamespace(manifold=Euclidean(4)), _ranks=start_ranks("cpu")))
+    expected = -np.linalg.norm(x.astype(np.float64)[:, None] - x, axis=2)
+    np.testing.assert_allclose(Embedder.similarity(model, x, x), expected, atol=1e-5)
 
 
 def test_evaluation_is_the_command_s(home: Path, dmlkit: Cli):
