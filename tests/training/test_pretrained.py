@@ -482,7 +482,8 @@ def test_the_seconds_of_an_epoch_are_the_median_of_whole_ones():
 
 def test_a_run_tells_its_cost(home: Path):
     summary, rows = summary_of(home / "run"), RunFolder(home / "run").read_metrics()
-    assert summary.peak_memory_bytes == rows[-1].peak_memory_bytes and summary.peak_memory_bytes
+    # Linux counts pages per core: the peak that it tells can fall by 24 KB between two epochs.
+    assert summary.peak_memory_bytes == max(row.peak_memory_bytes or 0 for row in rows)
     assert 10**8 < summary.peak_memory_bytes < 10**11  # torch alone takes more than the one
     assert summary.seconds_per_epoch == seconds_per_epoch(rows)
     assert all(row.training_seconds is not None and row.training_seconds < row.seconds + 0.01 for row in rows)
