@@ -270,3 +270,13 @@ def keep_freed_memory() -> None:
         library.mallopt(trim_threshold, 2**31 - 1)
         if not library.mallopt(mmap_threshold, 2**31 - 1):
             library.mallopt(mmap_threshold, 2**25)  # the most before glibc 2.35
+
+
+def release_freed_memory() -> None:
+    """Return kept memory to the system, before processes are forked.
+
+    They share every page, and each that is written while they live is copied first: after a training step of 120 images
+    of 160 pixels, which leaves 5 GB, 198 images took 20 instead of 5 s to validate.
+    """
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import WORKER_START, Turns, take_turns
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.distributed.launch import count_ranks
+from dmlkit.distributed.launch import count_ranks, release_freed_memory
 from dmlkit.errors import UserError
 from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
@@ -105,6 +105,8 @@ def make_loader(
         workers = 0 if inputs.dataset.in_memory else default_workers()
     if isinstance(batches, Sized):
         workers = min(workers, len(batches))
+    if workers:
+        release_freed_memory()
     collate_function: Callable[[list[Item]], Batch] = collate
     return DataLoader(
         inputs,

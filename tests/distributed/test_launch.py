@@ -3,13 +3,16 @@
 import re
 import resource
 import sys
+from pathlib import Path
 from socket import socket
 
 import pytest
 import torch
 
+from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.distributed import launch
 from dmlkit.distributed.launch import start_ranks
+from dmlkit.loading.batches import evaluation_loader
 from tests.conftest import refuses
 from tests.processes import Forked
 
@@ -36,6 +39,25 @@ def least_faults() -> int:
 def test_memory_that_was_freed_is_used_again_without_page_faults():
     given_back, kept = map(int, Forked(print_faults).communicate()[0].split())
     assert kept < 10 < given_back
+
+
+def print_memory() -> None:
+    """Resident bytes after a large tensor was freed, and after a loader with a reader process was made."""
+    launch.keep_freed_memory()
+    torch.ones(64, 2**20)  # 256 MB
+    print(resident())  # noqa: T201
+    evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
+    print(resident())  # noqa: T201
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the setting is glibc's")
+def test_a_reader_process_does_not_share_memory_that_was_freed():
+    kept, released = map(int, Forked(print_memory).communicate()[0].split())
+    assert kept - released > 0.9 * 2**28
 
 
 def test_half_precision_of_16_bits_needs_a_gpu():
