@@ -116,6 +116,9 @@ def test_polygons_and_attributes_of_coco(home: Path):
     attributes = json.loads(file.read_text())
     attributes["images"][0]["file_attributes"] = {}  # which annotations of VIA have too
     assert rows(write(file, attributes), "label") == [["fox"]]
+    of_cvat = {"id": "A12", "occluded": False, "name": "not Amy", "label": "owl", "path": "b.jpg", "parts": [1]}
+    file = coco(home / "c.json", annotation | {"id": 5, "attributes": of_cvat})
+    assert rows(file, "path", "label", "id", "occluded", "name") == [["cam1/a.jpg", "fox", "A12", "false", "Amy"]]
 
 
 def test_images_lie_in_a_folder_next_to_that_of_annotations_or_to_the_table(home: Path):
@@ -361,9 +364,14 @@ def test_pascal_voc(home: Path):
     write(home / "y/valid/b.xml", voc("b.jpg", ("owl", 1, 2, 3, 4)))
     assert rows(home / "y", "path", "label") == [["train/a.jpg", "fox"], ["valid/b.jpg", "owl"]]
     text = (home / "y/train/a.xml").read_text().replace("<annotation>", '<annotation verified="yes">')  # of LabelImg
+    of_cvat = "".join(
+        f"<attribute><name>{name}</name><value>{value}</value></attribute>"
+        for name, value in (("animal", "A12"), ("label", "owl"))
+    )
+    text = text.replace("</bndbox></object>", f"</bndbox><attributes>{of_cvat}</attributes></object>")
     (home / "y/train/a.xml").unlink()
     write(home / "y/train/a.XML", text)
-    assert rows(home / "y", "path", "label") == [["train/a.jpg", "fox"], ["valid/b.jpg", "owl"]]
+    assert rows(home / "y", "path", "label", "animal") == [["train/a.jpg", "fox", "A12"], ["valid/b.jpg", "owl", None]]
 
 
 @pytest.mark.parametrize(

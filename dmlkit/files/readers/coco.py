@@ -102,12 +102,14 @@ class CocoReader(Reader):
 
 
 def _others(entry: BaseModel) -> dict[str, Any]:
-    """Return the values of an entry that a column can hold, except ids and sizes."""
-    values = entry.model_extra or {}
+    """Return the values of an entry that a column can hold, except ids and sizes; also those of CVAT's attributes."""
+    values = {name: value for name, value in (entry.model_extra or {}).items() if name not in ("id", "width", "height")}
+    attributes = values.get("attributes")
+    cells = (attributes if isinstance(attributes, dict) else {}) | values
     return {
         name: value
-        for name, value in values.items()
-        if isinstance(value, str | int | float) and name not in ("id", "width", "height", "path", "label")
+        for name, value in cells.items()
+        if isinstance(value, str | int | float) and name not in ("path", "label")
     }
 
 

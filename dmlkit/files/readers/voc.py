@@ -19,7 +19,7 @@ SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 class VocReader(Reader):
-    """Reader of a folder of XML files: a row per object, with its name as the label and its box."""
+    """Reader of a folder of XML files: a row per object, with its name as the label, its box and CVAT's attributes."""
 
     title = "Pascal VOC"
 
@@ -95,4 +95,5 @@ def _rows(
         except ValueError:
             faults.append(f"{file}: object {number}: got the box {cells}, expected the numbers {', '.join(SIDES)}")
             continue
-        yield {"path": name, "label": element.findtext("name"), **dict(zip(BOX, box, strict=True))}
+        attributes = {each.findtext("name", ""): each.findtext("value") for each in element.iterfind("attributes/*")}
+        yield attributes | {"path": name, "label": element.findtext("name"), **dict(zip(BOX, box, strict=True))}
