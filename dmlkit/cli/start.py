@@ -10,7 +10,7 @@ from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import Device, Writes, command, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, printable
-from dmlkit.files.outputs import check_file, check_writable, write_output
+from dmlkit.files.outputs import check_file, write_output
 from dmlkit.files.source import require_dataset
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def start(
             way = f"choose another name with -o, or replace it with -o {command_word(output)}"
             raise UserError(f"{output}: exists already; {way}")
         check_file(output, sources=[photos])
-    check_writable(next(folder for folder in output.absolute().parents if folder.is_dir()))
 
     from dmlkit.backbones.weights import UNKNOWN, license_words
     from dmlkit.loading.check import dataset_at

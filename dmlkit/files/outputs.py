@@ -68,7 +68,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--output", is_run: bool = False) -> None:
-    """Check that an output is not inside a file, a folder of data, a gallery, or a run but not its `PLACES_OF_RUN`.
+    """Check that an output can be written, and is not in a file, data, a gallery, or a run but not its `PLACES_OF_RUN`.
 
     Args:
         data: folders of images that the command, or its run, reads.
@@ -95,6 +95,7 @@ def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--o
             )
     if place.name in EMBEDDING_FILES and all((place.parent / name).is_file() for name in EMBEDDING_FILES):
         raise UserError(f"{option} {output}: this belongs to the embeddings in {place.parent}; choose another {option}")
+    check_writable(next(folder for folder in (place, *place.parents) if folder.is_dir()))
 
 
 def is_plain_folder(path: Path) -> bool:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,12 +111,29 @@ def test_a_folder_that_dmlkit_wrote_is_written_again(dmlkit, here: Path):
     assert [path.name for path in Path("db").iterdir()] == ["embeddings.lance"]
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(dmlkit, here: Path, monkeypatch: Any):
+    def read_only(dir: Path) -> None:  # noqa: A002 - as tempfile names it
+        raise OSError(30, "Read-only file system", str(dir / "tmp"))
+
+    monkeypatch.setattr("dmlkit.files.outputs.TemporaryFile", read_only)
+    for *words, output in (
+        ["inspect", "emb", "-o", "new/out.html"],
+        [*ARRAYS, "--output", "out.csv"],
+        [*PLOT, "-o", "out.png"],
+        ["embed", "run", "-o", "new/emb"],
+        ["train", "r.yaml", "-o", "new/run"],
+    ):
+        dmlkit(*words, output).refused(f"{here}: cannot write into this folder: Read-only file system")
+        assert not Path(output).exists()
+
+
 def test_outputs_that_can_be_no_file_are_one_line_t4(dmlkit, here: Path):
     exports = [["export", *words] for words in (["emb", "--format", "npz"], ["run", "--format", "safetensors"])]
     for words in (*exports, ["report", "st"], PLOT, ARRAYS):
         for output in ("emb", "", "r.yaml/x.png"):
             dmlkit(*words, "--output" if words[0] == "eval" else "-o", output).refused()
     dmlkit("export", "emb", "--format", "tensorboard", "-o", "r.yaml/x").refused()
+    dmlkit("inspect", "emb", "-o", "x.txt").refused("--output x.txt: expected a name that ends in .html")
     before = set(here.rglob("*"))
     dmlkit("export", "emb", "--format", "lancedb", "-o", "").refused("--output is empty")
     assert set(here.rglob("*")) == before
