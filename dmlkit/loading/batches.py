@@ -20,10 +20,12 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import WORKER_START, Turns, take_turns
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import count_ranks, release_freed_memory
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, some_of
 from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
+
+FIX = "correct it by dmlkit.testing.check_sampler"
 
 
 class TrainingBatches:
@@ -47,8 +49,11 @@ class TrainingBatches:
         if not count or len(batches) != count or any(len(batch) != size for batch in batches):
             # a plug-in's: images beyond the declared size would be left out
             got = f"gave {len(batches)} batches of {sorted({len(batch) for batch in batches})} images"
-            fix = "correct it by dmlkit.testing.check_sampler"
-            raise UserError(f"{type(self.sampler).__name__}: {got}, expected {count} of [{size}]; {fix}")
+            raise UserError(f"{type(self.sampler).__name__}: {got}, expected {count} of [{size}]; {FIX}")
+        images = len(self.sampler.labels)
+        if wrong := {index for batch in batches for index in batch if not 0 <= index < images}:
+            name, few = type(self.sampler).__name__, some_of([str(index) for index in sorted(wrong)])
+            raise UserError(f"{name}: gave the images {few}, expected 0 to {images - 1}; {FIX}")
         for step, batch in enumerate(batches):
             if step >= self.start:
                 seeds = np.random.default_rng([self.seed, self.epoch, step]).integers(2**62, size=len(batch))

@@ -105,6 +105,15 @@ def test_batches_of_another_size_than_declared_are_refused():
         list(TrainingBatches(sampler, seed=0))
 
 
+@pytest.mark.parametrize("wrong", [-1, 12])
+def test_images_that_do_not_exist_are_refused(wrong: int, monkeypatch: pytest.MonkeyPatch):
+    """The last image came for -1, and a traceback for 12."""
+    sampler = ClassBalanced(torch.arange(12) // 2, 0, classes_per_batch=2, images_per_class=2)
+    monkeypatch.setattr(ClassBalanced, "batches", lambda *_: [[0, 1, 2, 3], [0, 1, 2, 11], [wrong, 1, 2, 3]])
+    with pytest.raises(UserError, match=f"ClassBalanced: gave the images {wrong}, expected 0 to 11; correct"):
+        list(TrainingBatches(sampler, seed=0))
+
+
 def test_one_class_is_not_trained_on(dmlkit, tiny_recipe, tmp_path):
     one = ("--set", "dataset.classes=6", "--set", "dataset.validation_fraction=0.6")
     dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *one).refused(
