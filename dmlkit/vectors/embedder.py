@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,12 @@ BACKBONE_NAME = re.compile(r"(\w{2,})(?::(.+))?")  # of two letters or more: C: 
 class Embedder:
     """Model of a run, or a pretrained one, made by `dmlkit.load`."""
 
-    def __init__(self, trained: TrainedModel, ranks: Ranks) -> None:
-        self.trained, self._ranks = trained, ranks
+    def __init__(self, trained: TrainedModel, ranks: Ranks, again: "Callable[[], Embedder] | None" = None) -> None:
+        self.trained, self._ranks, self._again = trained, ranks, again
+
+    def __reduce__(self) -> Any:
+        """Return how a process that gets a copy, e.g. of a pool, loads the model again: no weights are sent."""
+        return self._again, ()
 
     def embed(self, images: Sequence[Picture] | NDArray[Any]) -> NDArray[np.float32]:
         """Return the embeddings (N, D) of N images, or of vectors (N, F) if the run takes vectors.
@@ -124,7 +128,7 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         trained = load_hub(download(str(run)) if is_address else Path(run), ranks)
     else:
         trained = load_model(RunFolder(Path(run)), ranks, checkpoint)
-    return Embedder(trained, ranks)
+    return Embedder(trained, ranks, partial(load, run, checkpoint=checkpoint, device=device))
 
 
 class GivenImages(ImageList):

@@ -1,5 +1,6 @@
 """The Python face, against the files that ``dmlkit embed`` writes and the manifold's own similarity."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,11 @@ def test_paths_pictures_and_arrays_give_what_the_command_writes(home, model, pat
     assert np.array_equal(model.embed(stacked), written)
     np.testing.assert_allclose(model.embed([paths[0], opened[1], stacked[2]]), written[:3], atol=1e-6)
     assert model.embed([]).shape == (0, written.shape[1])
+
+
+def test_a_process_of_a_pool_loads_the_model_again(model: Embedder, paths: list[Path]):
+    sent = pickle.dumps(model)
+    assert len(sent) < 1_000 and np.array_equal(pickle.loads(sent).embed(paths[:3]), model.embed(paths[:3]))
 
 
 def test_a_checkpoint_that_does_not_exist_is_named(home: Path):
