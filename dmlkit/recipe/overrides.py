@@ -51,10 +51,10 @@ def read_extended(path: Path, kind: str, complete: Callable[[Tree], None] = lamb
     base = read_yaml(base_path, kind, missing)
     if not isinstance(base.data, dict):
         raise UserError(f"{base.origin(())}: this file has no keys; expected a {kind}, because {path} extends it")
-    if key in base.data:
+    is_shipped = base_path == shipped_recipe(name)  # the mark of a recipe may be in what it extends
+    if key in base.data or (is_shipped and kind == "study"):
         raise UserError(f"{base_path}: got a {other}, expected a {kind}, because {path} extends it")
     if EXTENDS in base.data:
-        is_shipped = base_path == shipped_recipe(name)
         remedy = f"change a copy: dmlkit copy {name} FILE" if is_shipped else "remove one of the two keys"
         raise UserError(
             f"{base.origin((EXTENDS,))}: {EXTENDS}: {path} extends this file, which therefore must not extend another; "

@@ -10,7 +10,7 @@ import pytest
 from dmlkit.errors import UserError
 from dmlkit.files.yaml_tree import parse_yaml
 from dmlkit.recipe.file import parse_recipe, read_recipe
-from dmlkit.recipe.overrides import overlay, read_tree
+from dmlkit.recipe.overrides import overlay, read_extended, read_tree
 from dmlkit.recipe.reference import schema
 from tests.conftest import ROOT, Cli, refuses
 
@@ -183,6 +183,12 @@ def test_what_may_not_be_extended(recipes: Callable[..., Path], extends: str, me
     (path.parent / "broken.yaml").write_text("a: 1\nb: [1\n")
     (path.parent / "study.yaml").write_text("claim: a\nvariants: {}\n")
     refuses(message, read_tree, path)
+
+
+@pytest.mark.parametrize("name", ["glyphs/proxy_anchor", "start/full_lite0"])  # the latter extends another
+def test_a_study_extends_no_recipe(recipes: Callable[..., Path], name: str):
+    path = recipes(birds__own=f"claim: a\nextends: {name}\n")
+    refuses(f"{name}.yaml: got a recipe, expected a study, because .*own.yaml extends it", read_extended, path, "study")
 
 
 def test_only_a_file_extends(recipes: Callable[..., Path]):
