@@ -1,5 +1,6 @@
 """``dmlkit start``: a first recipe for your photos."""
 
+import os
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dmlkit.training.start import Start
 
 WIDTH = 80  # columns of a terminal
+BUSY = 0.5  # share of the cores that other programs use, from which on a measured time is clearly too long
 
 
 @command("dmlkit start photos/")
@@ -64,6 +66,7 @@ def start(
     from dmlkit.training.start import start as first_recipe
 
     seconds = 0 if quick else None if budget is None else parse_duration(budget, "--budget")
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # of the minute before this command computes
     config = dataset_at(photos, columns=table.columns(), root=table.root)
     print_nesting(config)
     options: dict[str, Any] = {"download": download, "license_only": license_only}
@@ -76,7 +79,7 @@ def start(
     backbone = choice.setting.backbone
     weights = license_words(choice.recipe.backbone.license() or UNKNOWN)
     say_prose(f"{backbone.title}, {weights}: trains {TUNING_WORDS[choice.setting.tuning]}")
-    for line in (*choice.notes, *([] if choice.plan is None else shown(choice.plan, choice.budget))):
+    for line in (*choice.notes, *([] if choice.plan is None else shown(choice.plan, choice.budget, load))):
         say_prose(line)
     run = command_word(f"runs/{stem_of(output)}")
     say(f"next: dmlkit train {command_word(output)} -o {run}")
@@ -176,12 +179,18 @@ def with_names(text: str, names: Sequence[str]) -> str:
     return line
 
 
-def shown(plan: "TrainingPlan", budget: float) -> list[str]:
-    """Return how long a recipe trains on this machine, and what a larger budget would change."""
+def shown(plan: "TrainingPlan", budget: float, load: float = 0.0) -> list[str]:
+    """Return how long a recipe trains on this machine, and what a larger budget would change.
+
+    Args:
+        load: how many of the cores other programs used before it was measured.
+    """
     from dmlkit.recipe.start import TUNING_WORDS
 
     seconds, speed, larger = plan.estimate.seconds, plan.estimate.images_per_second, plan.larger
     lines = [f"training takes about {duration(seconds)} on this machine ({speed:.3g} images/s)"]
+    if load > BUSY * (cores := os.cpu_count() or 1):
+        lines[0] += f", less while no other program uses it (load {load:.1f} on {counted(cores, 'core')})"
     if plan.setting.chunk:
         lines.append(
             f"a batch takes {plan.memory / 1e9:.1f} GB, more than 60 % of the free memory, so it is embedded in chunks "

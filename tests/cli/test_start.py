@@ -22,6 +22,7 @@ def is_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 9.0, 9.0), raising=False)
     monkeypatch.setattr(estimate, "free_memory", lambda _: 1e12)
     monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
 
@@ -200,9 +201,12 @@ def test_the_budget_chooses_how_much_is_trained(budget: str, tuning: str, epochs
         return estimate.Estimate(seconds[used.name], 1.0)
 
     monkeypatch.setattr(estimate, "estimate_training", made_up)
+    monkeypatch.setattr("os.getloadavg", lambda: (7.5, 0.0, 0.0) if budget == "20m" else (0.0, 9.0, 9.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     result = dmlkit("start", birds, "--budget", budget, "--device", "cpu")
     said = " ".join(result.out.split())
     assert result.code == 0 and all(line in said for line in lines), said
+    assert ("less while no other program uses it (load 7.5 on 8 cores)" in said) == (budget == "20m")
     recipe = read_recipe(Path("birds.yaml"))
     name = tuning.replace("stored_maps", "last_blocks")
     assert (recipe.backbone.tuning.name, recipe.training.epochs) == (name, epochs)
