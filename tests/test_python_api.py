@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from PIL import Image
 
 import dmlkit as package
 from dmlkit import evaluate, load, open_gallery, train
+from dmlkit.__main__ import main as program
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.run_folder.pretrained import backbone_keys
@@ -240,6 +243,18 @@ def test_a_python_that_is_too_old_is_told_in_one_line():
     code = "import sys; sys.version_info = (3, 10, 13); import dmlkit.cli.app"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (1, "dmlkit needs Python 3.11 or later; this is Python 3.10\n")
+
+
+def test_ctrl_c_during_the_imports_of_the_program_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    app = ModuleType("dmlkit.cli.app")
+    app.__dict__["__getattr__"] = interrupted
+    monkeypatch.setitem(sys.modules, app.__name__, app)
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped; run the same command again\n")
 
 
 def test_one_text_is_no_list_of_letters(place: Path):

@@ -49,7 +49,7 @@ def test_its_metadata_and_entry_point_are_those_of_the_project(wheel: zipfile.Zi
     assert len([line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]) == len(
         PROJECT["dependencies"]
     )
-    assert "dmlkit = dmlkit.cli.app:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert "dmlkit = dmlkit.__main__:main" in wheel.read(f"{folder}/entry_points.txt").decode()
     assert any(name.endswith("LICENSE") for name in wheel.namelist())
 
 
