@@ -17,6 +17,7 @@ from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import CREATING_MARK, LOCAL, require_addable, require_gallery, require_path
 
 if TYPE_CHECKING:
+    from dmlkit.gallery.files import GallerySummary
     from dmlkit.gallery.images import Incoming
     from dmlkit.vectors.fusion import ModelChoice
 
@@ -197,10 +198,13 @@ def info(
     say_prose(f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
     for added in filter(None, (summary.fusion, summary.local)):
         say(fusion_line(added))
-    floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"
+    threshold = _threshold_of_identify(gallery, summary)
+    floor = "none" if threshold is None else f"{threshold:.6g}"
     stored = gallery / IDENTIFICATION
-    is_calibrated = stored.exists() and CalibrationSummary.read(stored).gallery_model == summary.current
-    probabilities = "calibrated" if is_calibrated else "not calibrated"
+    calibration = CalibrationSummary.read(stored) if stored.exists() else None
+    probabilities = "not calibrated"
+    if calibration is not None and calibration.gallery_model == summary.current:
+        probabilities = f"calibrated, least one {calibration.fits[0]['threshold']:.3f}"
     say(f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
     say(f"similarity threshold: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate
@@ -211,6 +215,19 @@ def info(
         say(f"index: {index.kind}, measured recall {index.recall:.4f}; {left_out} not in the index")
     if verify:
         say("verified: all files match their checksums")
+
+
+def _threshold_of_identify(gallery: Path, summary: "GallerySummary") -> float | None:
+    """Return the threshold given for a gallery, or that of its run, which may have been calibrated since."""
+    from dmlkit.run_folder.folder import RunFolder, find_run
+
+    run = None if summary.threshold_is_own else find_run(Path(summary.run), gallery)
+    if run is None or not RunFolder(run).threshold_path.exists():
+        return summary.threshold
+    from dmlkit.run_folder.threshold import threshold_of  # with torch
+
+    calibrated = threshold_of(RunFolder(run), summary.model["fingerprint"])
+    return calibrated.threshold if calibrated else summary.threshold
 
 
 @command("dmlkit gallery history galleries/birds")

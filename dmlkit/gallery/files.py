@@ -11,6 +11,7 @@ No file but ``gallery.json`` ever changes, so that readers keep the version that
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -95,6 +96,7 @@ class GallerySummary(RecordedGallery, frozen=True, strict=True, extra="allow"):
     fusion: dict[str, Any] | None = None
     run: str
     threshold: FiniteFloat | None
+    threshold_is_own: bool = True
     approximate: ApproximateIndex | None = None
     local: dict[str, Any] | None = None
     others: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -107,6 +109,7 @@ class CalibrationSummary(Document, frozen=True, extra="allow"):
 
     gallery_model: str = ""
     """Model that was calibrated, see `RecordedGallery.current`; the calibration does not hold for others."""
+    fits: Sequence[Any]
 
 
 def check_threshold(threshold: float | None) -> None:

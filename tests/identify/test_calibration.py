@@ -205,6 +205,7 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
     (fit,) = found.fits  # too few images for groups
     assert fit.fpir.rate <= 0.5 and found.images == 12 and found.requested == 0.5
     assert f"if its probability is at least {fit.threshold:.3f}" in result.out and "FPIR" in result.out
+    assert f"calibrated, least one {fit.threshold:.3f}\n" in dmlkit("gallery", "info", gallery).ok().out
     shown, way = " ".join(result.out.split()), f"dmlkit duplicates {gallery} proposes the similarity"
     assert way in shown and f"next: dmlkit identify {gallery} IMAGES" in shown
     after = dmlkit(*words)
