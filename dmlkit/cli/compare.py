@@ -85,6 +85,14 @@ def notes_of(results: list["Result"], lines: list["Line"], *, with_units: bool) 
             yield f"note: {result.name} was tested on different images than {first.name}; no differences are computed"
         elif not result.changes:
             yield f"note: {result.name} and {first.name} share no per-query metric; no differences are computed"
+        elif _groups(result) != _groups(first):
+            yield f"note: images of a query's own group are left out for one of {result.name} and {first.name} alone"
+
+
+def _groups(result: "Result") -> tuple[Any, Any]:
+    """Return the keys of a run's dataset that say which images are a group."""
+    dataset = result.report.question.dataset if result.report.question else {}
+    return dataset.get("group"), (dataset.get("columns") or {}).get("group")
 
 
 def gain_of(result: "Result") -> str | None:

@@ -225,7 +225,6 @@ class Shown:
 
     def tell(self, report: "Report", evaluation: Any, *, title: str) -> None:
         """Print a report, and write the table of classes."""
-        from dmlkit.evaluation.compare import interval_text
         from dmlkit.evaluation.report import with_stored_forms
 
         scope = self.scope
@@ -237,27 +236,36 @@ class Shown:
             evaluation.save_classes(self.per_class)
         if self.as_json:
             say_json(report.stamped())
-            return
-        title = f"{title}: {counted(report.queries, 'query', 'queries')}, {counted(report.classes, 'class', 'classes')}"
-        rows = [["metric", "value", "95 % interval", "definition"]]
-        for name, value in report.metrics.items():
-            ends = interval_text(report.intervals.get(name))
-            rows.append([name, f"{value:.4f}", ends, evaluation.scores.definitions[name]])
-        print_table(rows, title)
-        for score in report.worst_classes[:3]:
-            name, figure = list(score.metrics.items())[-1]
-            number = counted(score.queries, "query", "queries")
-            say_prose(f"worst class: {score.name}, {name} {figure:.4f} over {number}")
-        for pair in report.confusions[:3]:
-            share = f"{pair.queries} of its queries ({pair.share:.0%})"
-            say_prose(f"confused: {pair.name} taken for {pair.taken_for} in {share}")
-        print_alternative(report)
-        print_forms(report)
-        print_evidence(report.evidence)
-        print_values(report.by)
-        for note in report.notes:
-            say_prose(f"note: {note}")
-        say_skipped(report.skipped)
+        else:
+            print_report(report, evaluation.scores.definitions, title)
+        if self.per_class is not None:
+            say(f"wrote {self.per_class}")
+
+
+def print_report(report: "Report", definitions: Mapping[str, str], title: str) -> None:
+    """Print the tables of a report, its worst classes, and its notes."""
+    from dmlkit.evaluation.compare import interval_text
+
+    title = f"{title}: {counted(report.queries, 'query', 'queries')}, {counted(report.classes, 'class', 'classes')}"
+    rows = [["metric", "value", "95 % interval", "definition"]]
+    for name, value in report.metrics.items():
+        ends = interval_text(report.intervals.get(name))
+        rows.append([name, f"{value:.4f}", ends, definitions[name]])
+    print_table(rows, title)
+    for score in report.worst_classes[:3]:
+        name, figure = list(score.metrics.items())[-1]
+        number = counted(score.queries, "query", "queries")
+        say_prose(f"worst class: {score.name}, {name} {figure:.4f} over {number}")
+    for pair in report.confusions[:3]:
+        share = f"{pair.queries} of its queries ({pair.share:.0%})"
+        say_prose(f"confused: {pair.name} taken for {pair.taken_for} in {share}")
+    print_alternative(report)
+    print_forms(report)
+    print_evidence(report.evidence)
+    print_values(report.by)
+    for note in report.notes:
+        say_prose(f"note: {note}")
+    say_skipped(report.skipped)
 
 
 def print_alternative(report: "Report") -> None:

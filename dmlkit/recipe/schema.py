@@ -203,7 +203,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             *(() if is_trained else self._unrelated_points_out_of_reach()),
             *(() if is_trained else self._settings_without_effect()),
             *self._proxies_that_cannot_be_trained(),
-            *self._training_that_does_not_fit(),
+            *(() if is_trained else self._training_that_does_not_fit()),
             *self._metrics_that_do_not_fit(),
             *self._parts_for_one_label(),
             *self._augmentation_without_views(),

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from errno import EROFS
 from itertools import product
 from pathlib import Path
@@ -16,8 +17,11 @@ import yaml
 from PIL import ExifTags, Image
 
 from dmlkit.cli import evaluate
+from dmlkit.cli.compare import notes_of
 from dmlkit.cli.console import say
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.evaluation.compare import compare_runs
 from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.evaluation.run import Scope, with_scope
 from dmlkit.metrics import retrieval_metrics
@@ -105,7 +109,7 @@ def test_arrays_by_distance_with_names_and_a_gallery(dmlkit, arrays):
         "eval", folder / "q.npy", "--labels", folder / "qn.npy", folder / "x.npy",
         "--labels", folder / "names.npy", "--manifold", "euclidean", "--output", folder / "c.csv", "--json",
     )  # fmt: skip
-    assert result.code == 0, result.err
+    assert result.code == 0 and f"wrote {folder / 'c.csv'}\n" in result.err
     assert json.loads(result.out)["metrics"]["recall@1"] == 1.0  # each query is in the gallery, and has no id there
     rows = csv_rows(folder / "c.csv")
     assert {row["class"] for row in rows} == {f"bird {label}" for label in range(9)}
@@ -289,6 +293,23 @@ def test_where_the_report_cannot_be_written_the_figures_are_printed(dmlkit, two_
     result = dmlkit("eval", two_runs[0])
     assert result.code == 0 and f"{expected['map@r']:.4f}" in result.out and "written to" not in result.out
     assert "test-best.json: cannot write this report: Read-only file system; it is not kept" in caplog.text
+
+
+def test_metrics_without_the_one_that_chose_the_checkpoint_are_measured(dmlkit, two_runs):
+    expected = dmlkit("eval", two_runs[0], "--device", "cpu", "--json").json()["metrics"]
+    found = dmlkit("eval", two_runs[0], "--device", "cpu", "--json", "--set", "metrics=[recall@1]").json()["metrics"]
+    assert len(expected) > 1 and found == {"recall@1": expected["recall@1"]}
+
+
+def test_compare_tells_that_groups_are_left_out_for_one_run_alone(dmlkit, two_runs):
+    assert "own group" not in dmlkit("compare", *two_runs, "--device", "cpu").ok().out
+    results = compare_runs(two_runs, ranks=start_ranks("cpu"))
+    question = results[1].report.question
+    for keys in ({"group": "day"}, {"columns": {"group": "burst"}}):
+        changed = question.model_copy(update={"dataset": question.dataset | keys})
+        other = replace(results[1], report=results[1].report.model_copy(update={"question": changed}))
+        notes = [*notes_of([results[0], other], [], with_units=False)]
+        assert notes[-1].endswith(f"own group are left out for one of {other.name} and {results[0].name} alone")
 
 
 def test_compare_of_other_test_images_gives_no_difference(dmlkit, two_runs, trained_once, tmp_path):
