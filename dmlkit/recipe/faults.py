@@ -62,7 +62,7 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
             items = "item" if minimum == 1 else "items"
             return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected at least {minimum} {items}")]
         case _:
-            expected = fault["msg"].removeprefix("Input should be ")
+            expected = re.sub(r"^(Input should be|String should have) ", "", fault["msg"])
             return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected {WORDS.get(expected, expected)}")]
 
 
