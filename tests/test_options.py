@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import Component, ComponentConfig, MemberError, OptionsConfig, Requirement, one_of, option
-from dmlkit.losses import MPA, Contrastive, CrossBatchMemory, Loss, Margin, MultiSimilarity, ProxyAnchor, Triplet
+from dmlkit.losses import (
+    MPA,
+    Contrastive,
+    CrossBatchMemory,
+    Loss,
+    Margin,
+    MultiSimilarity,
+    ProxyAnchor,
+    RecallSurrogate,
+    Triplet,
+)
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pair_loss import PairLoss
 from dmlkit.losses.proxies.transport_weights import TransportWeights
@@ -116,6 +126,11 @@ def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], kind: ty
     assert str(raised.value) == message
     with pytest.raises(ValidationError):
         Spoked.Config(**options)
+
+
+def test_an_empty_option_is_refused_in_the_words_of_other_wrong_ones():
+    with pytest.raises(ValueError, match=r"^RecallSurrogate: at: got \(\), expected at least 1 item"):
+        RecallSurrogate(Sphere(3), at=())
 
 
 def test_a_nested_component_is_given_as_such_or_by_its_configuration():

@@ -5,6 +5,7 @@
 configuration ``Triplet.Config`` checks.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -175,8 +176,18 @@ def _checked(cls: type[Component], entry: Option, value: Any) -> Any:
     try:
         return _adapter(entry.annotation).validate_python(value)
     except ValidationError as error:
-        expected = error.errors()[0]["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        expected = expected_in(error.errors()[0]["msg"])
         raise ValueError(f"{cls.__name__}: {entry.key}: got {value!r}, expected {expected}") from None
+
+
+def expected_in(message: str) -> str:
+    """Return what pydantic expected by its message.
+
+    Example:
+        >>> expected_in("Input should be less than 2"), expected_in("String should have at least 1 character")
+        ('less than 2', 'at least 1 character')
+    """
+    return re.sub(r"^(Value error, |\w+ should (be|have) )| after validation.*", "", message)
 
 
 def _parts_in(annotation: Any) -> list[type]:

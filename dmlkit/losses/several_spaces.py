@@ -109,7 +109,8 @@ class Matryoshka(SeveralLosses, name="matryoshka"):
     def faults(self) -> Iterable[tuple[str, str]]:
         yield from misplaced("loss", [self.loss])
         if self.weights is not None and len(self.weights) != len(self.dims or ()):
-            yield "weights", f"expected one for each of dims {self.dims}, got {self.weights}"
+            dims = f"dims {self.dims}" if self.dims else "dims; set dims too"
+            yield "weights", f"got {self.weights}, expected one for each of {dims}"
 
     def __post_init__(self) -> None:
         width = self.manifold.dim

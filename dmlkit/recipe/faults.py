@@ -9,6 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from dmlkit.component import ComponentConfig
+from dmlkit.component.options import expected_in
 from dmlkit.files.escape import EXCERPT, excerpt, quoted
 from dmlkit.files.yaml_tree import Key, Tree
 
@@ -62,7 +63,7 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
             items = "item" if minimum == 1 else "items"
             return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected at least {minimum} {items}")]
         case _:
-            expected = fault["msg"].removeprefix("Input should be ")
+            expected = expected_in(fault["msg"])
             return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected {WORDS.get(expected, expected)}")]
 
 

@@ -19,6 +19,7 @@ from dmlkit.component import Component, ComponentConfig, from_weights
 from dmlkit.files.atomic import write_text
 from dmlkit.recipe import catalogue
 from dmlkit.recipe.catalogue import KeyReference, MemberReference, Reference
+from dmlkit.recipe.faults import models_in
 from dmlkit.recipe.plugin import plugin_of
 
 
@@ -46,7 +47,9 @@ def as_markdown(reference: Reference) -> str:
             lines += [f"### {member.name}", "", _escaped(member.meaning), ""]
             inherited = [key for key in member.keys if key.meaning == getattr(shared.get(key.key), "meaning", None)]
             lines += _lines(key for key in member.keys if key not in inherited)
-            also = ", ".join(_name(key, is_short=bool(shared[key.key].default)) for key in inherited)
+            also = ", ".join(
+                _name(key, is_short=bool(shared[key.key].default)) for key in inherited if "." not in key.key
+            )
             lines += [f"Also {also}.", ""] if also else []
     return "\n".join(lines)
 
@@ -105,6 +108,9 @@ def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:
             elif not info.is_required():
                 default = json.dumps(_values(info.get_default(call_default_factory=True)))
             yield KeyReference(name, default, as_text(info.description or meanings.get(name, "")))
+            if issubclass(config, ComponentConfig):  # options of a part that is no member, so not described elsewhere
+                parts = (part for part in models_in(info.annotation) if not issubclass(part, ComponentConfig))
+                yield from (key._replace(key=f"{name}.{key.key}") for part in parts for key in keys_of(part))
 
 
 def _values(default: Any) -> Any:

@@ -203,9 +203,10 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     if isinstance(tuning, LastBlocksConfig) and tuning.stored():
         with recipe.errors_at("backbone", "tuning"):
             first_blocks(recipe, model).check()
-    _try_single_images(recipe, model, blank, sampler.batch_size // ranks)
+    share = sampler.batch_size // ranks
+    _try_single_images(recipe, model, blank, share)
     if recipe.training.gradient_cache:
-        if rank == 0:
+        if rank == 0 and share > recipe.training.gradient_cache:
             _warn_of_batchnorms(recipe, model)
         recompute_chunks(model, recipe.training.gradient_cache)
     loss = loss_of(recipe, model, train)

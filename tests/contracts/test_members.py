@@ -11,6 +11,7 @@ from torch import nn
 
 from dmlkit.heads import HeadConfig
 from dmlkit.loading.batches import TrainingBatches
+from dmlkit.manifolds import Poincare
 from dmlkit.optimizers import OptimizerConfig
 from dmlkit.pooling import GeM, PoolingConfig
 from dmlkit.recipe.schema import Recipe
@@ -78,6 +79,24 @@ def test_adaptive_optimizers_take_the_textbook_steps(name: str):
         assert parameter.item() == pytest.approx(value, rel=1e-5)
         if name == "adam":
             break  # the decayed gradient of its second step is another one
+
+
+def test_momentum_of_riemannian_sgd_starts_at_zero():
+    """A weight follows v = 0.9 v + g, and on the ball, at 1/2, the gradient is divided by (2 / (1 - x^2))^2 = 64/9."""
+    lr, decay, gradient, start = 0.1, 0.5, 2.0, 0.5
+    weight = nn.Parameter(torch.tensor([start]))
+    point = Poincare(1, proxies="points").new_proxies(1)
+    point.data.fill_(start)
+    optimizer = OptimizerConfig.variants["riemannian_sgd"](lr=lr, weight_decay=decay).build({"loss": [weight, point]})
+    value, velocity = start, 0.0
+    for step in range(3):
+        weight.grad, point.grad = torch.tensor([gradient]), torch.tensor([[gradient]])
+        optimizer.step()
+        velocity = 0.9 * velocity + gradient + decay * value
+        value -= lr * velocity
+        assert weight.item() == pytest.approx(value, rel=1e-5)
+        if step == 0:
+            assert point.item() == pytest.approx(start - lr * (gradient + decay * start) * 9 / 64, rel=1e-5)
 
 
 def test_curves():

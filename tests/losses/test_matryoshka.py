@@ -94,8 +94,8 @@ def test_by_default_the_width_is_halved_while_8_remain():
         ("dims: [32, 32]", r"loss\.dims: expected numbers that fall, each smaller than the one before; got \[32, 32\]"),
         ("dims: []", r"loss\.dims"),
         ("dims: [64, 32]", "needs embedding_dim 64, got 32, because the first of loss.dims is the full width"),
-        ("dims: [32, 8], weights: [1]", r"loss.weights: expected one for each of dims \(32, 8\), got \(1.0,\)"),
-        ("weights: [1]", r"loss.weights: expected one for each of dims None, got \(1.0,\)"),
+        ("dims: [32, 8], weights: [1]", r"loss.weights: got \(1.0,\), expected one for each of dims \(32, 8\)"),
+        ("weights: [1]", r"loss.weights: got \(1.0,\), expected one for each of dims; set dims too"),
         ("loss: {name: proxy_ancor}", "proxy_anchor"),
     ],
 )

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from dmlkit.cli.recipes import find_reference
+from dmlkit.losses import LossConfig
+from dmlkit.optimizers import OptimizerConfig
 from dmlkit.recipe import catalogue as cache
 from dmlkit.recipe.catalogue import Reference
+from dmlkit.recipe.reference import as_markdown, describe
 from tests.cli.test_early import without_torch
 from tests.processes import Forked, start
 
@@ -45,6 +48,26 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
 def test_the_catalogue_is_what_the_classes_say():
     code = "from dmlkit.recipe import catalogue, reference\nprint(catalogue.stored_reference() == reference.describe())"
     assert Forked(exec, code).communicate()[0] == "True\n"  # other tests have defined members in this process
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "part"),
+    [
+        ("losses", "arcface", "dynamic"),
+        ("losses", "mpa", "transport"),
+        ("losses", "proxy_nca", "informative"),
+        ("optimizers", "adam", "lr_multipliers"),
+    ],
+)
+def test_keys_of_a_part_of_a_member_are_listed_below_it(family: str, name: str, part: str):
+    """The keys of a part that is no member were nowhere; the oracle is what such a part holds when it is built."""
+    fields = {"losses": LossConfig, "optimizers": OptimizerConfig}[family].variants[name].model_validate({part: {}})
+    held = {f"{part}.{key}": json.dumps(value) for key, value in getattr(fields, part).model_dump().items()}
+    (member,) = (member for member in describe().families[family] if member.name == name)
+    listed = {key.key: key.default for key in member.keys if key.key.startswith(f"{part}.")}
+    assert listed.keys() == held.keys()
+    assert all(listed[key] == held[key] for key in held if key != "transport.solver")
+    assert "`lr_multipliers`, `layer_decay`" in as_markdown(describe())  # those of a shared key are not repeated
 
 
 HEAVY = ("torch", "numpy", "geoopt")

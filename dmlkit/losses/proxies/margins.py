@@ -80,7 +80,7 @@ class MarginSoftmax(WeightedSoftmax):
 
     margin: float = option()
     dynamic: DynamicMargin | None = None
-    """Margin of each class by its number of training images, in place of ``margin``; null is the same for all."""
+    """Margin a n^-b + c of a class with n training images, in place of ``margin``; null is the same for all."""
     deviation: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Standard deviation of the margins of images around that of their class, drawn again in each training step from a
     normal distribution cut off at 4 deviations (ElasticFace: Boutros et al., CVPR workshops 2022, there 0.0125)."""
