@@ -95,6 +95,17 @@ def print_table(rows: TableRows, title: str | None = None) -> None:
     show_table(table)
 
 
+def print_tables(rows: TableRows, names: int) -> None:
+    """Print a table whose first columns name its rows; columns that do not fit are in more tables with these names."""
+    start, count = names, len(rows[0])
+    while start < count:
+        parts = {end: [[*row[:names], *row[start:end]] for row in rows] for end in range(start + 1, count + 1)}
+        texts = {end: [name in TEXT_COLUMNS for name in part[0]] for end, part in parts.items()}
+        fitting = (end for end, part in parts.items() if _width(part, texts[end]) <= Output.console.width)
+        start = max(fitting, default=start + 1)
+        print_table(parts[start])
+
+
 def _width(rows: TableRows, texts: Sequence[bool]) -> int:
     """Return the width of a table that breaks no number and no word."""
     sizes = [_word_and_line(column) for column in zip(*map(cells, rows), strict=True)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from dmlkit.cli.console import cells, counted, print_table, ranks_of, say, say_json, show_table
+from dmlkit.cli.console import cells, counted, print_table, print_tables, ranks_of, say, say_json, show_table
 from dmlkit.cli.options import Device, DryRun, Json, Set, Writes, command, each, stem_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import near_path
@@ -101,7 +101,7 @@ def print_results(results: "StudyResults", output: Path) -> None:
 
     written = write_section(results, output)
     say(results.claim)
-    print_table(figure_rows(results))
+    print_tables(figure_rows(results), names=2)
     for line in (*verdict_lines(results), *missing_lines(results)):
         say(line)
     say(f"written to {written}, results.json and results.png")

@@ -98,10 +98,11 @@ def plot_epochs(groups: Mapping[str, Sequence[Path]], output: Path, *, metric: s
             axes.grid(alpha=0.3)
         above.set(title="Validation images, not trained on", ylabel=metric)
         below.set(title="Training", ylabel="loss", xlabel="epoch")
-        below.xaxis.get_major_locator().set_params(integer=True)
+        below.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         losses = [value for curve in curves for value in (*curve.loss.low, *curve.loss.high)]
         if min(losses) > 0 and max(losses) / min(losses) >= LOG_RATIO:
             below.set_yscale("log")
+            below.yaxis.set_major_formatter("{x:g}")  # its own writes powers as TeX, which pictures do not read
         title = "band: from the lowest run to the highest" if bands else None
         lines, _ = above.get_legend_handles_labels()
         legend = figure.legend(lines, ["name"] * len(lines), loc="outside lower center", frameon=False, title=title)

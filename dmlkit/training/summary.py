@@ -202,17 +202,20 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, pretrained: Metrics | N
         left.set(xlabel="epoch", ylabel="loss", title="Training loss")
         validated = [(row.epoch, row.validation) for row in rows if row.validation]
         names = list(validated[0][1]) if validated else []
-        for name in names:
-            values = [metrics.get(name, nan) for _, metrics in validated]
-            (line,) = right.plot([epoch for epoch, _ in validated], values, marker=".", label=name)
+        curves = {name: [metrics.get(name, nan) for _, metrics in validated] for name in names}
+        beyond = [name for name, values in curves.items() if any(value < 0 or value > 1 for value in values)]
+        other = right.twinx() if beyond else right  # lengths and ranks of 30 would flatten the shares
+        for number, (name, values) in enumerate(curves.items()):
+            axes, label = (other, f"{name}, right axis") if name in beyond else (right, name)
+            (line,) = axes.plot([epoch for epoch, _ in validated], values, marker=".", label=label, color=f"C{number}")
             if pretrained and name in pretrained:
-                right.axhline(pretrained[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
+                axes.axhline(pretrained[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
         right.set(xlabel="epoch", title="Validation" if names else "No validation", ylim=(0, 1.02))
         if names:
-            right.legend()
+            other.legend(handles=[line for axes in dict.fromkeys((right, other)) for line in axes.lines])
         for axes in (left, right):
             axes.grid(alpha=0.3)
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Basis]:

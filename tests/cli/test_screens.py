@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from dmlkit.cli.app import MOST_LINES, lines_of, prepare_environment, show_warning
-from dmlkit.cli.console import Output, print_table, say, say_prose
+from dmlkit.cli.console import Output, print_table, print_tables, say, say_prose
 from dmlkit.cli.evaluate import print_values
 from dmlkit.cli.study_progress import RunsProgress
 from dmlkit.errors import UserError
@@ -248,6 +248,24 @@ def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(printed: C
     assert [path in line for line in stacked.splitlines() for path in paths if path in line] == [True, True]
     assert [paths[0] in line and paths[1] in line for line in side_by_side.splitlines()].count(True) == 1
     assert stacked.index("0.9749") < stacked.index("12") < stacked.index(paths[0]) < stacked.index(paths[1])
+
+
+def test_a_study_of_many_metrics_has_a_table_of_as_many_as_fit_each_with_its_variants(printed: Callable[..., str]):
+    metrics = [f"{kind} {name}" for kind in ("separated", "concatenated") for name in ("precision@1", "map@r")]
+    values = [
+        ["0.4219 ± 0.5956", "0.2840 ± 0.2316", "0.4583 ± 0.7941", "0.3038 ± 0.1250"],
+        ["0.1", "0.2", "0.3", "0.4"],
+    ]
+    rows = [["variant", "checkpoint", *metrics], ["small", "best", *values[0]], ["", "last", *values[1]]]
+    lines = printed(print_tables, rows, 2).splitlines()
+    seen = [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in lines if line[0] in "│┃"
+    ]
+    tables = [seen[start : start + 3] for start in range(0, len(seen), 3)]
+    assert max(map(len, lines)) <= 80 and len(tables) == 2
+    assert all([row[:2] for row in table] == [row[:2] for row in rows] for table in tables)
+    assert [[*one[2:], *other[2:]] for one, other in zip(*tables, strict=True)] == [row[2:] for row in rows]
+    assert printed(print_tables, rows, 2, width=140) == printed(print_table, rows, width=140)
 
 
 def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(printed: Callable[..., str]):

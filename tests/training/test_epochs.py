@@ -1,5 +1,6 @@
 """Curves of several runs: what is put together, and the bands."""
 
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,8 +15,8 @@ from dmlkit.training.epochs import EpochBand, epoch_curves, plot_epochs, runs_by
 from tests.conftest import TINY_RECIPE
 
 
-def run_at(folder: Path, values: list[float | None], *, seed: int = 0, margin: float = 0.1) -> Path:
-    """A run whose loss is 10 less the epoch, with these figures on validation classes."""
+def run_at(folder: Path, values: list[float | None], *, seed: int = 0, margin: float = 0.1, scale: float = 1.0) -> Path:
+    """A run whose loss is 10 less the epoch, times ``scale``, with these figures on validation classes."""
     recipe = TINY_RECIPE.replace("seed: 3", f"seed: {seed}").replace(
         "proxy_anchor}", f"proxy_anchor, margin: {margin}}}"
     )
@@ -24,7 +25,7 @@ def run_at(folder: Path, values: list[float | None], *, seed: int = 0, margin: f
     for epoch, value in enumerate(values, start=1):
         figures = None if value is None else {"map@r": value, "recall@1": 1.0}
         row: dict[str, Any] = {"lr": 0.1, "images_per_second": 1.0, "waiting": 0.0, "seconds": 1.0}
-        run.append_metrics(EpochRow(epoch=epoch, loss=10.0 - epoch, validation=figures, **row))
+        run.append_metrics(EpochRow(epoch=epoch, loss=scale * (10.0 - epoch), validation=figures, **row))
     return folder
 
 
@@ -54,6 +55,13 @@ def test_the_picture_is_written_with_names_as_they_are(tmp_path: Path):
     curves = plot_epochs(runs_by_recipe([one, two]), tmp_path / "p.svg", metric="recall@1")
     assert [curve.name for curve in curves] == ["_$x$", "b\\x1b[31m"]
     assert all(curve.name in (tmp_path / "p.svg").read_text() for curve in curves)
+
+
+def test_an_axis_of_losses_that_span_much_has_numbers_and_one_of_epochs_whole_ones(tmp_path: Path):
+    one, two = run_at(tmp_path / "a", [0.1]), run_at(tmp_path / "b", [0.2], margin=0.3, scale=0.01)
+    plot_epochs(runs_by_recipe([one, two]), tmp_path / "p.svg")
+    texts = re.findall("<!-- (.*?) -->", (tmp_path / "p.svg").read_text())
+    assert {"0.1", "1"} <= {*texts} and not [text for text in texts if "$" in text or "0.98" in text]
 
 
 def test_runs_without_figures_are_one_line(tmp_path: Path):

@@ -475,6 +475,35 @@ def test_curves_have_a_dashed_line_for_what_training_began_with(tmp_path: Path, 
     assert list(drawn[0].axes[1].lines[1].get_ydata()) == [0.15, 0.15]
 
 
+def test_curves_show_every_value_also_those_beyond_0_to_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    values = {"map@r": (0.2, 0.4), "ari": (-0.1, 0.3), "norm": (3.0, 30.0)}
+    columns = [{name: pair[epoch] for name, pair in values.items()} for epoch in (0, 1)]
+    rows = [row(epoch, 1.0).model_copy(update={"validation": figures}) for epoch, figures in enumerate(columns, 1)]
+    plot_curves(rows, tmp_path / "c.png", pretrained={"norm": 40.0})
+    plot_curves(rows[:1], tmp_path / "c.png")
+    panels = drawn[0].axes[1:]
+    seen = {line.get_label(): [*line.get_ydata()] for axes in panels for line in axes.lines}
+    assert seen == {
+        "map@r": [0.2, 0.4],
+        "ari, right axis": [-0.1, 0.3],
+        "norm, right axis": [3.0, 30.0],
+        "norm, pretrained": [40.0, 40.0],
+    }
+    for axes in panels:
+        low, high = axes.get_ylim()
+        assert all(low <= value <= high for line in axes.lines for value in line.get_ydata())
+    (legend,) = [axes.get_legend() for axes in panels if axes.get_legend()]
+    assert {text.get_text() for text in legend.get_texts()} == {*seen}
+    colors = {line.get_label(): line.get_color() for axes in panels for line in axes.lines}
+    assert colors.pop("norm, pretrained") == colors["norm, right axis"] and len({*colors.values()}) == 3
+    low, high = drawn[1].axes[1].get_xlim()  # of a single epoch
+    assert [tick for tick in drawn[1].axes[1].get_xticks() if low <= tick <= high] == [1]
+
+
 def test_the_seconds_of_an_epoch_are_the_median_of_whole_ones():
     assert seconds_per_epoch([row(1, 9.0), row(2, None), row(3, 2.0), row(4, 1.0)]) == 2.0
     assert seconds_per_epoch([row(1, None)]) is None
