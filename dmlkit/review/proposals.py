@@ -28,7 +28,6 @@ from dmlkit.vectors.progress_bar import Bar, no_bar
 
 SAMPLE = 2000  # images of a gallery whose pairs are compared: 4 million similarities, 16 MB
 LOOSE = 0.001  # share of pairs of two labels that are as similar as two unknown images of one group
-NEAREST = 4  # images of the gallery that are shown next to a question
 
 
 class ProposedLabel(BaseModel, frozen=True, extra="forbid"):
@@ -130,7 +129,7 @@ def propose(
             probability=(identified.answers[row].probability or 0.0) if row in labels else 0.0,
             id=content_id(neighbors[row][0]),
             group=group_of.get(row),
-            nearest=tuple(str(neighbor.item.id) for neighbor in neighbors[row][1][:NEAREST]),
+            nearest=tuple(str(neighbor.item.id) for neighbor in neighbors[row][1]),
         )
         for row in rows + unknown
     )

@@ -698,7 +698,8 @@ def test_a_version_of_another_model_is_not_restored_below_a_server(client: TestC
     migrated = (gallery / "gallery.json").read_bytes()
     for address, body in (("remove", {"labels": ["crow"]}), ("restore", {"version": 1})):
         error = client.post(f"/v1/gallery/{address}", json=body).json()["error"]
-        assert "another model now; start the server again" in error and (gallery / "gallery.json").read_bytes() == migrated
+        assert "another model now; start the server again" in error, error
+        assert (gallery / "gallery.json").read_bytes() == migrated
     restore_version(gallery, 1)
     assert client.get("/v1/info").json()["version"] == 3
     error = client.post("/v1/gallery/restore", json={"version": 2}).json()["error"]
