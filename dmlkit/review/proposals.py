@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dmlkit.errors import UserError, merged, warn
+from dmlkit.errors import UserError, counted, merged, warn
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.image_file import BadImageError
@@ -103,6 +103,9 @@ def propose(
     identified = identifier.answers(queries, [None] * len(queries), numbers=numbers)
     for line in (*merged(identified.neighbors.skipped), *filter(None, [identified.note])):
         warn(line)
+    if identified.in_source:
+        themselves = counted(identified.in_source, "of these images is", "of these images are")
+        warn(f"{images}: {themselves} in {gallery}, and found there: their labels are its own")
     rows = [
         row
         for row, answer in enumerate(identified.answers)

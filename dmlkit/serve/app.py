@@ -29,7 +29,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.pictures import JOINED
@@ -232,7 +232,7 @@ async def identify(server: Server, pictures: SentImages) -> dict[str, Any]:
 async def verify(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return the similarity of two images, and whether they show the same class."""
     if len(pictures) != 2:
-        raise HTTPException(422, f"got {len(pictures)} images, expected 2 to compare")
+        raise HTTPException(422, f"got {counted(len(pictures), 'image')}, expected 2 to compare")
     return await server.answered(pictures, server.service.verify)
 
 
@@ -264,7 +264,7 @@ async def why(
             raise HTTPException(404, f"{excerpt(name)}: there is no picture with this id")
         positions.append(position)
     if len(images) + len(positions) != 2:
-        raise HTTPException(422, f"got {len(images) + len(positions)} images, expected 2 to compare")
+        raise HTTPException(422, f"got {counted(len(images) + len(positions), 'image')}, expected 2 to compare")
 
     def work(_: Tensor) -> dict[str, Any]:
         stored = [snapshot.image(row) for row in positions]

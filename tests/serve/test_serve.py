@@ -434,7 +434,7 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ({"url": "/v1/search?k=3&k=2", "json": {"paths": ["0.jpg"]}}, 422, "query.k: got 2 values, expected one"),
         ({"url": "/v1/gallery/add?label=a&label=b", "json": {"paths": ["0.jpg"]}}, 422, "query.label: got 2 values"),
         ({"url": "/v1/identify?threshold=0.9", "json": {"paths": ["0.jpg"]}}, 422, "this address takes none"),
-        ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "expected 2 to compare"),
+        ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "got 1 image, expected 2 to compare"),
         ({"url": "/v1/gallery/add?label=unknown", "json": {"paths": ["0.jpg"]}}, 409, "unknown"),
         ({"url": "/v1/gallery/remove", "json": {}}, 409, "to select what to remove"),
         ({"url": "/v1/gallery/restore", "json": {"version": 99}}, 409, "has no version 99"),
