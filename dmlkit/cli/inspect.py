@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import SourcePath, SplitName, Writes, command, where_of
+from dmlkit.cli.options import PAGE, SourcePath, SplitName, Writes, command, where_of
 from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
 
-PAGE = "inspection.html"
+FILE = f"inspection{PAGE}"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def inspect(
         Path | None,
         "FILE",
         "HTML page to write. Default: inspection.html in plots/ of a run, otherwise in the current folder.",
-        Writes(check_file),
+        Writes(check_file, (PAGE,)),
     ] = None,
     *,
     points: InspectOptions,
@@ -40,7 +40,7 @@ def inspect(
     from dmlkit.run_folder.folder import RunFolder
 
     if output is None:
-        output = (RunFolder(source).plots if kind_of(source) == "run" else Path()) / PAGE
+        output = (RunFolder(source).plots if kind_of(source) == "run" else Path()) / FILE
         check_file(output)
 
     from dmlkit.look.inspection.findings import inspect as look_at
