@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from dmlkit.cli.console import bars, print_table, say, say_json, say_skipped
+from dmlkit.cli.console import bars, print_table, say, say_json, say_prose, say_skipped
 from dmlkit.cli.options import Checkpoint, Device, Json, command
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
@@ -38,7 +38,7 @@ def align(
     chosen = alignment.map if alignment.shrinkage is None else f"{alignment.map} {alignment.shrinkage:g}"
     others = ", ".join(f"{name} {error:.3g}" for name, error in alignment.errors.items() if name != chosen)
     say(f"{chosen} map: mean squared distance {alignment.errors[chosen]:.3g} on images that chose it")
-    say(f"  others: {others}")
+    say_prose(f"  others: {others}")
     has_ends = any(any(figures.intervals.values()) for figures in alignment.figures)  # fewer than 5 labels have none
     columns = [column for name in alignment.figures[0].metrics for column in (name, *(["95 %"] if has_ends else []))]
     rows = [["asked by", "among", *columns]]
@@ -54,7 +54,7 @@ def align(
     print_table(rows)
     for name, gain in alignment.gain.items():
         ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]"
-        say(f"{name} of new among old minus old among old: {gain.difference:+.3f}{ends}, p = {gain.p_value:.3g}")
+        say_prose(f"{name} of new among old minus old among old: {gain.difference:+.3f}{ends}, p = {gain.p_value:.3g}")
     say_skipped(alignment.skipped)
     say(f"wrote {place}: its embeddings may be compared with {older}, e.g.")
     say(f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")

@@ -246,7 +246,7 @@ def history(gallery: GalleryPath, /, json: Json = False) -> None:
         say_json([entry | {"run": run} for entry, run in zip(entries, runs, strict=True)])
         return
     rows = [
-        [str(version.number), f"{version.time:%Y-%m-%d %H:%M:%S}", str(version.images), f"{version.images - last:+d}"]
+        [str(version.number), f"{version.time:%Y-%m-%d %H:%M:%S}", f"{version.images:,}", f"{version.images - last:+,}"]
         for version, last in zip(versions, [0, *(version.images for version in versions)], strict=False)
     ]
     header = ["version", "time", "images", "change"]
@@ -330,9 +330,10 @@ def index(
     from dmlkit.nearest.search import MARGIN
 
     built = index_gallery(gallery, method, recall)
-    read = f"{built.index.nprobes} parts, and {built.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
+    parts = "" if method == "ivf_hnsw_sq" else f"{counted(built.index.nprobes, 'part')}, and "  # a graph has none
+    read = f"{parts}{built.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
     say(f"{method}: built in {built.build_seconds:.1f} s; a search reads {read}")
-    queries = f"{built.queries} images of the gallery as queries"
+    queries = f"{built.queries:,} images of the gallery as queries"
     say(f"recall {built.index.recall:.4f} of the 10 nearest, with {queries}")
     say(f"{built.bytes_per_image:.0f} bytes per image in the index; a full vector: {built.full_bytes}")
     say(f"{built.milliseconds:.3f} ms per query; exact search: {built.exact_milliseconds:.3f} ms")

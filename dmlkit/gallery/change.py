@@ -17,7 +17,7 @@ from dmlkit.datasets.files.image import thumbnail
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import command_word, quoted
+from dmlkit.files.escape import command_word, near_path, quoted
 from dmlkit.files.labels import label_of, stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
@@ -41,7 +41,7 @@ from dmlkit.nearest.near_pairs import check_reachable
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
-from dmlkit.vectors.manifest import check_same_description
+from dmlkit.vectors.manifest import ModelSource, check_same_description
 from dmlkit.vectors.points import load_same_model, warn_of_other_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.store import PART_IMAGES, SUFFIX, VectorStore, keys_of, write_part
@@ -165,16 +165,26 @@ def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
     return counts[known], counts[name]
 
 
-def restore_version(path: Path, version: int) -> int:
-    """Restore a version of a gallery as a new version, which can itself be undone; return its number of images."""
+def restore_version(path: Path, version: int, *, model: ModelSource | None = None) -> int:
+    """Restore a version of a gallery as a new version, which can itself be undone; return its number of images.
+
+    Args:
+        model: the only one whose versions are restored, such as that of a server; by default those of any are.
+    """
     with changing(path) as manifest:
         wanted = next((state for state in manifest.versions if state.number == version), None)
         if wanted is None:
             raise UserError(f"{path}: has no version {version}; dmlkit gallery history {command_word(path)} lists them")
+        restored = manifest.of_model(wanted.model)
+        if model not in (None, restored.model):
+            raise UserError(
+                f"{path}: version {version} has embeddings of another model, {near_path(restored.run)}; stop the "
+                f"server, run dmlkit gallery restore {command_word(path)} {version}, and start it again"
+            )
         read_rows(path, wanted)
         update = {"number": manifest.versions[-1].number + 1, "time": datetime.now(UTC)}
         versions = (*manifest.versions, wanted.model_copy(update=update))
-        manifest.of_model(wanted.model).model_copy(update={"versions": versions}).write(path / MANIFEST)
+        restored.model_copy(update={"versions": versions}).write(path / MANIFEST)
     return wanted.images
 
 

@@ -354,7 +354,7 @@ class Identifier:
         if self.threshold is not None:
             problem = f"the threshold {self.threshold:.6g} is for pairs of images"
         if self.gallery is None:
-            return f"{problem}; use --threshold, or calibrate a gallery"
+            return f"{problem}; use identify --threshold, or calibrate a gallery"
         option = f" --where {command_word(self.gallery.where.text)}" if self.gallery.where else ""
         command = f"run dmlkit calibrate {command_word(self.source.source)}{option} to choose one for this gallery"
         missing = [f"each label has a single image: {SECOND_IMAGE}"] if self.decider.sizes.max() == 1 else []

@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dmlkit.errors import UserError, merged, warn
+from dmlkit.errors import UserError, counted, merged, warn
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.image_file import BadImageError
@@ -28,7 +28,6 @@ from dmlkit.vectors.progress_bar import Bar, no_bar
 
 SAMPLE = 2000  # images of a gallery whose pairs are compared: 4 million similarities, 16 MB
 LOOSE = 0.001  # share of pairs of two labels that are as similar as two unknown images of one group
-NEAREST = 4  # images of the gallery that are shown next to a question
 
 
 class ProposedLabel(BaseModel, frozen=True, extra="forbid"):
@@ -104,6 +103,9 @@ def propose(
     identified = identifier.answers(queries, [None] * len(queries), numbers=numbers)
     for line in (*merged(identified.neighbors.skipped), *filter(None, [identified.note])):
         warn(line)
+    if identified.in_source:
+        themselves = counted(identified.in_source, "of these images is", "of these images are")
+        warn(f"{images}: {themselves} in {gallery}, and found there: their labels are its own")
     rows = [
         row
         for row, answer in enumerate(identified.answers)
@@ -130,7 +132,7 @@ def propose(
             probability=(identified.answers[row].probability or 0.0) if row in labels else 0.0,
             id=content_id(neighbors[row][0]),
             group=group_of.get(row),
-            nearest=tuple(str(neighbor.item.id) for neighbor in neighbors[row][1][:NEAREST]),
+            nearest=tuple(str(neighbor.item.id) for neighbor in neighbors[row][1]),
         )
         for row in rows + unknown
     )

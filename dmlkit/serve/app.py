@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_origin
 
 import torch
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
@@ -30,7 +29,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.pictures import JOINED
@@ -125,6 +124,7 @@ class Served:
         """Change the gallery on a thread of its own, one change after the other; requests are answered meanwhile."""
         with self.seconds.time():
             async with self.changing:
+                await asyncio.wrap_future(self.service.submit([], lambda _: None))  # unless it has another model now
                 return await asyncio.to_thread(lambda: {**work(), "version": self.service.reopen()})
 
 
@@ -158,11 +158,14 @@ def review_of(request: Request) -> ServedReview:
 
 
 def refuse_unknown(request: Request) -> None:
-    """Refuse a parameter that an address does not take, since it would be ignored."""
-    known = {field.alias for field in request.scope["route"].dependant.query_params}
-    if unknown := sorted(request.query_params.keys() - known):
+    """Refuse a parameter that an address does not take, or takes once, since it would be ignored."""
+    known = {field.alias: field for field in request.scope["route"].dependant.query_params}
+    if unknown := sorted(request.query_params.keys() - known.keys()):
         expected = f"expected {', '.join(sorted(known))}" if known else "this address takes none"
         raise HTTPException(422, f"query.{excerpt(unknown[0])}: no such parameter; {expected}")
+    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if count > 1 and get_origin(known[name].field_info.annotation) is not list:
+            raise HTTPException(422, f"query.{name}: got {count} values, expected one")
 
 
 Server = Annotated[Served, Depends(served)]
@@ -229,7 +232,7 @@ async def identify(server: Server, pictures: SentImages) -> dict[str, Any]:
 async def verify(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return the similarity of two images, and whether they show the same class."""
     if len(pictures) != 2:
-        raise HTTPException(422, f"got {len(pictures)} images, expected 2 to compare")
+        raise HTTPException(422, f"got {counted(len(pictures), 'image')}, expected 2 to compare")
     return await server.answered(pictures, server.service.verify)
 
 
@@ -261,12 +264,12 @@ async def why(
             raise HTTPException(404, f"{excerpt(name)}: there is no picture with this id")
         positions.append(position)
     if len(images) + len(positions) != 2:
-        raise HTTPException(422, f"got {len(images) + len(positions)} images, expected 2 to compare")
+        raise HTTPException(422, f"got {counted(len(images) + len(positions), 'image')}, expected 2 to compare")
 
     def work(_: Tensor) -> dict[str, Any]:
-        points = snapshot.points
-        boxes = [*[None] * len(images), *(points.boxes[row] for row in positions)]
-        return explained(server.service, GivenImages([*images, *(Path(points.paths[row]) for row in positions)], boxes))
+        stored = [snapshot.image(row) for row in positions]
+        boxes = [*[None] * len(images), *(box for _, box in stored)]
+        return explained(server.service, GivenImages([*images, *(image for image, _ in stored)], boxes))
 
     return await server.answered([], work)
 
@@ -332,7 +335,8 @@ async def versions(server: Server) -> dict[str, Any]:
 @api.post("/gallery/restore")
 async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
     """Make an old version of the gallery the newest one."""
-    return await server.change(lambda: {"images": restore_version(server.service.source, wanted.version)})
+    source, model = server.service.source, server.service.snapshot.manifest.model
+    return await server.change(lambda: {"images": restore_version(source, wanted.version, model=model)})
 
 
 @api.post("/review/add")

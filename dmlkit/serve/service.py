@@ -22,7 +22,7 @@ from dmlkit.datasets.files.image import decode_image, decoded_pixels
 from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import excerpt, printable
-from dmlkit.files.image_file import decoding
+from dmlkit.files.image_file import Box, decoding
 from dmlkit.files.labels import stated_label
 from dmlkit.files.outputs import GALLERY_MARK, writing
 from dmlkit.files.regular import EXTENSIONS
@@ -88,6 +88,12 @@ class Snapshot:
     def identifier(self) -> Identifier:
         """Rule that labels other images."""
         return Identifier(self.points)
+
+    def image(self, row: int) -> tuple[Path | Pixels, Box | None]:
+        """Return an image and its box: of a run its pixels, since rendered ones have no file, else its file."""
+        if (images := self.loaded.images) is None:
+            return Path(self.points.paths[row]), self.points.boxes[row]
+        return images.dataset.sample(int(images.rows[row])).permute(1, 2, 0).numpy(), None
 
     def picture(self, row: int) -> bytes | None:
         """Return a small JPEG of an image, that of its gallery if there is one; None if it cannot be read."""

@@ -207,6 +207,7 @@ def test_a_narrower_model_gets_the_older_width(place: Path, tmp_path: Path, dmlk
     older = embedded(place / "old", place, dmlkit)
     result = dmlkit("align", older, place / "narrow", place / "photos", "-o", tmp_path / "out", "--device", "cpu")
     assert result.code == 0 and "new, mapped" in result.out and f"wrote {tmp_path / 'out'}" in result.out
+    assert max(map(len, result.out.partition("wrote ")[0].splitlines())) <= 80
     files = sorted((place / "photos").glob("*/*.png"))
     points, narrow = (load(run, device="cpu").embed(files) for run in (tmp_path / "out", place / "narrow"))
     assert points.shape == (len(files), 8) and narrow.shape == (len(files), 5)

@@ -27,6 +27,7 @@ from dmlkit.gallery.change import (
 )
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import Incoming, LabelledImage
+from dmlkit.gallery.manifest import GalleryManifest
 from dmlkit.model import EmbeddingModel
 from dmlkit.nearest.search import Gallery
 from dmlkit.vectors.fill import PartEmbedder
@@ -170,6 +171,10 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     shown = dmlkit("gallery", "info", gallery).out
     assert "3 images with 1 label, 0 without a label" in shown
     assert "similarity threshold: -0.5; probabilities of identify: not calibrated" in shown
+    manifest = GalleryManifest.of(gallery)
+    versions = (*manifest.versions[:-1], manifest.versions[-1].model_copy(update={"images": 12_345}))
+    manifest.model_copy(update={"versions": versions}).write(gallery / "gallery.json")
+    assert "12,345 │ +12,336" in dmlkit("gallery", "history", gallery).out  # as info prints it
 
 
 def test_two_labels_become_one_and_come_back(place: Path, tmp_path: Path, dmlkit: Cli):

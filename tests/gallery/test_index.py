@@ -144,6 +144,10 @@ def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, d
 def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Cli):
     path, photo = stocked(place, tmp_path / "gallery", dim=4, classes=5), place / "photos" / "crow" / "0.jpg"
     exact = dmlkit("search", path, photo, "--json").json()
+    built = dmlkit("gallery", "index", path, "--method", "ivf_hnsw_sq", "--recall", "0.1").out
+    assert "a search reads 1 x (k + 8) images" in built  # a graph has no parts
+    built = dmlkit("gallery", "index", path, "--recall", "0.1").out
+    assert "a search reads 1 part, and " in built
     assert dmlkit("gallery", "index", path, "--recall", "0.9").code == 0
     assert dmlkit("search", path, photo, "--json", "--exact").json() == exact and exact["recall"] == 1
     report = dmlkit("search", path, photo, "--json").json()

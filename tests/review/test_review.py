@@ -298,14 +298,19 @@ def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path)
     assert ((folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()) == before
 
 
-def test_images_that_a_review_leaves_out_are_told_when_it_starts(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+def test_images_that_a_review_leaves_out_or_knows_are_told_when_it_starts(
+    dmlkit, inbox: tuple[Path, Path], place: Path, tmp_path: Path
+):
     gallery, images = inbox
     for name in ("x.jpg", "y.jpg"):
         (images / name).write_bytes(b"none")
     result = dmlkit("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu").ok()
     assert "x.jpg: cannot read this image" in result.err and "1 more of this kind" in result.err
     assert f"no image is unknown without a threshold; run dmlkit calibrate {gallery}" in result.err  # it has none
-    assert "of 6 labels" in result.out
+    assert "of 6 labels" in result.out and "found there" not in result.err
+    own = next((place / "photos").glob("*/*.jpg"))
+    result = dmlkit("review", gallery, own, "-o", tmp_path / "own").ok()
+    assert f"{own}: 1 of these images is in {gallery}, and found there" in result.err
 
 
 def test_one_label_by_the_threshold_of_pairs(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
@@ -338,7 +343,9 @@ def test_only_a_gallery_gets_the_advice_to_serve_or_change_it(
     stored = tmp_path / "stored"
     dmlkit("embed", place / "run", place / "photos", "-o", stored, "--device", "cpu").ok()
     for source, advises in ((stored, False), (inbox[0], True)):
-        shown = dmlkit("review", source, inbox[1], "-o", tmp_path / f"of_{source.name}", "--device", "cpu").ok().out
+        result = dmlkit("review", source, inbox[1], "-o", tmp_path / f"of_{source.name}", "--device", "cpu").ok()
+        shown, advice = result.out, result.err
+        assert ("use identify --threshold" in advice, "run dmlkit calibrate" in advice) == (not advises, advises)
         assert "next: write answers into" in shown and "all labels: " in shown
         assert ("dmlkit serve" in shown, "--add" in shown) == (advises, advises)
 

@@ -31,9 +31,10 @@ from fastapi.testclient import TestClient
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.gallery import index as building
-from dmlkit.gallery.change import GallerySettings, add_images, create_gallery, remove_images
+from dmlkit.gallery.change import GallerySettings, add_images, create_gallery, remove_images, restore_version
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
+from dmlkit.gallery.migrate import migrate_gallery
 from dmlkit.identify.identify import identify
 from dmlkit.identify.search import search
 from dmlkit.serve import service as serving
@@ -430,8 +431,10 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ({"url": "/v1/embed", "json": {"paths": ["loop.jpg"]}}, 404, "paths: loop.jpg: "),
         ({"url": "/v1/search?k=0", "json": {"paths": ["0.jpg"]}}, 422, "query.k"),
         ({"url": "/v1/search?K=3", "json": {"paths": ["0.jpg"]}}, 422, "query.K: no such parameter; expected k"),
+        ({"url": "/v1/search?k=3&k=2", "json": {"paths": ["0.jpg"]}}, 422, "query.k: got 2 values, expected one"),
+        ({"url": "/v1/gallery/add?label=a&label=b", "json": {"paths": ["0.jpg"]}}, 422, "query.label: got 2 values"),
         ({"url": "/v1/identify?threshold=0.9", "json": {"paths": ["0.jpg"]}}, 422, "this address takes none"),
-        ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "expected 2 to compare"),
+        ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "got 1 image, expected 2 to compare"),
         ({"url": "/v1/gallery/add?label=unknown", "json": {"paths": ["0.jpg"]}}, 409, "unknown"),
         ({"url": "/v1/gallery/remove", "json": {}}, 409, "to select what to remove"),
         ({"url": "/v1/gallery/restore", "json": {"version": 99}}, 409, "has no version 99"),
@@ -675,6 +678,34 @@ def test_pictures_and_explanations_of_boxes_are_of_these_alone(place: Path, tmp_
         answer = client.post(f"/v1/why?id={ids[0]}&id={ids[1]}").json()
         expected = client.post("/v1/why", files=sent(tmp_path / "finch.png", tmp_path / "gull.png")).json()
         assert answer["score"] == pytest.approx(expected["score"], abs=1e-6) and answer["images"] == expected["images"]
+
+
+def test_samples_of_a_run_without_files_are_explained(place: Path, tmp_path: Path):
+    with client_of(place / "run") as client:
+        images = served_by(client).snapshot.loaded.images
+        assert images is not None
+        for row in (0, 1):
+            sample = images.dataset.sample(int(images.rows[row])).permute(1, 2, 0).numpy()
+            Image.fromarray(sample).save(tmp_path / f"{row}.png")
+        expected = client.post("/v1/why", files=sent(tmp_path / "0.png", tmp_path / "1.png")).json()
+        answer = client.post("/v1/why?id=0&id=1").json()
+        assert answer["score"] == pytest.approx(expected["score"], abs=1e-6) and answer["images"] == expected["images"]
+
+
+def test_a_version_of_another_model_is_not_restored_below_a_server(client: TestClient, gallery: Path, place: Path):
+    run = shutil.copytree(place / "run", gallery.parent / "other")
+    migrate_gallery(gallery, run, model=replace(ON_CPU, checkpoint="pretrained"))
+    migrated = (gallery / "gallery.json").read_bytes()
+    for address, body in (("remove", {"labels": ["crow"]}), ("restore", {"version": 1})):
+        error = client.post(f"/v1/gallery/{address}", json=body).json()["error"]
+        assert "another model now; start the server again" in error, error
+        assert (gallery / "gallery.json").read_bytes() == migrated
+    restore_version(gallery, 1)
+    assert client.get("/v1/info").json()["version"] == 3
+    error = client.post("/v1/gallery/restore", json={"version": 2}).json()["error"]
+    assert f"version 2 has embeddings of another model, {run}; stop the server" in error
+    assert client.get("/v1/info").json()["version"] == 3
+    assert client.post("/v1/gallery/restore", json={"version": 1}).json() == {"images": 16, "version": 4}
 
 
 def test_images_without_a_label_are_not_answers_and_pictures_stay_when_photos_move(place: Path, tmp_path: Path):

@@ -50,7 +50,7 @@ function actions(question) {
     return made;
   };
   const others = [...new Set(question.nearest.map(({ label }) => label))]
-    .filter((label) => label !== null && label !== question.label).slice(0, 4);
+    .filter((label) => label !== null && label !== question.label);
   return [node("div", { className: "row answers" },
     question.label === null ? null : button("y", "Same", () => answer(question.label)),
     button("o", question.label === null ? "Known or new" : "Other or new", () => $("#other").focus()),

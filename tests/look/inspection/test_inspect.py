@@ -176,14 +176,16 @@ def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str |
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{e}", "-o", "{folder}"], "is a folder; expected the name of a file"),
+        (["{e}", "-o", "{pages}"], "is a folder; expected the name of a file"),
+        (["{e}", "-o", "x.txt"], "--output x.txt: expected a name that ends in .html"),
         (["{e}", "-o", "{new}", "--set", "dataset.root=x"], "applies to a run, but"),
         (["{nan}", "-o", "{new}"], "its embedding has nan or inf"),
         (["{folder}", "-o", "{new}"], "expected a run, a folder of embeddings"),
     ],
 )
 def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], message: str):
-    places = {"{folder}": tmp_path, "{new}": tmp_path / "x.html"}
+    places = {"{folder}": tmp_path, "{new}": tmp_path / "x.html", "{pages}": tmp_path / "pages.html"}
+    places["{pages}"].mkdir()
     places["{e}"] = embeddings_at(tmp_path / "e", turned(0, 1))
     places["{nan}"] = embeddings_at(tmp_path / "nan", turned(0, np.nan))
     result = dmlkit("inspect", *(places.get(word, word) for word in words))
