@@ -36,7 +36,7 @@ class TableOptions:
         "Read this column of a table, e.g. label=species, path={folder}/{file}, or group= for none; group=day: photos "
         "of a class of one day, by time or EXIF data, are a group (start, data check). Names: path, label, group, "
         "split, query, gallery, super_class, latitude, longitude, time, x1, y1, x2, y2, bbox. "
-        "label='(?P<label>\\d+)_(?P<group>c\\d)' takes parts of the path; unknown=TEXT is no label. Default: "
+        "label='(?P<label>\\d+)_' takes a part of the path; unknown=TEXT is no label. Default: "
         "usual names.",
     ] = None
     root: Annotated[
