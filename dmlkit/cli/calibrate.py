@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def require_calibratable(path: Path) -> None:
     """Check that a folder is a run or a gallery."""
-    (require_gallery if path.exists() and kind_of(path) == "gallery" else require_run)(path)
+    (require_gallery if kind_of(path, "a run or a gallery") == "gallery" else require_run)(path)
 
 
 @command("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01")

@@ -111,7 +111,7 @@ def _by_queries(report: Report, per_query: Mapping[str, Tensor], classes: Tensor
 
 
 NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 queries
-ADVICE = "backbone.tuning last_blocks or more classes, see docs/tuning.md"
+ADVICE = "another backbone.tuning or more classes, see docs/tuning.md"
 LATE = 0.9  # share of the epochs from which on a best one says that more epochs may help
 
 

@@ -175,6 +175,7 @@ MISTAKES = [
     ("embed run none", "none: no such file or folder; expected an image, a folder of images, or a table"),
     ("export none --format onnx", "none: no such file or folder; expected a run or a folder of embeddings"),
     ("calibrate empty", f"empty: {NO_RUN}"),
+    ("calibrate none", "none: no such file or folder; expected a run or a gallery"),
     ("plot tsne study", "study: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs"),
     ("plot epochs study none", f"study: {NO_RUN}"),
     ("plot results empty", f"empty: {NO_STUDY}"),

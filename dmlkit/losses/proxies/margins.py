@@ -99,9 +99,10 @@ class MarginSoftmax(WeightedSoftmax):
         low, high = low - FARTHEST_DRAW * self.deviation, high + FARTHEST_DRAW * self.deviation
         if low < 0 or high >= self.margin_limit:
             limit = "" if self.margin_limit == inf else f" and less than {self.margin_limit:.4g}"
-            reason = f"margins from {low:.4g} to {high:.4g}, expected at least 0{limit}; choose a smaller deviation, "
+            reason = f"margins from {low:.4g} to {high:.4g}, expected at least 0{limit}; choose "
+            reason += "a smaller deviation, or " if self.deviation else ""
             key = "margin" if self.dynamic is None else "dynamic"
-            yield key, f"{reason}or another {'margin' if self.dynamic is None else 'dynamic margin'}"
+            yield key, f"{reason}another {'margin' if self.dynamic is None else 'dynamic margin'}"
 
     def use_counts(self, counts: Tensor) -> None:
         super().use_counts(counts)
