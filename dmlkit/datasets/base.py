@@ -262,10 +262,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """Return the samples of a split by the rule of the dataset."""
         if self.split == "all" and split != "all":
             if split != "train":
-                raise OptionError(
-                    "dataset.split",
-                    f"all uses every class for training, so there are no {split} classes; use the split all",
-                )
+                reason = f"all leaves no {split} classes; use official, which divides the classes"
+                raise OptionError("dataset.split", reason)
             split = "all"
         if self.split != "reality_check" or split == "all":
             return self._official(listing, split)

@@ -359,8 +359,8 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
     given = [value if isinstance(value, list) else [value] for value in values.values()]
     paths = [path for group in given for path in group if isinstance(path, Path)]
     if NO_IMAGES in text and (name := next(filter(None, map(model_name, paths)), None)):
-        other = ", or name them with --set dataset.root=FOLDER" if "overrides" in values else ""
-        way = f"run dmlkit embed {command_word(name)} FOLDER first{other}"
+        embed = f"run dmlkit embed {command_word(name)} FOLDER first"
+        way = "name them with --set dataset.root=FOLDER" if "overrides" in values else embed
         return f"{name}: a pretrained model has no images of its own; {way}"
     of_gallery = any((path / GALLERY_MARK).exists() for path in paths)  # to whose run --set does not apply
     of_images = isinstance(values.get("images"), Path | list)

@@ -106,6 +106,14 @@ def test_camera_traps_of_coco(home: Path, caplog: pytest.LogCaptureFixture):
     assert f"{file}: left out: 1 image that is labeled empty, 1 image without annotations" in caplog.text
 
 
+def test_test_images_of_coco_are_images_without_annotations(home: Path):
+    """Lists such as image_info_test2017.json have no key ``annotations``; they are no file of MegaDetector."""
+    images = [{"id": n, "file_name": f"cam1/{n}.jpg"} for n in range(2)]
+    file = write(home / "test.json", {"images": images, "categories": [{"id": 1, "name": "fox"}]})
+    with pytest.raises(UserError, match=r"test.json: lists no images; .*: left out: 2 images without annotations$"):
+        images_at(file)
+
+
 def test_polygons_and_attributes_of_coco(home: Path):
     annotation = {"image_id": 1, "category_id": 1, "segmentation": [[2, 3, 12, 3, 7, 15.5]], "name": "Amy"}
     file = coco(home / "c.json", annotation)

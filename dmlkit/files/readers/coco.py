@@ -46,7 +46,7 @@ class _Category(BaseModel):
 
 class _Coco(BaseModel):
     images: list[_Image]
-    annotations: list[_Annotation]
+    annotations: list[_Annotation] = []  # a list of test images has none
     categories: list[_Category] = []
 
 
@@ -59,7 +59,8 @@ class CocoReader(Reader):
     title = "COCO"
 
     def recognizes(self, path: Path) -> bool:
-        return path.suffix.lower() == ".json" and path.is_file() and "annotations" in json_at(path)
+        keys = json_at(path).keys() if path.suffix.lower() == ".json" and path.is_file() else set[str]()
+        return "annotations" in keys or {"images", "categories"} <= keys
 
     def read(self, path: Path) -> ImageTable:
         faults = list[str]()
@@ -70,7 +71,7 @@ class CocoReader(Reader):
         boxed = {annotation.image_id for annotation in data.annotations if annotation.box is not None}
         rows, places, sure = list[dict[str, Any]](), list[str](), list[float]()
         empty = without = unknown = 0
-        for number, annotation in zip(numbers["annotations"], data.annotations, strict=True):
+        for number, annotation in zip(numbers.get("annotations", []), data.annotations, strict=True):
             where = f"{path}: annotations.{number}"
             label = None if annotation.category_id is None else labels.get(annotation.category_id)
             if annotation.image_id not in images:
