@@ -186,8 +186,10 @@ def expected_in(message: str) -> str:
     Example:
         >>> expected_in("Input should be less than 2"), expected_in("String should have at least 1 character")
         ('less than 2', 'at least 1 character')
+        >>> expected_in("Value error, a number after validation of all")
+        'a number after validation of all'
     """
-    return re.sub(r"^(Value error, |\w+ should (be|have) )| after validation.*", "", message)
+    return re.sub(r"^(Value error, |\w+ should (be|have|match) )| after validation, not \w+$", "", message)
 
 
 def _parts_in(annotation: Any) -> list[type]:

@@ -203,13 +203,14 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, pretrained: Metrics | N
         validated = [(row.epoch, row.validation) for row in rows if row.validation]
         names = list(validated[0][1]) if validated else []
         curves = {name: [metrics.get(name, nan) for _, metrics in validated] for name in names}
-        beyond = [name for name, values in curves.items() if any(value < 0 or value > 1 for value in values)]
+        before = pretrained or {}
+        beyond = [name for name in names if any(v < 0 or v > 1 for v in (*curves[name], before.get(name, nan)))]
         other = right.twinx() if beyond else right  # lengths and ranks of 30 would flatten the shares
         for number, (name, values) in enumerate(curves.items()):
             axes, label = (other, f"{name}, right axis") if name in beyond else (right, name)
             (line,) = axes.plot([epoch for epoch, _ in validated], values, marker=".", label=label, color=f"C{number}")
-            if pretrained and name in pretrained:
-                axes.axhline(pretrained[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
+            if name in before:
+                axes.axhline(before[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
         right.set(xlabel="epoch", title="Validation" if names else "No validation", ylim=(0, 1.02))
         if names:
             other.legend(handles=[line for axes in dict.fromkeys((right, other)) for line in axes.lines])

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ class Embedder:
     def __reduce__(self) -> Any:
         """Return how a process that gets a copy, e.g. of a pool, loads the model again: no weights are sent."""
         return self._again, ()
+
+    def __copy__(self) -> "Embedder":
+        return Embedder(self.trained, self._ranks, self._again)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Embedder":
+        """Return a copy of the model as it is now, which may differ from its files."""
+        return Embedder(deepcopy(self.trained, memo), self._ranks, self._again)
 
     def embed(self, images: Sequence[Picture] | NDArray[Any]) -> NDArray[np.float32]:
         """Return the embeddings (N, D) of N images, or of vectors (N, F) if the run takes vectors.
@@ -128,7 +136,8 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         trained = load_hub(download(str(run)) if is_address else Path(run), ranks)
     else:
         trained = load_model(RunFolder(Path(run)), ranks, checkpoint)
-    return Embedder(trained, ranks, partial(load, run, checkpoint=checkpoint, device=device))
+    place = run if is_name or is_address else Path(run).absolute()  # the process may change its folder
+    return Embedder(trained, ranks, partial(load, place, checkpoint=checkpoint, device=device))
 
 
 class GivenImages(ImageList):

@@ -484,7 +484,7 @@ def test_curves_show_every_value_also_those_beyond_0_to_1(tmp_path: Path, monkey
     columns = [{name: pair[epoch] for name, pair in values.items()} for epoch in (0, 1)]
     rows = [row(epoch, 1.0).model_copy(update={"validation": figures}) for epoch, figures in enumerate(columns, 1)]
     plot_curves(rows, tmp_path / "c.png", pretrained={"norm": 40.0})
-    plot_curves(rows[:1], tmp_path / "c.png")
+    plot_curves(rows[:1], tmp_path / "c.png", pretrained={"map@r": 2.0})
     panels = drawn[0].axes[1:]
     seen = {line.get_label(): [*line.get_ydata()] for axes in panels for line in axes.lines}
     assert seen == {
@@ -500,6 +500,9 @@ def test_curves_show_every_value_also_those_beyond_0_to_1(tmp_path: Path, monkey
     assert {text.get_text() for text in legend.get_texts()} == {*seen}
     colors = {line.get_label(): line.get_color() for axes in panels for line in axes.lines}
     assert colors.pop("norm, pretrained") == colors["norm, right axis"] and len({*colors.values()}) == 3
+    for axes in drawn[1].axes[1:]:  # the value before training alone is beyond
+        low, high = axes.get_ylim()
+        assert all(low <= value <= high for line in axes.lines for value in line.get_ydata())
     low, high = drawn[1].axes[1].get_xlim()  # of a single epoch
     assert [tick for tick in drawn[1].axes[1].get_xticks() if low <= tick <= high] == [1]
 

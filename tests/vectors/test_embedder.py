@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from copy import copy, deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -54,6 +55,28 @@ def test_paths_pictures_and_arrays_give_what_the_command_writes(home, model, pat
 def test_a_process_of_a_pool_loads_the_model_again(model: Embedder, paths: list[Path]):
     sent = pickle.dumps(model)
     assert len(sent) < 1_000 and np.array_equal(pickle.loads(sent).embed(paths[:3]), model.embed(paths[:3]))
+
+
+def test_the_model_is_loaded_again_from_another_folder(
+    home: Path, tmp_path: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(home)
+    model = face.load("run", device="cpu")
+    monkeypatch.chdir(tmp_path)
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).embed(paths[:3]), model.embed(paths[:3]))
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy])
+def test_a_copy_has_the_weights_of_its_model_and_not_of_the_files(
+    home: Path, paths: list[Path], copied: Callable[[Embedder], Embedder]
+):
+    model = face.load(home / "run", device="cpu")
+    before = model.embed(paths[:3])
+    with torch.no_grad():
+        for parameter in model.trained.model.parameters():
+            parameter.mul_(1.5)
+    after = model.embed(paths[:3])
+    assert not np.allclose(before, after) and np.array_equal(copied(model).embed(paths[:3]), after)
 
 
 def test_a_checkpoint_that_does_not_exist_is_named(home: Path):
