@@ -187,7 +187,7 @@ def expected_in(message: str) -> str:
         >>> expected_in("Input should be less than 2"), expected_in("String should have at least 1 character")
         ('less than 2', 'at least 1 character')
     """
-    return re.sub(r"^(Value error, |\w+ should (be|have) )| after validation.*", "", message)
+    return re.sub(r"^(Value error, |\w+ should (be|have|match) )| after validation.*", "", message)
 
 
 def _parts_in(annotation: Any) -> list[type]:

@@ -288,6 +288,7 @@ def test_an_error_of_yaml_has_the_line_to_correct(text: str, line: int):
         ("loss.margin", "expected key.subkey=value, e.g. --set loss.margin=0.2"),
         ("loss.margin=big", "loss.margin: got 'big', expected a valid number"),
         ("dataset={name: folder, root: ''}", "dataset.root: got '', expected at least 1 character"),
+        ("dataset.levels=[A]", "dataset.levels.0: got 'A', expected pattern '^[a-z][a-z0-9_]*$'"),
         ("loss=!x y", "not valid YAML: the tag !x is not allowed; write plain values"),
     ],
 )
