@@ -86,13 +86,18 @@ def notes_of(results: list["Result"], lines: list["Line"], *, with_units: bool) 
         elif not result.changes:
             yield f"note: {result.name} and {first.name} share no per-query metric; no differences are computed"
         elif _groups(result) != _groups(first):
-            yield f"note: images of a query's own group are left out for one of {result.name} and {first.name} alone"
+            yield (
+                f"note: {result.name} and {first.name} may leave out different images, those of a query's own group: "
+                "their dataset.group or dataset.columns differ"
+            )
 
 
-def _groups(result: "Result") -> tuple[Any, Any]:
-    """Return the keys of a run's dataset that say which images are a group."""
+def _groups(result: "Result") -> tuple[Any, ...]:
+    """Return the keys of a run's dataset that say which images are a group; a pattern of any column may take it."""
     dataset = result.report.question.dataset if result.report.question else {}
-    return dataset.get("group"), (dataset.get("columns") or {}).get("group")
+    columns: dict[str, str] = dataset.get("columns") or {}
+    patterns = sorted(pattern for pattern in columns.values() if "(?P<group>" in pattern)
+    return dataset.get("group"), columns.get("group"), *patterns
 
 
 def gain_of(result: "Result") -> str | None:

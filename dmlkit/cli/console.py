@@ -97,13 +97,15 @@ def print_table(rows: TableRows, title: str | None = None) -> None:
 
 def print_tables(rows: TableRows, names: int) -> None:
     """Print a table whose first columns name its rows; columns that do not fit are in more tables with these names."""
-    start, count = names, len(rows[0])
-    while start < count:
-        parts = {end: [[*row[:names], *row[start:end]] for row in rows] for end in range(start + 1, count + 1)}
-        texts = {end: [name in TEXT_COLUMNS for name in part[0]] for end, part in parts.items()}
-        fitting = (end for end, part in parts.items() if _width(part, texts[end]) <= Output.console.width)
-        start = max(fitting, default=start + 1)
-        print_table(parts[start])
+    columns = [[[cell] for cell in column] for column in zip(*rows, strict=True)]
+    widths = [_width(column, [name in TEXT_COLUMNS for name in column[0]]) - 1 for column in columns]
+    start, named = names, sum(widths[:names]) + 1
+    while start < len(widths):
+        end = start + 1
+        while end < len(widths) and named + sum(widths[start : end + 1]) <= Output.console.width:
+            end += 1
+        print_table([[*row[:names], *row[start:end]] for row in rows])
+        start = end
 
 
 def _width(rows: TableRows, texts: Sequence[bool]) -> int:

@@ -181,9 +181,11 @@ def info(
         from dmlkit.gallery.folder import GalleryFolder
 
         GalleryFolder(gallery).check()
+    threshold = _threshold_of_identify(gallery, summary)
     if json:
         data = state | ({"verified": True} if verify else {})
-        say_json(data | {key: value for key, value in summary.stamped().items() if key not in NOT_PRINTED})
+        kept = {key: value for key, value in summary.stamped().items() if key not in NOT_PRINTED}
+        say_json(data | kept | {"threshold": threshold})
         return
     labels = state["labels"]
     if labels:
@@ -198,7 +200,6 @@ def info(
     say_prose(f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
     for added in filter(None, (summary.fusion, summary.local)):
         say(fusion_line(added))
-    threshold = _threshold_of_identify(gallery, summary)
     floor = "none" if threshold is None else f"{threshold:.6g}"
     stored = gallery / IDENTIFICATION
     calibration = CalibrationSummary.read(stored) if stored.exists() else None

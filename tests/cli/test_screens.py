@@ -268,6 +268,16 @@ def test_a_study_of_many_metrics_has_a_table_of_as_many_as_fit_each_with_its_var
     assert printed(print_tables, rows, 2, width=140) == printed(print_table, rows, width=140)
 
 
+def test_the_width_of_each_cell_of_many_columns_is_measured_a_few_times(
+    printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+):
+    measured, measure = list[object](), Console.measure
+    monkeypatch.setattr(Console, "measure", lambda *args, **options: measured.append(0) or measure(*args, **options))
+    head, line = [f"metric {number}" for number in range(60)], ["0.4219 ± 0.5956"] * 60
+    printed(print_tables, [["variant", "checkpoint", *head], ["small", "best", *line]], 2)
+    assert len(measured) < 10 * 2 * 62
+
+
 def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(printed: Callable[..., str]):
     heads = ["group", "queries", "map@r, 95 % interval", "to others, 95 % interval", "Holm's p"]
     rows = [heads, ["front door camera", "40", "0.3826  0.273 .. 0.597", "-0.0376  -0.114 .. +0.017", "1.0000"]]

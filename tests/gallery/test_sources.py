@@ -160,6 +160,7 @@ def test_a_run_gives_the_newest_threshold_that_it_was_calibrated_to(home: Home, 
     assert identify(home.gallery, home.embeddings).threshold == second  # created before it was calibrated
     for gallery, used in ((taken, second), (home.gallery, second), (own, 0.125)):
         assert f"similarity threshold: {used:.6g}; " in dmlkit("gallery", "info", gallery).ok().out
+        assert dmlkit("gallery", "info", gallery, "--json").json()["threshold"] == used
     assert identify(own, home.embeddings).threshold == 0.125
     threshold.unlink()  # or the run has moved
     assert identify(taken, home.embeddings).threshold == first
