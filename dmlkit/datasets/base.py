@@ -379,9 +379,6 @@ class DatasetConfig(ComponentConfig, frozen=True):
         is_trained = (info.context or {}).get("is_trained", False)  # a run of a fold is evaluated on other splits too
         if self.fold and self.split != "reality_check" and not is_trained:
             raise ValueError(f"fold {self.fold} needs split reality_check, got {self.split_text}; remove one of them")
-        fraction, default = self.validation_fraction, type(self).model_fields["validation_fraction"].default
-        if self.split == "reality_check" and fraction not in (0, default) and not is_trained:
-            raise ValueError(f"validation_fraction {fraction:g}: with split reality_check a fold validates; remove it")
         if self.tests_known and self.new_classes == "test":
             raise ValueError(
                 f"split {self.split_text} tests known classes, so new_classes cannot be test; remove one of them"

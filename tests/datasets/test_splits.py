@@ -67,13 +67,6 @@ def test_a_fold_belongs_to_the_reality_check(split: Any):
         GlyphsConfig(split=split, fold=2)
 
 
-def test_a_fraction_of_validation_classes_does_not_apply_to_folds():
-    with pytest.raises(ValueError, match=r"validation_fraction 0.3: with split reality_check a fold validates"):
-        GlyphsConfig(split="reality_check", validation_fraction=0.3)
-    configs = [GlyphsConfig(split="reality_check", validation_fraction=fraction) for fraction in (0, 0.1)]
-    assert len({config.build("validation").class_names for config in configs}) == 1
-
-
 def test_a_run_of_a_fold_is_evaluated_on_another_split():
     text = "dataset: {name: glyphs, classes: 32, split: reality_check, fold: 2}\nloss: {name: triplet}\n"
     dataset = parse_recipe(text, "recipe.yaml", ["dataset.split=all"], is_trained=True).dataset
