@@ -71,7 +71,7 @@ def scaled_transform(recipe: Recipe, scale: float) -> TransformConfig | None:
     overrides = [f"transform.{key}={round(scale * side)}" for key, side in sizes.items()]
     alone = recipe.model_copy(update={"regularizers": ()})  # those of training may need runs that are gone
     try:
-        return parse_recipe(dump_recipe(alone), "recipe", overrides, is_trained=True).transform
+        return parse_recipe(dump_recipe(alone), "recipe", overrides).transform
     except UserError as error:
         reason = first_line(error).removeprefix(f"--set {overrides[0]}: ")
         side = round(scale * sizes["size"])

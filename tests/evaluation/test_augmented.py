@@ -13,7 +13,6 @@ from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.base import Points
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.study.protocol import fold_recipe
 from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.trained import TrainedModel
 from tests.conftest import ONE_EPOCH, TINY_RECIPE, refuses
@@ -80,10 +79,3 @@ def test_what_takes_no_other_sizes_and_no_teacher_of_the_training(tmp_path: Path
     text = TINY_RECIPE + f"regularizers: [{{name: distill, teacher: {tmp_path / 'gone'}}}]\n"
     recipe = parse_recipe(text, "recipe.yaml", is_trained=True)
     assert recipe.regularizers and scaled_transform(recipe, 0.5).size == recipe.transform.size // 2
-
-
-def test_a_fold_of_a_reality_check_has_copies_at_other_scales():
-    """A study sets the split of a recipe, whose validation_fraction has no effect then."""
-    recipe = fold_recipe(parse_recipe(TINY_RECIPE, "r.yaml"), 1)
-    changed = scaled_transform(recipe, 2.0)
-    assert recipe.dataset.validation_fraction == 0.34 and changed is not None and changed.size == 32
