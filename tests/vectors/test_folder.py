@@ -203,7 +203,7 @@ def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path):
         ["eval", faulty],
         ["cluster", faulty, "-k", "2"],
         ["duplicates", whole, faulty, "--threshold", "-1"],
-        ["inspect", faulty, "-o", tmp_path / "inspection"],
+        ["inspect", faulty, "-o", tmp_path / "inspection.html"],
         *(["export", faulty, "--format", kind, "-o", tmp_path / kind] for kind in ("npz", "faiss", "lancedb")),
     ):
         dmlkit(*words).refused(f"{faulty}: row 3 (photos/3.jpg): {message}; restore emb")
