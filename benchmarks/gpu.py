@@ -1,16 +1,17 @@
 """GPU benchmarks, in parts; each part prints a table and writes it to benchmarks/results/gpu_PART.md.
 
 losses: forward and backward pass of proxy losses, in float32 and under bf16 autocast, compared with three products.
-training: images/s of `dmlkit train` compared with a bare loop of the same model, loss and optimizer, glyphs of 128
-    pixels. The bare loop has all images on the device before it starts.
-compile: the same of a ResNet-50 in bf16 with `training.compile`, and the seconds of its first epoch.
+training: images/s of `dmlkit train` compared with a bare loop of the same model, loss and optimizer, which has all
+    images on the device before it starts: what the card can do. Glyphs of 128 pixels, channels last, with and without
+    `training.compile`; the seconds of the first epoch contain its compilation. Where training waits, readers limit it.
+share: the share of Proxy-Anchor in a step, its forward and backward pass beside those of a ResNet-50 in bf16.
 loader: JPEGs of 500 x 375 pixels to crops of 224 pixels on the device, compared with torchvision's ImageFolder and
     DataLoader.
 evaluation: recall and MAP@R of 512-dimensional unit vectors, compared with the product of all queries and the gallery.
 embed: images/s of `dmlkit.load(RUN).embed`, compared with a bare loop of the same model.
 
-All parts: benchmarks/gpu.sh [--tiny]. One part: python benchmarks/gpu.py losses [--tiny]. With --tiny, a part runs with
-small sizes on any device and writes nothing.
+All parts: benchmarks/gpu.sh [--tiny], with QUICK=1 the first. One part: python benchmarks/gpu.py losses [--tiny]. With
+--tiny, a part runs with small sizes on any device and writes nothing.
 """
 
 import argparse
@@ -48,7 +49,12 @@ from dmlkit.training.train import train
 
 OVER_PROXIES = ("proxy_anchor", "proxy_nca", "norm_softmax", "cosface", "arcface", "proxy_isa", "proxy_gml", "mpa")
 FEW_PROXIES = ("proxy_anchor", "norm_softmax", "cosface")  # those whose proxies of a million classes fit any GPU
-BACKBONES = {"resnet50": "{name: resnet50}", "vit_small": "{name: timm, model: vit_small_patch16_224, image_size: 128}"}
+BACKBONES = {
+    "resnet50": "{name: resnet50}",
+    "vit_base": "{name: timm, model: vit_base_patch16_224, image_size: 128}",
+    "convnext_tiny": "{name: timm, model: convnext_tiny}",
+}
+MODES = (("fp32", False), ("bf16", False), ("bf16", True))  # precision, and whether it is compiled
 Row = list[str]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -117,6 +123,8 @@ def bare_images_per_second(settings: Recipe, tiny: bool) -> float:
     """The median over epochs after the first."""
     images, labels = glyphs(tiny)
     model = build_model(settings).to(DEVICE).train()
+    if settings.training.compile:
+        model.backbone.compile()
     loss = settings.loss.build(model.manifold, len(labels.unique())).to(DEVICE)
     parameters = [*model.parameters(), *loss.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
@@ -140,11 +148,33 @@ def bare_images_per_second(settings: Recipe, tiny: bool) -> float:
 def training_rows(tiny: bool) -> list[Row]:
     rows: list[Row] = []
     for backbone in BACKBONES:
-        for precision in ("fp32", "bf16"):
-            settings = recipe(backbone, precision, tiny)
-            mine = statistics.median([row.images_per_second for row in trained(settings)][1:])
+        for precision, compiled in MODES:
+            settings = recipe(backbone, precision, tiny, compiled=compiled)
+            epochs = trained(settings)
+            mine = statistics.median([row.images_per_second for row in epochs][1:])
+            waiting = statistics.median([row.waiting for row in epochs][1:])
             bare = bare_images_per_second(settings, tiny)
-            rows.append([backbone, precision, f"{mine:.0f}", f"{bare:.0f}", f"{mine / bare:.3f}"])
+            row = [backbone, precision, str(compiled).lower(), f"{epochs[0].seconds:.1f}"]
+            rows.append([*row, f"{mine:.0f}", f"{waiting:.1%}", f"{bare:.0f}", f"{mine / bare:.3f}"])
+    return rows
+
+
+def share_rows(tiny: bool) -> list[Row]:
+    model = build_model(recipe("resnet50", "bf16", tiny)).to(DEVICE).train()
+    rows: list[Row] = []
+    for classes, batch in ((20, 8), (40, 8)) if tiny else ((11_318, 180), (1_000_000, 180)):
+        loss = losses.ours("proxy_anchor", classes, DEVICE)
+        points, labels = losses.draw(classes, DEVICE, batch)
+        images = torch.randn(batch, 3, 128, 128, device=DEVICE).contiguous(memory_format=torch.channels_last)
+
+        def network(images: Tensor = images) -> None:
+            model.zero_grad(set_to_none=True)
+            with torch.autocast(DEVICE, dtype=torch.bfloat16):
+                embeddings = model(images)
+            embeddings.float().sum().backward()
+
+        ms = losses.take_turns([losses.step(loss, points, labels), network], DEVICE, repeats=2 if tiny else 20)
+        rows.append([f"{classes:,}", str(batch), *(f"{each:.2f}" for each in ms), f"{ms[0] / sum(ms):.1%}"])
     return rows
 
 
@@ -152,15 +182,6 @@ def trained(settings: Recipe) -> list[EpochRow]:
     with tempfile.TemporaryDirectory() as folder:
         train(settings, folder + "/run", device=start_ranks(DEVICE, settings.training.precision))
         return RunFolder(Path(folder) / "run").read_metrics()
-
-
-def compile_rows(tiny: bool) -> list[Row]:
-    rows: list[Row] = []
-    for compiled in (False, True):
-        epochs = trained(recipe("resnet50", "bf16", tiny, compiled=compiled))
-        speed = statistics.median([row.images_per_second for row in epochs][1:])
-        rows.append([str(compiled).lower(), f"{epochs[0].seconds:.1f}", f"{speed:.0f}"])
-    return rows
 
 
 def loader_rows(tiny: bool) -> list[Row]:
@@ -249,8 +270,14 @@ def embed_rows(tiny: bool) -> list[Row]:
 
 PARTS: dict[str, tuple[Callable[[bool], list[Row]], Row]] = {
     "losses": (loss_rows, ["loss", "C", "embeddings", "ms", "three float32 products ms", "ratio"]),
-    "training": (training_rows, ["backbone", "precision", "dmlkit images/s", "bare images/s", "ratio"]),
-    "compile": (compile_rows, ["training.compile", "first epoch s", "images/s of the others"]),
+    "training": (
+        training_rows,
+        [
+            *("backbone", "precision", "training.compile", "first epoch s", "dmlkit images/s", "of it waiting"),
+            *("bare images/s", "ratio"),
+        ],
+    ),
+    "share": (share_rows, ["C", "images", "Proxy-Anchor ms", "ResNet-50 ms", "share of Proxy-Anchor"]),
     "loader": (loader_rows, ["workers", "dmlkit images/s", "torchvision images/s", "ratio"]),
     "evaluation": (evaluation_rows, ["images", "dmlkit s", "products s", "ratio"]),
     "embed": (embed_rows, ["backbone", "dmlkit images/s", "bare images/s", "ratio"]),
