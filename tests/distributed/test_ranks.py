@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_same_weights(found: Path, expected: Path, atol: float = 1e-5):
     one, two = (RunFolder(path).load_checkpoint("last") for path in (expected, found))
-    assert one["model"]["head.linear.bias"].abs().max() > 3e-4  # it began at 0: a gradient off by a tenth would show
+    assert one["model"]["head.linear.bias"].abs().max() > 2.5e-4  # it began at 0: a gradient off by a tenth would show
     for part in ("model", "objective"):
         for name, tensor in one[part].items():
             torch.testing.assert_close(two[part][name], tensor, atol=atol, rtol=0, msg=f"{part} {name}")
