@@ -123,9 +123,11 @@ GPU_STUDY := $(BIN)/dmlkit study recipes/study/claims_gpu.yaml -o runs/study/cla
 
 gpu-hour: setup  ## Spend an hour of a GPU in order of worth, and resume: 12 minutes of tables (QUICK=1: only these), 40 of the claims, the other tables, the claims again; CUB=FOLDER or PHOTOS=FOLDER
 	-DONE=runs/gpu_hour QUICK=1 benchmarks/gpu.sh $(TINY)
-	$(if $(QUICK),,$(GPU_STUDY) --budget $(or $(BUDGET),40m) || [ $$? -eq 75 ])
-	$(if $(QUICK),,DONE=runs/gpu_hour benchmarks/gpu.sh $(TINY))
-	$(if $(QUICK),,$(GPU_STUDY) --budget $(or $(BUDGET),40m) || [ $$? -eq 75 ])
+ifndef QUICK
+	$(GPU_STUDY) --budget $(or $(BUDGET),40m) || [ $$? -eq 75 ]
+	DONE=runs/gpu_hour benchmarks/gpu.sh $(TINY)
+	$(GPU_STUDY) --budget $(or $(BUDGET),40m) || [ $$? -eq 75 ]
+endif
 
 wheel: setup  ## Build wheel and sdist into dist/, and test the wheel in a fresh environment without extras (8 GB of disk)
 	PYTHON=$(PYTHON) .ci/wheel

@@ -4,7 +4,7 @@ losses: forward and backward pass of proxy losses, in float32 and under bf16 aut
 training: images/s of `dmlkit train` compared with a bare loop of the same model, loss and optimizer, which has all
     images on the device before it starts: what the card can do. Glyphs of 128 pixels, channels last, with and without
     `training.compile`; the seconds of the first epoch contain its compilation. Where training waits, readers limit it.
-share: the share of Proxy-Anchor in a step, its forward and backward pass beside those of a ResNet-50 in bf16.
+share: forward and backward pass of Proxy-Anchor and of a ResNet-50 in bf16, and the loss's share of both.
 loader: JPEGs of 500 x 375 pixels to crops of 224 pixels on the device, compared with torchvision's ImageFolder and
     DataLoader.
 evaluation: recall and MAP@R of 512-dimensional unit vectors, compared with the product of all queries and the gallery.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every table of a GPU, each part within its minutes: benchmarks/gpu.sh [--tiny]. A part that fails stops no other.
-# The first ten minutes bring what is missing most; with QUICK=1 nothing follows but two minutes of the GPU's tests.
+# The parts that are missing most come first, and QUICK=1 runs only these.
 # With DONE=FOLDER the parts that are finished are noted there and left out the next time (make gpu-hour).
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -42,8 +42,7 @@ class OptimizerConfig(ComponentConfig, frozen=True):
     lr: PositiveFloat = 1e-3
     """Learning rate, before multipliers and schedule."""
     weight_decay: NonNegativeFloat = 1e-4
-    """Fraction of a weight that is added to its gradient, or by adamw to the step that ``lr`` multiplies; also for
-    proxies."""
+    """Fraction of a weight that is added to its gradient (adamw: to its step, times ``lr``); also for proxies."""
     lr_multipliers: LearningRateMultipliers = LearningRateMultipliers()
     """Factors on ``lr`` for backbone, head and loss."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -273,10 +273,10 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return kept memory to the system, before processes are forked.
+    """Return kept memory to the system before processes are forked.
 
-    They share every page, and each that is written while they live is copied first: after a training step of 120 images
-    of 160 pixels, which leaves 5 GB, 198 images took 20 instead of 5 s to validate.
+    A forked process shares every page with its parent, which copies a page before it writes to it. A training step of
+    120 images of 160 pixels leaves 5 GB: validating 198 images then took 20 s, after this call 5 s.
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

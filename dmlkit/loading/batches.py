@@ -25,7 +25,7 @@ from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
 
-FIX = "correct it by dmlkit.testing.check_sampler"
+SAMPLER_REMEDY = "correct it by dmlkit.testing.check_sampler"
 
 
 class TrainingBatches:
@@ -49,11 +49,11 @@ class TrainingBatches:
         if not count or len(batches) != count or any(len(batch) != size for batch in batches):
             # a plug-in's: images beyond the declared size would be left out
             got = f"gave {len(batches)} batches of {sorted({len(batch) for batch in batches})} images"
-            raise UserError(f"{type(self.sampler).__name__}: {got}, expected {count} of [{size}]; {FIX}")
+            raise UserError(f"{type(self.sampler).__name__}: {got}, expected {count} of [{size}]; {SAMPLER_REMEDY}")
         images = len(self.sampler.labels)
         if wrong := {index for batch in batches for index in batch if not 0 <= index < images}:
             name, few = type(self.sampler).__name__, some_of([str(index) for index in sorted(wrong)])
-            raise UserError(f"{name}: gave the images {few}, expected 0 to {images - 1}; {FIX}")
+            raise UserError(f"{name}: gave the images {few}, expected 0 to {images - 1}; {SAMPLER_REMEDY}")
         for step, batch in enumerate(batches):
             if step >= self.start:
                 seeds = np.random.default_rng([self.seed, self.epoch, step]).integers(2**62, size=len(batch))

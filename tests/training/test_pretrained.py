@@ -514,7 +514,7 @@ def test_the_seconds_of_an_epoch_are_the_median_of_whole_ones():
 
 def test_a_run_tells_its_cost(home: Path):
     summary, rows = summary_of(home / "run"), RunFolder(home / "run").read_metrics()
-    # Linux counts pages per core: the peak that it tells can fall by 24 KB between two epochs.
+    # Linux only estimates the peak: it fell by 24 KB between two epochs
     assert summary.peak_memory_bytes == max(row.peak_memory_bytes or 0 for row in rows)
     assert 10**8 < summary.peak_memory_bytes < 10**11  # torch alone takes more than the one
     assert summary.seconds_per_epoch == seconds_per_epoch(rows)
