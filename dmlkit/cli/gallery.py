@@ -225,10 +225,9 @@ def _threshold_of_identify(gallery: Path, summary: "GallerySummary") -> float | 
     run = None if summary.threshold_is_own else find_run(Path(summary.run), gallery)
     if run is None or not RunFolder(run).threshold_path.exists():
         return summary.threshold
-    from dmlkit.run_folder.threshold import threshold_of  # with torch
+    from dmlkit.run_folder.threshold import threshold_value  # with torch
 
-    calibrated = threshold_of(RunFolder(run), summary.model["fingerprint"])
-    return calibrated.threshold if calibrated else summary.threshold
+    return threshold_value(run, summary.model["fingerprint"], summary.threshold)
 
 
 @command("dmlkit gallery history galleries/birds")

@@ -39,7 +39,7 @@ from dmlkit.gallery.index import extend_index
 from dmlkit.gallery.manifest import GalleryManifest, GalleryModel, changing, commit, moved, new_rows, schema
 from dmlkit.nearest.near_pairs import check_reachable
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.run_folder.threshold import threshold_of
+from dmlkit.run_folder.threshold import threshold_value
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.vectors.manifest import ModelSource, check_same_description
 from dmlkit.vectors.points import load_same_model, warn_of_other_model
@@ -295,11 +295,10 @@ def create_gallery(
 def gallery_model(trained: TrainedModel, run: Path, threshold: float | None = None) -> GalleryModel:
     """Return what a gallery knows of the model of a run; its threshold is the run's unless one is given."""
     description = describe(trained)
-    calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
     return GalleryModel(
         **dict(description),
         run=str(place_of_run(run)),
-        threshold=calibrated.threshold if threshold is None and calibrated else threshold,
+        threshold=threshold_value(run, description.model.fingerprint) if threshold is None else threshold,
         threshold_is_own=threshold is not None,
         local=trained.local,
     )

@@ -29,8 +29,7 @@ from dmlkit.identify.rule import NEAREST_IMAGE, LabelRule
 from dmlkit.identify.search import LocalMatches, nearest, open_searched
 from dmlkit.nearest.near_pairs import check_reachable
 from dmlkit.nearest.search import QUERY_ROWS, Neighbors
-from dmlkit.run_folder.folder import RunFolder
-from dmlkit.run_folder.threshold import threshold_of
+from dmlkit.run_folder.threshold import threshold_value
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.images import FOLDER, NONE, query_table
 from dmlkit.vectors.points import PointSet, in_memory, of_other_model
@@ -364,10 +363,9 @@ class Identifier:
     def _pair_threshold(self) -> float | None:
         """Return the threshold for pairs of the calibrated run, as it is now or was when the gallery was created."""
         stored, manifest = None if self.gallery is None else self.gallery.manifest.threshold, self.source.manifest
-        if self.source.run is None or manifest is None:
+        if manifest is None:
             return stored
-        calibrated = threshold_of(RunFolder(self.source.run), manifest.model.fingerprint)
-        return calibrated.threshold if calibrated else stored
+        return threshold_value(self.source.run, manifest.model.fingerprint, stored)
 
 
 def _note_of_changes(searched: GalleryFolder, calibration: Identification) -> str | None:

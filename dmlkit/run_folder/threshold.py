@@ -1,5 +1,6 @@
 """``threshold.json``: the similarity from which on two images are considered the same class."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, FiniteFloat, NonNegativeInt
@@ -70,3 +71,9 @@ def threshold_of(run: RunFolder, weights: str) -> Threshold | None:
         return None
     threshold = Threshold.read(run.threshold_path)
     return threshold if threshold.weights == weights else None
+
+
+def threshold_value(run: Path | None, weights: str, otherwise: float | None = None) -> float | None:
+    """Return the similarity that a run is calibrated to for weights, or another one if it is not."""
+    calibrated = None if run is None else threshold_of(RunFolder(run), weights)
+    return otherwise if calibrated is None else calibrated.threshold

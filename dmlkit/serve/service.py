@@ -37,7 +37,7 @@ from dmlkit.identify.identify import Identifier
 from dmlkit.identify.search import SearchedOften, nearest, open_searched
 from dmlkit.loading.inputs import check_resized
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.run_folder.threshold import threshold_of
+from dmlkit.run_folder.threshold import threshold_value
 from dmlkit.serve.requests import busy
 from dmlkit.vectors.embedder import Embedder, GivenImages
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
@@ -242,8 +242,7 @@ class Service:
     def verify(self, points: Tensor) -> dict[str, Any]:
         """Return the similarity of two points, and whether it reaches the threshold of the calibrated run."""
         similarity = float(self.embedder.similarity(points[:1].numpy(), points[1:].numpy())[0, 0])
-        calibrated = self.run and threshold_of(RunFolder(self.run), self.snapshot.manifest.model.fingerprint)
-        threshold = calibrated.threshold if calibrated else None
+        threshold = threshold_value(self.run, self.snapshot.manifest.model.fingerprint)
         return {
             "similarity": similarity,
             "threshold": threshold,
