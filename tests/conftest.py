@@ -305,6 +305,27 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 
 @pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A copy of what dmlkit 0.1.0 wrote, among it ``run``, its ``photos`` and a ``gallery`` of them."""
+    return Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of images of each part of a store that this process has computed."""
+    from dmlkit.vectors.fill import PartEmbedder
+
+    sizes, embed = list[int](), PartEmbedder.__call__
+
+    def counted(self: PartEmbedder, numbers: list[int], advance: Callable[[int], None]) -> None:
+        sizes.extend(len(self.job.rows(number)) for number in numbers)
+        embed(self, numbers, advance)
+
+    monkeypatch.setattr(PartEmbedder, "__call__", counted)
+    return sizes
+
+
+@pytest.fixture
 def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Run the command line in this process, as the console script would."""
     for name in ("dmlkit.datasets.glyphs", "dmlkit.training.summary", LOADERS[0]):

@@ -154,8 +154,11 @@ def held_command_line(step: int, marks: str, *words: str) -> None:
     command_line(*words)
 
 
-def end_before_change(last: int | None) -> list[int]:
+def end_before_change(last: int | None, *others: str) -> list[int]:
     """From here on this process ends before its ``last``-th change of the disk, as by kill -9.
+
+    Args:
+        others: functions of ``os`` that count as changes too.
 
     Returns:
         The number of its changes so far.
@@ -171,7 +174,7 @@ def end_before_change(last: int | None) -> list[int]:
 
         return perform
 
-    for name in ("replace", "rename", "unlink", "rmdir"):
+    for name in ("replace", "rename", "unlink", "rmdir", *others):
         setattr(os, name, counted(getattr(os, name)))
     return made
 

@@ -5,9 +5,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from dmlkit.errors import UserError
@@ -18,9 +19,6 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.nearest.search import BLOCK_ROWS
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.manifest import Manifest, SearchIndex
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 PROJECTOR = "projector_config.pbtxt"
 QUERIES, NEAREST = 1000, 10  # images whose neighbors are compared with those of the full vectors
@@ -149,7 +147,7 @@ def _new_index(folder: EmbeddingFolder, dim: int, precision: IndexPrecision) -> 
     return index
 
 
-def pack(vectors: "NDArray[np.float32]") -> "NDArray[np.uint8]":
+def pack(vectors: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Return the signs (N, D / 8) uint8 of vectors (N, D), which search an index of bits.
 
     Example:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import BaseModel, FiniteFloat, PositiveInt
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dmlkit.datasets.files.samples import Samples
@@ -22,7 +23,7 @@ from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import writing
 from dmlkit.model import build_model
 from dmlkit.run_folder.threshold import Threshold
-from dmlkit.vectors.graphs import NotExportableError, import_runtime, onnx_program, traced
+from dmlkit.vectors.graphs import NotExportableError, import_runtime, onnx_program, onnx_session, traced
 from dmlkit.vectors.manifest import Description
 from dmlkit.vectors.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 
@@ -219,12 +220,7 @@ def write_onnx(
             "that an ONNX file holds; use --format torch-export or safetensors"
         )
     onnxscript.ir.save(program, path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-    def run(batch: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(["embeddings"], {name: batch.numpy()})[0])
-
-    return run
+    return onnx_session(onnxruntime, path)
 
 
 def write_program(trained: TrainedModel, inputs: Tensor, takes: ModelInput, path: Path) -> Callable[[Tensor], Tensor]:
@@ -247,8 +243,6 @@ def write_program(trained: TrainedModel, inputs: Tensor, takes: ModelInput, path
 
 def write_safetensors(trained: TrainedModel, path: Path) -> Callable[[Tensor], Tensor]:
     """Write the weights, with everything needed to rebuild the model in the file's metadata."""
-    from safetensors.torch import load_file, save_file
-
     recipe = merged_recipe(trained.recipe)
     metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}

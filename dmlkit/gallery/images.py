@@ -137,8 +137,6 @@ class Incoming:
     ) -> VectorStore:
         """Embed the new images into the gallery's store, and return it; those that cannot be read are dropped.
 
-        If the process is stopped, finished parts are kept, and the same call resumes.
-
         Args:
             used: parts that are not opened: those of the gallery, without any of ``labeled``.
         """
@@ -164,10 +162,7 @@ def fill_gallery(
 ) -> Filled:
     """Embed images, given by their ids, into the store of a gallery.
 
-    Points that the model's run has are copied; local features are always computed.
-
-    Args:
-        needs_all: what to do about an image that cannot be read. Default: it is left out.
+    Points that the model's run has are copied; local features are always computed. For ``needs_all`` see `FillJob`.
     """
     listed = ImageList([image.path for image in images.values()], boxes=[image.box for image in images.values()])
     vectors_folder, keys, model = gallery / VECTORS, keys_of([*map(bytes.fromhex, images)]), stored_model(trained)

@@ -44,7 +44,6 @@ class Neighbor(NamedTuple):
     item: "PointItem"
 
     def plain(self) -> dict[str, Any]:
-        """Return plain data."""
         item = self.item
         named = {"id": item.id, "label": item.label, "path": item.path, "box": item.box and list(item.box[:4])}
         return {"rank": self.rank, "similarity": self.similarity, **named}
@@ -88,7 +87,6 @@ class Answers:
             yield path, [Neighbor(rank, similarity, item) for rank, (similarity, item) in enumerate(pairs, start=1)]
 
     def plain(self) -> dict[str, Any]:
-        """Return plain data."""
         return {
             "similarity": self.similarity_name,
             "rerank": None if self.rerank is None else {"method": self.rerank.name, **self.rerank._asdict()},

@@ -56,9 +56,7 @@ class PointSearch(Protocol):
 class StoredPoints(Protocol):
     """Points, more than memory may hold."""
 
-    def __len__(self) -> int:
-        """Return the number of points."""
-        ...
+    def __len__(self) -> int: ...
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
         """Yield all points in order, at most ``rows`` rows (n, D) at a time, each checked to be on the manifold."""

@@ -106,18 +106,15 @@ def propose(
     if identified.in_source:
         themselves = counted(identified.in_source, "of these images is", "of these images are")
         warn(f"{images}: {themselves} in {gallery}, and found there: their labels are its own")
-    rows = [
-        row
-        for row, answer in enumerate(identified.answers)
-        if answer.label != UNKNOWN and answer.probability is not None
-    ]
+    answers = list(enumerate(identified.answers))
+    rows = [row for row, answer in answers if answer.label != UNKNOWN and answer.probability is not None]
     if not rows:
         raise UserError(
             f"{images}: no image gets a label with a probability from {gallery}; expected at least 10 labeled images "
             f"whose label others have, and a threshold that some of these images reach; see dmlkit calibrate "
             f"{command_word(gallery)}"
         )
-    unknown = [row for row, answer in enumerate(identified.answers) if answer.label == UNKNOWN]
+    unknown = [row for row, answer in answers if answer.label == UNKNOWN]
     closest, close = pair_thresholds(identifier.searched)
     points = in_memory(queries)
     groups = [[rows[position] for position in group] for group in _groups(points, rows, closest)]

@@ -71,7 +71,6 @@ class ChosenImages:
             }
 
     def plain(self) -> dict[str, Any]:
-        """Return plain data."""
         return {
             "threshold": self.threshold,
             "images": list(self.chosen()),
@@ -310,7 +309,6 @@ class LearningCurve(NamedTuple):
         return self.difference.low > 0 or self.difference.high < 0
 
     def plain(self) -> dict[str, Any]:
-        """Return plain data."""
         points = [{**point._asdict(), "difference": point.difference.as_dict()} for point in self.points]
         return {**self._asdict(), "points": points, "difference": self.difference.as_dict()}
 

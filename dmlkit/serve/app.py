@@ -214,11 +214,8 @@ async def search(
 ) -> dict[str, Any]:
     """Return the k nearest images of each image."""
     neighbors = await server.answered(pictures, lambda points: server.service.search(points, k))
-    return {
-        "queries": [
-            {"name": picture.name, "nearest": nearest} for picture, nearest in zip(pictures, neighbors, strict=True)
-        ]
-    }
+    pairs = zip(pictures, neighbors, strict=True)
+    return {"queries": [{"name": picture.name, "nearest": nearest} for picture, nearest in pairs]}
 
 
 @api.post("/identify", openapi_extra=BODY)

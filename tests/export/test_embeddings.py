@@ -10,14 +10,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dmlkit.errors import UserError
 from dmlkit.export.export import export
 from dmlkit.export.formats import FaissManifest, export_embeddings
 from dmlkit.export.wanted import EmbeddingFormat, WantedModel
 from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
 from tests.conftest import Killed, refuses
-from tests.vectors.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
+from tests.vectors.stored import INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
 def test_a_point_of_a_later_block_that_is_not_finite_is_refused(tmp_path: Path, monkeypatch):
@@ -44,15 +43,6 @@ def test_a_point_of_a_later_block_that_is_not_finite_is_refused(tmp_path: Path, 
 )
 def test_an_option_of_another_format_is_refused_whatever_its_value(kind: Any, given: Any, message: str, tmp_path: Path):
     refuses(message, export, embeddings_at(tmp_path / "out"), kind, **given)
-
-
-def test_points_whose_index_vectors_overflow_are_refused(tmp_path: Path):
-    points = 1e30 * POINTS  # their squares, which the index holds, are more than float32 can
-    points[:2] = 1e16
-    folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points, manifold=EUCLIDEAN))
-    with pytest.raises(UserError, match=r"out: row 2 \(photos/2\.jpg\): its largest coordinate is .* overflow"):
-        export_embeddings(folder, "faiss", tmp_path / "index.faiss")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_indexes_of_similar_names_have_files_of_their_own(tmp_path: Path):
@@ -107,10 +97,8 @@ def test_boxes_are_kept_or_counted(kind: Any, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["faiss", "tensorboard"])
 def test_a_kill_while_the_largest_file_goes_to_the_disk_leaves_no_newer_items(kind: Any, tmp_path: Path, monkeypatch):
     output, replaced = tmp_path / "exported", list[str]()
-    older, newer = (
-        EmbeddingFolder(embeddings_at(tmp_path / "a")),
-        EmbeddingFolder(embeddings_at(tmp_path / "b", POINTS[:4])),
-    )
+    older = EmbeddingFolder(embeddings_at(tmp_path / "a"))
+    newer = EmbeddingFolder(embeddings_at(tmp_path / "b", POINTS[:4]))
     files = export_embeddings(older, kind, output)
     before, replace = [file.read_bytes() for file in files], Path.replace
 

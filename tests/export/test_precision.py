@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from dmlkit.export import precision as precision_module
 from dmlkit.export.precision import lower, to_fp16, to_int8
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.trained import load_model
-from tests.conftest import ON_THE_BALL, ROOT, TINY_RECIPE, Cli, refuses
+from tests.conftest import ON_THE_BALL, TINY_RECIPE, Cli, refuses
 
 onnx: Any = pytest.importorskip("onnx", reason="it comes with the extra dmlkit[onnx]")
 onnxruntime: Any = pytest.importorskip("onnxruntime", reason="it comes with the extra dmlkit[onnx]")
@@ -149,26 +148,18 @@ def test_what_cannot_be_converted_is_refused(run: Path, monkeypatch: pytest.Monk
     assert "--precision int8 needs onnxruntime; install it with: pip install 'dmlkit[onnx]'" in message
 
 
-def test_validation_images_of_known_classes_search_the_training_images(tmp_path: Path):
-    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+def test_validation_images_of_known_classes_search_the_training_images(files: Path):
     paths = sorted((files / "photos").glob("*/*.png"))
     (files / "list.csv").write_text("\n".join(["path,label", *(f"{path},{path.parent.name}" for path in paths)]))
-    ranks, images = (
-        start_ranks("cpu"),
-        TableConfig(file=str(files / "list.csv"), root="/", split="images", validation_fraction=0.3),
-    )
-    trained = load_model(RunFolder(files / "run"), ranks)
+    images = TableConfig(file=str(files / "list.csv"), root="/", split="images", validation_fraction=0.3)
+    trained = load_model(RunFolder(files / "run"), ranks := start_ranks("cpu"))
     trained = replace(trained, recipe=trained.recipe.model_copy(update={"dataset": images}), run=None)
     scores = precision_module._validation_scores(RunFolder(files / "run"), trained, trained, ranks)
     assert scores is not None
     queries, gallery = images.build("validation"), images.build("train")
-    (asked, labels), (points, others) = (
-        (
-            package.load(files / "run", device="cpu").embed([*part.paths]),
-            [Path(path).parent.name for path in part.paths],
-        )
-        for part in (queries, gallery)
-    )
+    model = package.load(files / "run", device="cpu")
+    asked, points = (model.embed([*part.paths]) for part in (queries, gallery))
+    labels, others = ([Path(path).parent.name for path in part.paths] for part in (queries, gallery))
     precisions = list[float]()
     for point, label in zip(asked, labels, strict=True):
         size = others.count(label)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -31,7 +30,8 @@ from dmlkit.nearest.search import Gallery
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.index_vectors import index_vectors
 from dmlkit.vectors.manifest import Manifest
-from tests.conftest import Cli, refuses
+from tests.conftest import END, Cli, refuses
+from tests.processes import Forked
 from tests.vectors.stored import EUCLIDEAN, POINTS, embeddings_at, manifest
 
 SPHERE = {"name": "sphere", "proxies": "features", "similarity": "cosine", "metric": "chord"}
@@ -298,22 +298,12 @@ def killed_export(kind: Any, path: Path, target: str) -> None:
     export_to_store(EmbeddingFolder(path), kind, target, None, overwrite=True)
 
 
-def exit_code_of(action: Callable[..., Any], *words: Any) -> int | None:
-    """How a process ends: one of a server that never used LanceDB, whose threads do not outlive a fork."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dmlkit.export.export"])
-    process = context.Process(target=action, args=words)
-    process.start()
-    process.join()
-    return process.exitcode
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", STORES)
 def test_a_kill_leaves_the_table_that_was_there(kind: Any, tmp_path: Path, target: Callable[[str], str]):
     store, folder = target(kind), EmbeddingFolder(embeddings_at(tmp_path / "out"))
     for rows in (0, 5):
-        assert exit_code_of(killed_export, kind, folder.path, store) == -signal.SIGKILL
+        assert Forked(killed_export, kind, folder.path, store).wait(END) == -signal.SIGKILL
         if rows:
             assert len(stored_in(kind, store).rows) == rows
         export_to_store(folder, kind, store, None, overwrite=bool(rows))

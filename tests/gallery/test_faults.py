@@ -27,8 +27,6 @@ from dmlkit.gallery.files import MANIFEST
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery
 from dmlkit.vectors import fill, store
-from dmlkit.vectors.fill import PartEmbedder
-from dmlkit.vectors.progress_bar import Advance
 from tests.conftest import END, refuses
 from tests.datasets import trees
 from tests.fuzz.conftest import FULL
@@ -178,7 +176,7 @@ def killed_after_two_parts(change: Change, place: Path, gallery: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [create, add])
-def test_a_kill_costs_one_part(change: Change, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_kill_costs_one_part(change: Change, place: Path, tmp_path: Path, computed: list[int], monkeypatch):
     gallery, whole = tmp_path / "gallery", tmp_path / "whole"
     create(place, whole)
     if change is add:
@@ -186,18 +184,11 @@ def test_a_kill_costs_one_part(change: Change, place: Path, tmp_path: Path, monk
     assert ended(Forked(killed_after_two_parts, change, place, gallery)) == -signal.SIGKILL
     assert (gallery / MANIFEST).exists() == (change is add)
     assert len(list(gallery.glob("vectors/*/*.safetensors"))) == 2
-    embedded: list[int] = []
-    embed = PartEmbedder.__call__
-
-    def counted(self: PartEmbedder, numbers: list[int], advance: Advance) -> None:
-        embedded.extend(numbers)
-        embed(self, numbers, advance)
-
     for module in (store, fill):
         monkeypatch.setattr(module, "BATCH_IMAGES", 4)
-    monkeypatch.setattr(PartEmbedder, "__call__", counted)
+    computed.clear()
     change(place, gallery)
-    assert embedded == [2]
+    assert computed == [4]
     assert rows_of(gallery) == rows_of(whole)
 
 

@@ -34,7 +34,7 @@ from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.fusion import ModelChoice
 from tests.cli.test_early import without_torch
-from tests.conftest import ONE_EPOCH, ROOT, Cli, refuses
+from tests.conftest import ONE_EPOCH, Cli, refuses
 from tests.datasets import trees
 from tests.gallery.conftest import BIRDS
 from tests.vectors.stored import ON_CPU
@@ -314,9 +314,8 @@ def age(gallery: Path, days: int) -> None:
         os.utime(part, (1, 1))
 
 
-def test_a_version_stays_for_a_week_after_the_change_that_replaced_it(tmp_path: Path):
-    gallery = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0/gallery", tmp_path / "gallery"))
-    whole = rows_of(gallery)
+def test_a_version_stays_for_a_week_after_the_change_that_replaced_it(files: Path):
+    whole = rows_of(gallery := files / "gallery")
     age(gallery, 30)
     remove_images(gallery, labels=["A"])
     compact_gallery(gallery)
@@ -328,8 +327,7 @@ def test_a_version_stays_for_a_week_after_the_change_that_replaced_it(tmp_path: 
     assert rows_of(gallery) == whole and len(list((gallery / "versions").iterdir())) == 1
 
 
-def test_a_reader_of_a_large_gallery_goes_on_after_its_parts_were_joined(tmp_path: Path, monkeypatch):
-    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+def test_a_reader_of_a_large_gallery_goes_on_after_its_parts_were_joined(files: Path, tmp_path: Path, monkeypatch):
     gallery, model = files / "gallery", ModelChoice(files / "run", device="cpu")
     add_images(gallery, trees.photo(tmp_path / "new.jpg", 98), model=model)
     whole = rows_of(gallery)

@@ -1,9 +1,7 @@
 """`dmlkit gallery index`: what it says of itself is so, and no change of a gallery makes it wrong."""
 
-import multiprocessing
 import shutil
 import signal
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -32,9 +30,10 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.nearest.search import StoredGallery
 from dmlkit.vectors.manifest import index_of
 from dmlkit.vectors.store import VectorStore, keys_of, write_part
-from tests.conftest import Cli, refuses
+from tests.conftest import END, Cli, refuses
 from tests.gallery.test_faults import FRACTIONS
 from tests.gallery.test_gallery import rows_of
+from tests.processes import Forked
 from tests.vectors.stored import ON_CPU
 
 SPACES: dict[str, ManifoldConfig] = {
@@ -153,10 +152,8 @@ def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Cli):
     report = dmlkit("search", path, photo, "--json").json()
     recall = GalleryManifest.read(path / "gallery.json").approximate
     assert recall is not None and report["recall"] == recall.recall
-    assert (
-        f"found by ivf_pq, measured recall {recall.recall:.4f}; use --exact for all"
-        in dmlkit("search", path, photo).out
-    )
+    note = f"found by ivf_pq, measured recall {recall.recall:.4f}; use --exact for all"
+    assert note in dmlkit("search", path, photo).out
     everything = dmlkit("search", path, photo, "--json", "-k", "520").json()
     assert len({neighbor["id"] for neighbor in everything["queries"][0]["neighbors"]}) == 520
     for by in ("nearest", "vote"):
@@ -195,15 +192,6 @@ def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit:
             index_gallery(path, "ivf_pq", 0.5)
 
 
-def indexing(path: Path) -> BaseProcess:
-    """A process that builds an index: of a server that never used FAISS, whose threads do not outlive a fork."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dmlkit.gallery.index"])
-    process = context.Process(target=index_gallery, args=(path, "ivf_hnsw_sq", 0.5))
-    process.start()
-    return process
-
-
 @pytest.mark.heavy
 def test_a_kill_leaves_an_index_or_an_exact_search(place: Path, tmp_path: Path):
     """A gallery that had an index: it has that one, or the new one, or none until the same command is given again."""
@@ -213,17 +201,14 @@ def test_a_kill_leaves_an_index_or_an_exact_search(place: Path, tmp_path: Path):
     queries = torch.cat(list(GalleryFolder(some).blocks(1000)))[::9]
     whole = shutil.copytree(some, tmp_path / "whole")
     begun = perf_counter()
-    child = indexing(whole)
-    child.join()
-    assert child.exitcode == 0
+    assert Forked(index_gallery, whole, "ivf_hnsw_sq", 0.5).wait(END) == 0
     seconds, killed = perf_counter() - begun, 0
     for fraction in FRACTIONS:
         path = shutil.copytree(some, tmp_path / f"killed-{fraction}")
-        child = indexing(path)
+        child = Forked(index_gallery, path, "ivf_hnsw_sq", 0.5)
         sleep(fraction * seconds)
         child.kill()
-        child.join()
-        killed += child.exitcode == -signal.SIGKILL
+        killed += child.wait(END) == -signal.SIGKILL
         gallery = GalleryFolder(path)
         assert rows_of(path) == rows
         index = gallery.approximate

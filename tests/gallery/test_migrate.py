@@ -97,7 +97,7 @@ def test_images_that_are_gone_are_named_and_found_where_they_are_now(place: Path
 
 
 @pytest.mark.slow
-def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(place, tmp_path, monkeypatch):
+def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(place, tmp_path, computed, monkeypatch):
     gallery, fresh = tmp_path / "gallery", tmp_path / "fresh"
     create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     before = rows_of(gallery)
@@ -106,18 +106,11 @@ def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(p
     new = trees.photo(tmp_path / "new.jpg", 99)
     add_images(gallery, new, label="wren", model=ON_CPU)
     remove_images(gallery, images=[str(place / "photos" / "crow" / "1.jpg")])
-    images: list[int] = []
-    embed = PartEmbedder.__call__
-
-    def counted(self: PartEmbedder, numbers: list[int], advance: Advance) -> None:
-        images.append(sum(len(self.job.rows(number)) for number in numbers))
-        embed(self, numbers, advance)
-
     for module in (store, fill):
         monkeypatch.setattr(module, "BATCH_IMAGES", 4)
-    monkeypatch.setattr(PartEmbedder, "__call__", counted)
+    computed.clear()
     migrated = migrate_gallery(gallery, place / "other", model=ON_CPU)
-    assert images == [5] and migrated.resumed == 7
+    assert sum(computed) == 5 and migrated.resumed == 7
     create_gallery(place / "other", place / "photos", fresh, model=ON_CPU)
     add_images(fresh, new, label="wren", model=ON_CPU)
     remove_images(fresh, images=[str(place / "photos" / "crow" / "1.jpg")])

@@ -21,7 +21,7 @@ from dmlkit.gallery.sources import open_points
 from dmlkit.identify.calibration import Identification, calibrate_by_value
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.run import embed
-from tests.conftest import ROOT, Cli, Killed, refuses
+from tests.conftest import Cli, Killed, refuses
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
 
@@ -427,8 +427,8 @@ def test_a_killed_calibration_by_value_changes_no_threshold_of_identify(
     assert len(written) == 2 and all("identification-" in path.name for path in written)
 
 
-def test_an_empty_gallery_has_no_row_that_fulfills_a_condition(tmp_path: Path):
-    gallery = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0/gallery", tmp_path / "gallery"))
+def test_an_empty_gallery_has_no_row_that_fulfills_a_condition(files: Path):
+    gallery = files / "gallery"
     remove_images(gallery, labels=[*"ABCDEFGH"])
     assert len(GalleryFolder(gallery, Where.of("label=A"))) == 0
     refuses("this gallery is empty; add images", open_points, gallery, where=Where.of("label=A"))

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.identify.answers import Answer, Identified
 from dmlkit.identify.exchange import FIELDS, write_exchange, writer_of
 from tests.conftest import csv_rows, refuses
+from tests.datasets import trees
 
 REQUIRED = ("observationID", "deploymentID", "eventStart", "eventEnd", "observationLevel", "observationType")
 TIMES = ("eventStart", "eventEnd", "classificationTimestamp")
@@ -21,6 +21,7 @@ TERMS = {
     "observationType": "animal human vehicle blank unknown unclassified",
     "classificationMethod": "human machine",
 }
+SIDE = (20, 10)  # pixels of a photo
 SHARES = ("bboxX", "bboxY", "bboxWidth", "bboxHeight", "classificationProbability")
 
 
@@ -48,12 +49,6 @@ def answers(*labels: str | None) -> Identified:
     return Identified(found, neighbors, None, table_rows=[[row] for row in given])
 
 
-def photos(folder: Path, *names: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        Image.new("RGB", (20, 10)).save(folder / name)
-
-
 def written(found: Identified, path: Path, images: Path, boxes: Boxes | None = None) -> str:
     writer = writer_of(path, images, boxes)
     assert writer is not None
@@ -62,7 +57,7 @@ def written(found: Identified, path: Path, images: Path, boxes: Boxes | None = N
 
 def package(folder: Path) -> None:
     """Write a package of a photo with two animals, one of which is known, a photo of nothing, and an event of two."""
-    photos(folder / "media", *(f"{name}.jpg" for name in "abcd"))
+    trees.photos(folder / "media", (f"{name}.jpg" for name in "abcd"), side=SIDE)
     times = [f"2020-05-30T02:57:0{second}Z" for second in range(4)]
     lines = [f"{name},d1,{time},media/{name}.jpg,image/jpeg" for name, time in zip("abcd", times, strict=True)]
     (folder / "media.csv").write_text("\n".join(["mediaID,deploymentID,timestamp,filePath,fileMediatype", *lines]))
@@ -97,7 +92,7 @@ def test_observations_of_camtrap_dp_get_individuals_and_fit_its_schema(tmp_path:
 
 
 def test_boxes_of_megadetector_get_labels_and_all_else_stays(tmp_path: Path):
-    photos(tmp_path, "a.jpg", "b.jpg")
+    trees.photos(tmp_path, ("a.jpg", "b.jpg"), side=SIDE)
     box = {"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.6]}
     data: dict[str, Any] = {
         "info": {"format_version": "1.4", "detector": "md"},
@@ -124,7 +119,7 @@ def test_boxes_of_megadetector_get_labels_and_all_else_stays(tmp_path: Path):
 def test_tracks_become_mot_text_with_the_names_of_labels(tmp_path: Path):
     """Names are written over nothing that is read or named; a box without a track is in no line, and counted."""
     frames, labels, out = tmp_path / "frames", tmp_path / "labels", tmp_path / "out" / "mot.txt"
-    photos(frames, "clip_2.jpg", "clip_10.jpg")
+    trees.photos(frames, ("clip_2.jpg", "clip_10.jpg"), side=SIDE)
     labels.mkdir()
     (labels / "clip_10.txt").write_text("0 0.5 0.5 0.4 0.6 0.9 3\n")
     (labels / "clip_2.txt").write_text("0 0.5 0.5 0.5 1.0 0.9 3\n0 0.2 0.5 0.4 0.6 0.8 12\n")
@@ -143,7 +138,7 @@ def test_tracks_become_mot_text_with_the_names_of_labels(tmp_path: Path):
 
 
 def test_a_file_of_another_program_needs_its_images(tmp_path: Path):
-    photos(tmp_path / "photos", "a.jpg")
+    trees.photo(tmp_path / "photos" / "a.jpg", 0, SIDE)
     (tmp_path / "t.csv").write_text("path,label\nphotos/a.jpg,a\n")
     for images in (tmp_path / "photos", tmp_path / "t.csv"):
         for name in ("answers.csv", "answers.json"):

@@ -28,7 +28,7 @@ from dmlkit.identify.rule import LabelRule
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.points import PointsInMemory
-from tests.conftest import ROOT, Cli, csv_rows
+from tests.conftest import Cli, csv_rows
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
 
@@ -270,8 +270,7 @@ def test_groups_are_parts_of_the_path(gallery: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["label", "label and id", "boxes"])
-def test_conditions_on_labels_leave_each_image_in_its_own_group(kind: str, tmp_path: Path):
-    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+def test_conditions_on_labels_leave_each_image_in_its_own_group(kind: str, files: Path):
     asked, bursts = ["C/0", "A/0", "B/0", "A/1", "D/0", "B/1"], "zpqpzq"
     cells = {"path": [f"{name}.png" for name in asked], "burst": [*bursts]}
     cells |= {} if kind == "boxes" else {"label": [name[0] for name in asked]}

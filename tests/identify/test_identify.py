@@ -24,9 +24,8 @@ from dmlkit.identify.page import drawn_picture
 from dmlkit.identify.rule import LabelRule
 from tests.conftest import ON_THE_BALL, Cli, csv_rows
 from tests.datasets import trees
+from tests.gallery.conftest import BIRDS
 from tests.vectors.stored import ON_CPU, embeddings_at
-
-BIRDS = ("crow", "dove", "finch", "gull")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from dmlkit.review.folder import ReviewFolder
 from dmlkit.review.proposals import ProposedLabel, Review, propose
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.points import PointSet
-from tests.conftest import ROOT, csv_rows, refuses
+from tests.conftest import csv_rows, refuses
 from tests.datasets import trees
 from tests.vectors.stored import ON_CPU
 
@@ -350,9 +349,10 @@ def test_only_a_gallery_gets_the_advice_to_serve_or_change_it(
         assert ("dmlkit serve" in shown, "--add" in shown) == (advises, advises)
 
 
-def test_images_without_a_label_are_in_no_pair_of_two_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_images_without_a_label_are_in_no_pair_of_two_labels(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Groups are of images that are more alike than any two of the gallery with different labels, by a loop."""
-    files = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
     gallery, model = files / "gallery", ModelChoice(files / "run", device="cpu")
     labels = [letter for letter in "ABCDEFGH" for _ in range(5)]
     (gallery / "identification.json").unlink()

@@ -149,14 +149,6 @@ def test_items_that_are_none_are_told(damage: Callable[[Path], object], message:
     assert line.startswith("items.parquet: ") and message in line
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "embeddings.npy", "items.parquet"])
-def test_every_command_tells_a_damaged_folder_in_one_line_t7_u5(dmlkit, tmp_path: Path, name: str):
-    folder = embeddings_at(tmp_path / "out")
-    (folder / name).write_bytes(b"{}")
-    for words in (["eval", folder], ["curvature", folder], ["export", folder, "--format", "npz"]):
-        assert dmlkit(*words).refused().err.startswith(f"error: {folder / name}: ")
-
-
 def test_a_folder_without_rows_is_read(tmp_path: Path):
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out", POINTS[:0]))
     assert folder.points.shape == (0, 8) and list(folder.blocks()) == []

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from dmlkit.datasets import FolderConfig, TableConfig
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.vectors.images import dataset_of
 from tests.conftest import TINY_RECIPE, Cli, refuses
+from tests.datasets import trees
 
 
 def embedded(folder: Path) -> list[str]:
@@ -17,14 +17,9 @@ def embedded(folder: Path) -> list[str]:
     return [os.path.relpath(path, folder) for path in dataset.paths]
 
 
-def photo(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 8)).save(path)
-
-
 def test_links_to_folders_are_followed_w6(tmp_path: Path):
-    photo(tmp_path / "photos" / "a" / "1.png")
-    photo(tmp_path / "elsewhere" / "deep" / "2.png")
+    trees.photo(tmp_path / "photos" / "a" / "1.png", 0)
+    trees.photo(tmp_path / "elsewhere" / "deep" / "2.png", 0)
     (tmp_path / "photos" / "zz").symlink_to(tmp_path / "elsewhere")
     assert embedded(tmp_path / "photos") == ["a/1.png", "zz/deep/2.png"]
     (tmp_path / "link").symlink_to("photos")
@@ -32,8 +27,8 @@ def test_links_to_folders_are_followed_w6(tmp_path: Path):
 
 
 def test_links_in_a_circle_end_and_no_image_is_listed_twice(tmp_path: Path):
-    photo(tmp_path / "a" / "1.png")
-    photo(tmp_path / "b" / "2.png")
+    trees.photo(tmp_path / "a" / "1.png", 0)
+    trees.photo(tmp_path / "b" / "2.png", 0)
     (tmp_path / "a" / "up").symlink_to("..")
     (tmp_path / "a" / "beside").symlink_to("../b")
     (tmp_path / "b" / "beside").symlink_to("../a")
@@ -41,8 +36,8 @@ def test_links_in_a_circle_end_and_no_image_is_listed_twice(tmp_path: Path):
 
 
 def test_a_folder_that_cannot_be_read_is_told_w6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    photo(tmp_path / "a" / "1.png")
-    photo(tmp_path / "b" / "2.png")
+    trees.photo(tmp_path / "a" / "1.png", 0)
+    trees.photo(tmp_path / "b" / "2.png", 0)
     scandir = os.scandir
 
     def guarded(path: str):  # root reads everything, whatever its permissions
@@ -57,8 +52,8 @@ def test_a_folder_that_cannot_be_read_is_told_w6(tmp_path: Path, monkeypatch: py
 def test_the_table_of_split_folders_has_their_splits(tmp_path: Path, dmlkit: Cli):
     for name in ("train/wren", "train/gull", "validation/crow", "test/ant", "test/bee", "more/owl"):
         for index in range(2):
-            photo(tmp_path / "photos" / name / f"{index}.png")
-    photo(tmp_path / "photos" / "top.png")
+            trees.photo(tmp_path / "photos" / name / f"{index}.png", 0)
+    trees.photo(tmp_path / "photos" / "top.png", 0)
     said = " ".join(dmlkit("data", "convert", tmp_path / "photos", "-o", tmp_path / "t.csv").ok().out.split())
     others = "top.png, more/owl/0.png, more/owl/1.png"
     assert f"note: {tmp_path / 'photos'}: left out: 3 images outside of train, validation and test: {others}" in said

@@ -1,12 +1,10 @@
 """Embeddings as files: one process, ranks or Ray, and any death and restart, end in the same files to the byte."""
 
 import json
-import multiprocessing
 import os
 import pickle
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +23,6 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors import fill
 from dmlkit.vectors import run as run_module
-from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.images import dataset_of
 from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.run import EmbedOptions, RayWorker
@@ -34,7 +31,7 @@ from dmlkit.vectors.store import image_keys, stored_model
 from dmlkit.vectors.trained import load_model
 from tests.conftest import END, ROOT, refuses
 from tests.datasets import trees
-from tests.processes import command_line, run_on_ranks
+from tests.processes import KILLED, Forked, command_line, end_before_change, run_on_ranks
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
 IMAGES = 300  # three parts: two of 128, one of 44
@@ -132,42 +129,9 @@ def test_a_run_that_cannot_be_written_embeds_too(home, unbroken, tmp_path, monke
     assert contents(tmp_path) == unbroken
 
 
-def lives(step: int, action: Callable[[], None]) -> bool:
-    """Whether a child process that does this lives: at its ``step``-th renaming or removal of a file it is killed."""
-
-    def child() -> None:
-        steps = count(1)
-
-        def or_die(original: Callable[..., Any]) -> Callable[..., Any]:
-            def counted(*arguments: Any, **options: Any) -> Any:
-                if next(steps) == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return original(*arguments, **options)
-
-            return counted
-
-        Path.replace, Path.unlink = or_die(Path.replace), or_die(Path.unlink)
-        action()
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join(END)
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode == 0
-
-
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the parts that this process computes."""
-    numbers: list[int] = []
-    embed_parts = PartEmbedder.__call__
-
-    def noted(self: PartEmbedder, own: list[int], advance: Any) -> None:
-        numbers.extend(own)
-        embed_parts(self, own, advance)
-
-    monkeypatch.setattr(PartEmbedder, "__call__", noted)
-    return numbers
+def embed_or_die(step: int, home: Path, output: Path, photos: Path) -> None:
+    end_before_change(step)
+    embed(home, output, photos=photos)
 
 
 def parts_of(run: Path) -> list[Path]:
@@ -185,18 +149,19 @@ def fresh(home: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
 def test_killed_anywhere_the_same_command_goes_on(fresh, unbroken, computed, tmp_path):
     """A kill costs one part, and the files are the same to the byte."""
-    photos = fresh / "photos"
+    photos = (fresh / "photos").resolve()
     for step in count(1):
         output = tmp_path / str(step)
         shutil.rmtree(fresh / "run" / "vectors", ignore_errors=True)
-        if lives(step, lambda output=output: embed(fresh, output, photos=photos.resolve())):
+        process = Forked(embed_or_die, step, fresh, output, photos)
+        if process.wait(END) == 0:
             break
+        assert process.returncode == KILLED, process.communicate()[0]
         computed.clear()
         complete = len(parts_of(fresh / "run"))
-        embed(fresh, output, photos=photos.resolve())
+        embed(fresh, output, photos=photos)
         assert len(computed) == 3 - complete and contents(output) == unbroken, f"killed at step {step}"
         assert not list((fresh / "run" / "vectors").rglob("*.partial"))
     assert step > 7  # 7 files are renamed
@@ -255,7 +220,7 @@ def test_bad_images_stop_or_are_left_out_and_a_repaired_one_is_taken(fresh, home
     bad.write_bytes(good)
     computed.clear()
     embed(fresh, output, photos=photos)
-    assert computed == [1]  # one image
+    assert computed == [1]
     found, expected = np.load(output / "embeddings.npy"), np.load(home / "unbroken" / "embeddings.npy")
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.array_equal(np.delete(found, range(128, 256), 0), np.delete(expected, range(128, 256), 0))
@@ -267,10 +232,8 @@ def test_two_ranks_finish_what_one_process_began(fresh, home, unbroken, tmp_path
     embed_until(0, fresh, output, photos=home / "photos")
     words = ("embed", str(fresh / "run"), str(home / "photos"), "-o", str(output), "--device", "cpu")
     first, second = run_on_ranks(2, command_line, *words)
-    assert first.splitlines() == [
-        "128 of 300 images were embedded already",
-        f"300 embeddings of 8 dimensions in {output}",
-    ]
+    said = f"300 embeddings of 8 dimensions in {output}"
+    assert first.splitlines() == ["128 of 300 images were embedded already", said]
     assert not second
     assert contents(output) == unbroken
 
@@ -322,25 +285,19 @@ def test_ray_that_does_not_fit_is_refused(dmlkit, home, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_image_that_again_cannot_be_read_was_not_embedded_before(tmp_path: Path):
-    files, said = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")), list[str]()
+def test_an_image_that_again_cannot_be_read_was_not_embedded_before(files: Path, tmp_path: Path):
+    said = list[str]()
     (files / "photos" / "A" / "0.png").write_bytes(b"no image")
+    options: Any = {"device": "cpu", "options": EmbedOptions(skip_bad_images=True), "say": said.append}
     for _ in range(2):
-        embed_images(
-            *(files / "run", files / "photos"),
-            output=tmp_path / "out",
-            device="cpu",
-            options=EmbedOptions(skip_bad_images=True),
-            say=said.append,
-        )
+        embed_images(files / "run", files / "photos", output=tmp_path / "out", **options)
     assert said == ["39 of 40 images were embedded already"]
 
 
-def test_a_second_command_waits_for_points_that_lie_in_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_command_waits_for_points_that_lie_in_the_output(files: Path, tmp_path: Path, monkeypatch):
     """Where the run cannot be written, they go with the command that has embedded them."""
-    files, output = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")), tmp_path / "out"
     write, filled, has_read = run_module.write_embeddings, run_module.fill, Event()
-    second = list[Future[Any]]()
+    output, second = tmp_path / "out", list[Future[Any]]()
 
     def command() -> object:
         return embed_images(files / "run", files / "photos", output=output, device="cpu")
@@ -366,29 +323,28 @@ def test_a_second_command_waits_for_points_that_lie_in_the_output(tmp_path: Path
     assert sorted(path.name for path in output.iterdir()) == FILES
 
 
-def test_points_in_the_output_stay_until_every_rank_has_seen_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_points_in_the_output_stay_until_every_rank_has_seen_them(files: Path, tmp_path: Path, monkeypatch):
     """A rank that looks for them later would wait for ever."""
-    files, output = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files")), tmp_path / "out"
-    there = list[list[Path]]()
+    output, there = tmp_path / "out", list[list[Path]]()
     monkeypatch.setattr(run_module, "_home", lambda run, place: place / "vectors")
     monkeypatch.setattr(Ranks, "barrier", lambda self: there.append(parts_of(output)))
     embed_images(files / "run", files / "photos", output=output, device="cpu")
     assert there and there[-1] and not parts_of(output)
 
 
-def test_images_are_told_apart_by_their_place_and_not_by_how_it_is_written(tmp_path: Path, monkeypatch):
-    run = Path(shutil.copytree(ROOT / "tests/fixtures/0.1.0/run", tmp_path / "run"))
+def test_images_are_told_apart_by_their_place_and_not_by_how_it_is_written(files: Path, tmp_path: Path, monkeypatch):
     for name in ("one", "two"):
-        shutil.copytree(ROOT / "tests/fixtures/0.1.0/photos/A", tmp_path / name / "photos")
+        shutil.copytree(files / "photos" / "A", tmp_path / name / "photos")
     monkeypatch.chdir(tmp_path / "one")
     for images in (Path("photos"), tmp_path / "one" / "photos", Path("photos")):
-        embed_images(run, images, device="cpu")
+        embed_images(files / "run", images, device="cpu")
     monkeypatch.chdir(tmp_path / "two")
-    refuses(f"has embeddings of {tmp_path / 'one' / 'photos'}; choose", embed_images, run, Path("photos"), device="cpu")
+    message = f"has embeddings of {tmp_path / 'one' / 'photos'}; choose"
+    refuses(message, embed_images, files / "run", Path("photos"), device="cpu")
 
 
-def test_a_worker_of_ray_reads_images_with_the_changes_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(shutil.copytree(ROOT / "tests/fixtures/0.1.0", tmp_path / "files"))
+def test_a_worker_of_ray_reads_images_with_the_changes_of_the_dataset(files: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(files)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda job: job))
     trained = load_model(RunFolder(Path("run")), start_ranks("cpu"))
     dataset = dataset_of(Path("photos"), "test", trained.recipe)

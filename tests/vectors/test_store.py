@@ -19,9 +19,8 @@ from dmlkit.vectors import store as store_module
 from dmlkit.vectors.images import ImageList
 from dmlkit.vectors.store import VectorStore, hash_images, image_keys, keys_of, open_part, write_part
 from tests.datasets import trees
-from tests.processes import Forked, wait_until
+from tests.processes import KILLED, Forked, end_before_change, wait_until
 
-KILLED = 137
 IMAGES, PART = 40, 8
 
 
@@ -38,18 +37,7 @@ def points(own: np.ndarray) -> torch.Tensor:
 
 def fill_slowly(folder: str, start: int, place: str, order: int, last: int) -> None:
     """Write what is missing of a list part by part, in one of two orders; end as by kill -9 at the ``last`` change."""
-    made = count(1)
-
-    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
-        def perform(*arguments: Any, **options: Any) -> Any:
-            if next(made) == last:
-                os._exit(KILLED)
-            return change(*arguments, **options)
-
-        return perform
-
-    for name in ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir"):
-        setattr(os, name, counted(getattr(os, name)))
+    end_before_change(last, "fsync", "mkdir")
     own = keys(start)
     Path(place).touch()
     missing = np.flatnonzero(VectorStore(Path(folder), 2).find(own, exact=True) < 0)
