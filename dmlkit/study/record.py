@@ -38,20 +38,14 @@ REWORDED = ("claim", "paper", "table", "negligible")
 class StudySettings(BaseModel, frozen=True, extra="forbid"):
     """The claim of a study and its settings, which its file, its record and its results have in common."""
 
-    claim: str
-    """The claim in one line; the first key of the file."""
-    paper: str | None = None
-    """Paper that makes the claim."""
-    table: str | None = None
-    """Table of the paper that supports the claim."""
-    protocol: ProtocolName = "official"
-    """Protocol that splits and scores a run."""
+    claim: str  # in one line; the first key of the file
+    paper: str | None = None  # that makes the claim
+    table: str | None = None  # of the paper, that supports the claim
+    protocol: ProtocolName = "official"  # splits and scores a run
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
     """Seeds; each variant has one run per seed. More seeds may be added later."""
-    metrics: tuple[str, ...]
-    """Figures to report."""
-    reference: str
-    """Variant with which the others are compared."""
+    metrics: tuple[str, ...]  # figures to report
+    reference: str  # variant with which the others are compared
     tune_seeds: tuple[NonNegativeInt, ...] = ()
     """Seeds that choose among the values of ``tune`` by their mean score. Default: the first of ``seeds``."""
     more_seeds: Annotated[int, Field(ge=0, le=50)] = 0
@@ -80,12 +74,9 @@ class StudyRecord(StudySettings, Document, frozen=True):
 
     kind: ClassVar[str] = "record of a study"
 
-    command: str
-    """Command that repeats the study."""
-    extend: int = 0
-    """Number of values that a variant may add at the edge of its grid."""
-    expect: tuple[dict[str, str], ...]
-    """The statements of the claim."""
+    command: str  # repeats the study
+    extend: int = 0  # number of values that a variant may add at the edge of its grid
+    expect: tuple[dict[str, str], ...]  # statements of the claim
     variants: dict[str, dict[str, dict[str, Any]]]
     """Recipes without their seed, by variant and choice. A file has the first one whole, and the differences of each
     from it: 330 recipes take 140 kB instead of 1.1 MB."""
@@ -117,8 +108,7 @@ class StudyFailures(Document, frozen=True):
 
     kind: ClassVar[str] = "list of failed runs"
 
-    failed: dict[str, str]
-    """Reasons by name of the run."""
+    failed: dict[str, str]  # reasons by name of the run
 
     def lines(self) -> list[str]:
         """Return one line per reason with the first runs that it concerns, since a wrong path fails all runs.
