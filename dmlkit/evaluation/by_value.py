@@ -205,10 +205,5 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | P
 
 
 def advice_on_tables(column: str) -> str:
-    """Return how to name a table that has a column.
-
-    Example:
-        >>> advice_on_tables("my camera")
-        "name a table with the columns path and my camera: --by 'FILE:my camera'"
-    """
+    """Return how to name a table that has a column."""
     return f"name a table with the columns path and {column}: --by {command_word(f'FILE:{column}')}"
