@@ -72,7 +72,7 @@ class PictureOptions:
         check_target(self.output, [run])
         of_run: Any = {"checkpoint": self.checkpoint, "device": self.device, "overrides": self.overrides or []}
         embedded = embed_split(run, split, **of_run, with_gallery=with_gallery, bar=bars())
-        return embedded, self.output or embedded.picture(kind)
+        return embedded, self.output or embedded.run.picture_of(split, embedded.trained.checkpoint, kind)
 
 
 def add_map(kind: "MapKind", help_text: str) -> None:

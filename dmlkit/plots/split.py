@@ -44,16 +44,7 @@ def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -
 
 
 def class_proxies(proxies: Tensor, manifold: Manifold, classes: int) -> ClassProxies | None:
-    """Return learned proxies (C, d) or (C, K, d) as points; None if they do not fit the space or the classes.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> proxies = class_proxies(torch.randn(2, 3, 8), Sphere(8), 2)
-        >>> proxies.points.shape, proxies.labels.tolist()
-        (torch.Size([6, 8]), [0, 0, 0, 1, 1, 1])
-        >>> class_proxies(torch.randn(2, 9), Sphere(8), 2) is None
-        True
-    """
+    """Return learned proxies (C, d) or (C, K, d) as points; None if they do not fit the space or the classes."""
     width = manifold.dim if manifold.proxies == "features" else manifold.point_dim
     if proxies.ndim not in (2, 3) or proxies.shape[-1] != width or len(proxies) != classes:
         return None
@@ -75,10 +66,6 @@ class EmbeddedSplit:
     labels: Tensor  # (N,) int64, into the dataset's class names
     rows: Tensor  # (N,) int64, into the dataset
     manifold: Manifold  # the geometry of the points, on the CPU
-
-    def picture(self, kind: str) -> Path:
-        """Return the default file of a picture of a kind."""
-        return self.run.picture_of(self.split, self.trained.checkpoint, kind)
 
     def of_classes(self, count: int) -> "EmbeddedSplit":
         """Return the images of some classes, evenly spread over those of the split."""
