@@ -38,14 +38,20 @@ REWORDED = ("claim", "paper", "table", "negligible")
 class StudySettings(BaseModel, frozen=True, extra="forbid"):
     """The claim of a study and its settings, which its file, its record and its results have in common."""
 
-    claim: str  # in one line; the first key of the file
-    paper: str | None = None  # that makes the claim
-    table: str | None = None  # of the paper, that supports the claim
-    protocol: ProtocolName = "official"  # splits and scores a run
+    claim: str
+    """The claim in one line; the first key of the file."""
+    paper: str | None = None
+    """Paper that makes the claim."""
+    table: str | None = None
+    """Table of the paper that supports the claim."""
+    protocol: ProtocolName = "official"
+    """Protocol that splits and scores a run."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
     """Seeds; each variant has one run per seed. More seeds may be added later."""
-    metrics: tuple[str, ...]  # figures to report
-    reference: str  # variant with which the others are compared
+    metrics: tuple[str, ...]
+    """Figures to report."""
+    reference: str
+    """Variant with which the others are compared."""
     tune_seeds: tuple[NonNegativeInt, ...] = ()
     """Seeds that choose among the values of ``tune`` by their mean score. Default: the first of ``seeds``."""
     more_seeds: Annotated[int, Field(ge=0, le=50)] = 0

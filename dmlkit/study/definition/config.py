@@ -23,19 +23,24 @@ FIGURES: dict[ProtocolName, tuple[str, ...]] = {
 class Expectation(BaseModel, frozen=True, extra="forbid", strict=True):
     """Statement of a claim: one variant is better than another one, by a metric of which larger is better."""
 
-    better: str  # variant that is claimed to be better
-    than: str  # variant with which it is compared
+    better: str
+    """Variant that is claimed to be better."""
+    than: str
+    """Variant with which it is compared."""
     metric: str
     """Metric of the comparison; larger must be better. It decides whether more seeds are needed. A statement by
     recall@1 or map@r also gets a verdict by the other one if the study reports both."""
-    paper: str | None = None  # short name of the paper that makes the statement, for ``dmlkit report --paper``
+    paper: str | None = None
+    """Short name of the paper that makes the statement, for ``dmlkit report --paper``."""
 
 
 class VariantConfig(BaseModel, frozen=True, extra="allow", strict=True):
     """Method of a study; every other key is a dotted key of the recipe with its value."""
 
-    recipe: str | None = None  # instead of the study's
-    tune: dict[str, Values] | None = None  # values to tune over, instead of the study's
+    recipe: str | None = None
+    """Recipe of this variant instead of the study's."""
+    tune: dict[str, Values] | None = None
+    """Values to tune over instead of the study's."""
 
 
 class MethodsConfig(BaseModel, frozen=True, strict=True):
@@ -43,9 +48,12 @@ class MethodsConfig(BaseModel, frozen=True, strict=True):
 
     recipe: str
     """Recipe from which every variant starts: a path relative to the study's file, or the name of one of dmlkit's."""
-    overrides: dict[str, Any] = {}  # dotted keys of the recipe that are changed in every variant
-    grid: dict[str, Values] | None = None  # values of recipe keys; each combination is a variant
-    variants: dict[str, VariantConfig] | None = None  # by name, instead of a grid
+    overrides: dict[str, Any] = {}
+    """Dotted keys of the recipe that are changed in every variant."""
+    grid: dict[str, Values] | None = None
+    """Values of recipe keys; each combination is a variant."""
+    variants: dict[str, VariantConfig] | None = None
+    """Variants by name, instead of a grid."""
     tune: dict[str, Values] = {}
     """Values of recipe keys to tune over: each combination is trained with every seed of ``tune_seeds``, and the best
     one on validation classes is chosen. Every variant must have the same number of combinations."""
@@ -54,11 +62,14 @@ class MethodsConfig(BaseModel, frozen=True, strict=True):
 class StudyConfig(StudySettings, MethodsConfig, frozen=True, extra="forbid"):
     """File of a study: a claim, and the runs that test it."""
 
-    metrics: tuple[str, ...] = ()  # figures to report. Default: see `FIGURES`
-    reference: str = ""  # variant with which the others are compared. Default: the first
+    metrics: tuple[str, ...] = ()
+    """Figures to report. Default: see `FIGURES`."""
+    reference: str = ""
+    """Variant with which the others are compared. Default: the first."""
     extend: Annotated[int, Field(ge=0, le=50)] = 0
     """Number of values that each variant adds to ``tune``, one by one, each a step from the best one that has one."""
-    expect: tuple[Expectation, ...] = ()  # statements of the claim; each gets a verdict
+    expect: tuple[Expectation, ...] = ()
+    """Statements of the claim; each gets a verdict."""
 
 
 @dataclass(frozen=True)
