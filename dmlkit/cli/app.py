@@ -186,7 +186,10 @@ def main() -> None:
         try:
             if sys.flags.optimize > 1:
                 raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python -O")
-            require_folder()
+            try:
+                Path.cwd()
+            except FileNotFoundError:  # Intel's MKL, which torch loads, would end the process
+                raise UserError("the current folder was deleted; change to another one") from None
             app()
         except (Exception, KeyboardInterrupt) as error:
             # before typer reads a word; or compiled code made another error of it, such as pydantic's SchemaError
@@ -202,14 +205,6 @@ def main() -> None:
                 print_message(f"error: {line}", "red")
             drop_unwritten()
             raise SystemExit(code) from None
-
-
-def require_folder() -> None:
-    """Raise a `UserError` if the current folder was deleted: Intel's MKL, which torch loads, would end the process."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise UserError("the current folder was deleted; change to another one") from None
 
 
 @contextmanager

@@ -63,13 +63,16 @@ class PictureOptions:
     overrides: SetDataset = None
     device: Device = "auto"
 
-    def embed(self, run: Path, split: SplitName, *, with_gallery: bool = False) -> "EmbeddedSplit":
-        """Check the output, then embed a split of a run with a progress bar, see `embed_split`."""
+    def embed(
+        self, run: Path, split: SplitName, kind: str, *, with_gallery: bool = False
+    ) -> "tuple[EmbeddedSplit, Path]":
+        """Embed a split of a run with a progress bar, see `embed_split`; return it with the checked output."""
         from dmlkit.plots.split import embed_split
 
         check_target(self.output, [run])
         of_run: Any = {"checkpoint": self.checkpoint, "device": self.device, "overrides": self.overrides or []}
-        return embed_split(run, split, **of_run, with_gallery=with_gallery, bar=bars())
+        embedded = embed_split(run, split, **of_run, with_gallery=with_gallery, bar=bars())
+        return embedded, self.output or embedded.run.picture_of(split, embedded.trained.checkpoint, kind)
 
 
 def add_map(kind: "MapKind", help_text: str) -> None:
@@ -88,10 +91,10 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         from dmlkit.plots.geometry import check_map, plot_map
 
         check_map(run, kind)
-        path, shown, present = plot_map(
-            options.embed(run, split), options.output, kind=kind, classes=number, images=thumbnails, bar=bars()
-        )
-        say(f"wrote {path}: {counted(shown, 'image')} of {counted(present, 'class', 'classes')}")
+        embedded, output = options.embed(run, split, kind)
+        shown = plot_map(embedded, output, kind=kind, classes=number, images=thumbnails, bar=bars())
+        classes = counted(len(shown.labels.unique()), "class", "classes")
+        say(f"wrote {output}: {counted(len(shown.labels), 'image')} of {classes}")
 
 
 add_map("disk", "Draw 2-d hyperbolic embeddings in the Poincaré disk, colored by class.")
@@ -114,9 +117,9 @@ def retrieval(
     """Draw queries and their nearest neighbors, marked as right or wrong."""
     from dmlkit.plots.retrieval import plot_retrieval
 
-    embedded = options.embed(run, split, with_gallery=True)
-    written, panel = plot_retrieval(embedded, options.output, queries=number, neighbors=k, bar=bars())
-    say(f"wrote {written}: {counted(len(panel.queries), 'query', 'queries')}, including the {panel.worst} worst")
+    embedded, output = options.embed(run, split, "retrieval", with_gallery=True)
+    panel = plot_retrieval(embedded, output, queries=number, neighbors=k, bar=bars())
+    say(f"wrote {output}: {counted(len(panel.queries), 'query', 'queries')}, including the {panel.worst} worst")
 
 
 @command("dmlkit plot heatmap runs/demo --split train")
@@ -124,14 +127,14 @@ def heatmap(run: PlottedRun, /, split: Split = "test", number: Classes = 20, *, 
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.plots.similarities import plot_heatmap
 
-    embedded = options.embed(run, split)
-    written, maps = plot_heatmap(embedded, options.output, classes=number)
+    embedded, output = options.embed(run, split, "heatmap")
+    maps = plot_heatmap(embedded, output, classes=number)
     shown = f"{len(maps.sample_labels)} images of {counted(len(maps.classes), 'class', 'classes')}"
     if maps.proxy_labels is not None:
         shown += f" and {counted(len(maps.proxy_labels), 'proxy', 'proxies')}"
     elif embedded.split != "train":
         say("note: only training classes have proxies; use --split train to show those of the loss, if any")
-    say(f"wrote {written}: {shown}")
+    say(f"wrote {output}: {shown}")
 
 
 @command("dmlkit plot histogram runs/demo")
@@ -139,9 +142,10 @@ def histogram(run: PlottedRun, /, split: Split = "test", *, options: PictureOpti
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.plots.similarities import plot_histogram
 
-    written, _, after = plot_histogram(options.embed(run, split), options.output, bar=bars())
+    embedded, output = options.embed(run, split, "histogram")
+    _, after = plot_histogram(embedded, output, bar=bars())
     same, different = int(after.same.sum()), int(after.different.sum())
-    say(f"wrote {written}: {same:,} same-class pairs and {different:,} different-class pairs")
+    say(f"wrote {output}: {same:,} same-class pairs and {different:,} different-class pairs")
 
 
 @command("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")

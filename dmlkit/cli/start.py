@@ -1,7 +1,6 @@
 """``dmlkit start``: a first recipe for your photos."""
 
 import os
-from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
 from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import Device, Writes, command, stem_of
-from dmlkit.errors import UserError
-from dmlkit.files.escape import command_word, printable
+from dmlkit.errors import UserError, some_of
+from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_file, write_output
 from dmlkit.files.source import require_dataset
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from dmlkit.training.estimate import TrainingPlan
     from dmlkit.training.start import Start
 
-WIDTH = 80  # columns of a terminal
 BUSY = 0.5  # share of the cores that other programs use, from which on a measured time is clearly too long
 
 
@@ -131,14 +129,14 @@ def print_survey(survey: "Survey", title: str) -> None:
     smallest, median, largest = survey.sides
     say(f"shorter side: {smallest} to {largest} pixels, median {median:g}")
     for split, names in survey.held_out.items() if not is_known else ():
-        say(with_names(f"not trained on: {len(names)} {split} classes", names))
+        say_prose(f"not trained on: {len(names)} {split} classes: {some_of(names)}")
     if "validation" not in survey.held_out:
         say(f"no validation: too few {'images of each class' if is_known else 'training classes'} to hold some out")
     for note in survey.notes:
         say_prose(note)
     if survey.unreadable:
-        text = f"cannot be opened: {len(survey.unreadable)} of {counted(survey.measured, 'image')}"
-        say(with_names(text, survey.unreadable), style="yellow")
+        number = f"{len(survey.unreadable)} of {counted(survey.measured, 'image')}"
+        say(f"cannot be opened: {number}: {some_of(survey.unreadable)}", style="yellow")
         say("train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
 
 
@@ -159,24 +157,6 @@ def print_nesting(config: "DatasetConfig") -> None:
         f"the folders are nested, e.g. {path}, and the outermost are the classes; for the innermost, write levels: "
         f"[{levels}] (names of your choice) below dataset in the recipe, see docs/guides/hierarchy.md"
     )
-
-
-def with_names(text: str, names: Sequence[str]) -> str:
-    """Return a line of at most `WIDTH` columns: a text and as many of the first names as fit.
-
-    Example:
-        >>> with_names("3 classes", ["crow", "dove", "finch"])
-        '3 classes: crow, dove, finch'
-        >>> with_names("90 classes", ["crow " * 5, "dove " * 10, "finch"] * 30)
-        '90 classes: crow crow crow crow crow , ...'
-    """
-    line = f"{text}: "
-    for index, name in enumerate(map(printable, names)):
-        is_last = index == len(names) - 1
-        if len(line) + len(name) > WIDTH - (0 if is_last else len(", ...")):
-            return f"{line}..."
-        line += name if is_last else f"{name}, "
-    return line
 
 
 def shown(plan: "TrainingPlan", budget: float, load: float = 0.0) -> list[str]:

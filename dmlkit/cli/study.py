@@ -97,12 +97,14 @@ def study(
 def print_results(results: "StudyResults", output: Path) -> None:
     """Write the results as Markdown, and print them."""
     from dmlkit.study.report import missing_lines, write_section
-    from dmlkit.study.tables import figure_rows, verdict_lines
+    from dmlkit.study.tables import figure_rows, verdict_rows
 
     written = write_section(results, output)
     say(results.claim)
     print_tables(figure_rows(results), names=2)
-    for line in (*verdict_lines(results), *missing_lines(results)):
+    for statement, metric, verdict, difference, interval, *_ in verdict_rows(results)[1:]:
+        say(f"{statement}, {metric}: {difference} ({interval}), {verdict}")
+    for line in missing_lines(results):
         say(line)
     say(f"written to {written}, results.json and results.png")
 

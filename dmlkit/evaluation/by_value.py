@@ -30,15 +30,11 @@ class PartFigures(BaseModel, frozen=True, extra="forbid"):
     """One metric over the queries with one value, compared with all other queries."""
 
     mean: float
-    interval: tuple[float, float] | None
-    """95 % bootstrap interval over classes; null for fewer than 5 classes."""
-    difference: float
-    """From the mean over all other queries."""
-    difference_interval: tuple[float, float] | None
-    """Null if one of the two sides has fewer than 5 classes."""
+    interval: tuple[float, float] | None  # 95 % bootstrap interval over classes; null for fewer than 5 classes
+    difference: float  # from the mean over all other queries
+    difference_interval: tuple[float, float] | None  # null if one of the two sides has fewer than 5 classes
     p_value: float
-    corrected: float
-    """The p-value after Holm's correction for all values and metrics."""
+    corrected: float  # the p-value after Holm's correction for all values and metrics
 
 
 class ValueFigures(BaseModel, frozen=True, extra="forbid"):
@@ -54,10 +50,8 @@ class ByColumn(BaseModel, frozen=True, extra="forbid"):
     """Metrics per value of a column."""
 
     column: str
-    without: int
-    """Queries without a value, which count in no comparison."""
-    values: tuple[ValueFigures, ...]
-    """Worst values of the last metric first."""
+    without: int  # queries without a value, which count in no comparison
+    values: tuple[ValueFigures, ...]  # worst values of the last metric first
 
 
 def figures_by_value(
@@ -211,10 +205,5 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | P
 
 
 def advice_on_tables(column: str) -> str:
-    """Return how to name a table that has a column.
-
-    Example:
-        >>> advice_on_tables("my camera")
-        "name a table with the columns path and my camera: --by 'FILE:my camera'"
-    """
+    """Return how to name a table that has a column."""
     return f"name a table with the columns path and {column}: --by {command_word(f'FILE:{column}')}"

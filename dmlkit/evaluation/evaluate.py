@@ -44,8 +44,7 @@ class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
     name: str = Field(alias="class")
     taken_for: str
     queries: int
-    share: float
-    """Share of the queries of the class."""
+    share: float  # share of the queries of the class
 
 
 def searching(metrics: Sequence[MetricConfig | str]) -> list[MetricConfig]:

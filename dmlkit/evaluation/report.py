@@ -35,17 +35,12 @@ LISTED = 10  # classes and confusions in a report
 class Question(BaseModel, frozen=True, extra="forbid"):
     """Everything that the metrics of an evaluation depend on."""
 
-    weights: str
-    """Fingerprint of the model."""
-    checkpoint: CheckpointName
-    """Name of the checkpoint; ``pretrained`` is the backbone before training, without the head."""
+    weights: str  # fingerprint of the model
+    checkpoint: CheckpointName  # ``pretrained`` is the backbone before training, without the head
     split: Split
-    dataset: dict[str, Any]
-    """Dataset of the resolved recipe."""
-    transform: dict[str, Any] | None
-    """Transform of the resolved recipe; null for vectors."""
-    metrics: list[Any]
-    """Names of metrics, or their options where a name is not enough."""
+    dataset: dict[str, Any]  # dataset of the resolved recipe
+    transform: dict[str, Any] | None  # transform of the resolved recipe; null for vectors
+    metrics: list[Any]  # names of metrics, or their options where a name is not enough
 
     @classmethod
     def of(cls, recipe: Recipe, weights: str, checkpoint: str, split: str) -> "Question":
@@ -67,14 +62,10 @@ class Question(BaseModel, frozen=True, extra="forbid"):
 class Alternative(BaseModel, frozen=True, extra="forbid"):
     """Metrics of the same queries, re-ranked, with the means of images and mirror images, or by two runs."""
 
-    tta: Copies | None
-    """Copies of which the mean with each image was taken."""
-    fusion: SerializeAsAny[Fusion] | None = None
-    """Second run, whose similarity is added; or local scores, or place and time."""
-    rerank: str | None
-    """Method of re-ranking."""
-    options: dict[str, float]
-    """Its options."""
+    tta: Copies | None  # copies of which the mean with each image was taken
+    fusion: SerializeAsAny[Fusion] | None = None  # second run, or local scores, or place and time
+    rerank: str | None  # method of re-ranking
+    options: dict[str, float]  # of the method
     metrics: dict[str, float]
     differences: dict[str, dict[str, float | None]]
     """From the plain metric: difference, its 95 % interval ``low`` and ``high`` over classes, ``p_value`` and, after
@@ -84,14 +75,11 @@ class Alternative(BaseModel, frozen=True, extra="forbid"):
 class FormFigures(BaseModel, frozen=True, extra="forbid"):
     """Metrics of the same queries with a stored form of the embeddings."""
 
-    dims: int
-    """Number of first coordinates."""
+    dims: int  # number of first coordinates
     precision: Precision
-    bytes: int
-    """Bytes per vector."""
+    bytes: int  # bytes per vector
     metrics: dict[str, float]
-    intervals: dict[str, tuple[float, float] | None]
-    """As those of the report."""
+    intervals: dict[str, tuple[float, float] | None]  # as those of the report
     differences: dict[str, dict[str, float | None]]
     """From the full embeddings: difference, its 95 % interval ``low`` and ``high`` over classes, and ``p_value``."""
 
@@ -100,22 +88,14 @@ class Evidence(BaseModel, frozen=True, extra="forbid"):
     """Share of a retrieval metric that comes from outside of regions of the images, e.g. from backgrounds."""
 
     metric: str
-    regions: str
-    """Table with boxes or masks, or ``center``."""
-    area: float
-    """Mean share of the pixels that is outside."""
-    whole: float
-    """The metric."""
-    inside: float
-    """With images that show their regions alone."""
-    outside: float
-    """With images whose regions are painted over."""
-    chance: float
-    """Without any: all images are equally similar."""
-    share: float | None
-    """Of whole - chance, that of the outside, see `dmlkit.look.evidence`; null if that is not positive."""
-    interval: tuple[float, float] | None
-    """95 % bootstrap interval over classes; null for fewer than 5 classes."""
+    regions: str  # table with boxes or masks, or ``center``
+    area: float  # mean share of the pixels that is outside
+    whole: float  # the metric
+    inside: float  # with images that show their regions alone
+    outside: float  # with images whose regions are painted over
+    chance: float  # without any: all images are equally similar
+    share: float | None  # of whole - chance, the outside's, see `dmlkit.look.evidence`; null if that is not positive
+    interval: tuple[float, float] | None  # 95 % bootstrap interval over classes; null for fewer than 5 classes
 
 
 class Report(Document, frozen=True):
@@ -123,45 +103,27 @@ class Report(Document, frozen=True):
 
     kind: ClassVar[str] = "report of an evaluation"
 
-    source: str
-    """Evaluated run, folder of embeddings, or array."""
-    split: str
-    """Split of the run; ``all`` for a folder or an array."""
-    queries: int
-    """Number of scored queries."""
-    classes: int
-    """Number of classes of the queries, including queries without a positive."""
+    source: str  # evaluated run, folder of embeddings, or array
+    split: str  # split of the run; ``all`` for a folder or an array
+    queries: int  # number of scored queries
+    classes: int  # number of classes of the queries, including queries without a positive
     metrics: dict[str, float]
-    intervals: dict[str, tuple[float, float] | None]
-    """95 % bootstrap intervals of the metrics that are means over queries; null for fewer than 5 classes."""
-    intervals_by: Unit
-    """Units that the bootstrap draws."""
-    worst_classes: tuple[ClassFigures, ...]
-    """Classes with the lowest values of the last metric, worst first."""
-    confusions: tuple[ConfusedClasses, ...]
-    """Confused pairs of classes, most frequent first."""
-    notes: tuple[str, ...]
-    """Notes for the reader of the metrics."""
-    skipped: tuple[str, ...]
-    """One message per image that could not be read."""
-    images: str
-    """Hash of the queries: two models can be compared per query if their hashes are equal."""
-    files: str | None = None
-    """For a run, a hash of the sizes and times of the images' files; null for images in memory."""
+    intervals: dict[str, tuple[float, float] | None]  # 95 %, of means over queries; null for fewer than 5 classes
+    intervals_by: Unit  # units that the bootstrap draws
+    worst_classes: tuple[ClassFigures, ...]  # classes with the lowest values of the last metric, worst first
+    confusions: tuple[ConfusedClasses, ...]  # confused pairs of classes, most frequent first
+    notes: tuple[str, ...]  # notes for the reader of the metrics
+    skipped: tuple[str, ...]  # one message per image that could not be read
+    images: str  # hash of the queries: two models can be compared per query if their hashes are equal
+    files: str | None = None  # for a run, a hash of the sizes and times of the images' files; null for images in memory
     contents: str | None = None
     """Hash of the contents of these files: for ``pretrained``, and for other checkpoints of a run that has it."""
-    epoch: int | None = None
-    """For a run, the number of finished epochs of the checkpoint."""
-    question: Question | None = None
-    """For a run, everything that the metrics depend on."""
-    by: ByColumn | None = None
-    """Metrics per value of a column, with ``--by``."""
-    alternative: Alternative | None = None
-    """Metrics with ``--rerank`` or ``--with``."""
-    forms: tuple[FormFigures, ...] | None = None
-    """Metrics of stored forms, with ``--form``."""
-    evidence: Evidence | None = None
-    """Share of a metric that comes from outside the objects, with ``--evidence``."""
+    epoch: int | None = None  # for a run, the number of finished epochs of the checkpoint
+    question: Question | None = None  # for a run, everything that the metrics depend on
+    by: ByColumn | None = None  # metrics per value of a column, with ``--by``
+    alternative: Alternative | None = None  # metrics with ``--rerank`` or ``--with``
+    forms: tuple[FormFigures, ...] | None = None  # metrics of stored forms, with ``--form``
+    evidence: Evidence | None = None  # share of a metric that comes from outside the objects, with ``--evidence``
 
     @classmethod
     def of(

@@ -51,24 +51,17 @@ TRAINED_ON = "trained on; these metrics do not measure unseen classes"
 class Scope:
     """Which images are evaluated, and by which metrics."""
 
-    split: Split | None = None
-    """Split of the dataset. Default: test, or all of ``images``."""
-    images: Path | None = None
-    """Other images instead of the dataset: a folder with one subfolder per class, or a table."""
-    overrides: Sequence[str] = ()
-    """``key=value`` each: for a run of the keys in `READ`."""
-    metrics: Sequence[str] = ()
-    """Names of metrics, instead of the recipe's."""
+    split: Split | None = None  # split of the dataset. Default: test, or all of ``images``
+    images: Path | None = None  # other images instead of the dataset: a folder with one subfolder per class, or a table
+    overrides: Sequence[str] = ()  # ``key=value`` each: for a run of the keys in `READ`
+    metrics: Sequence[str] = ()  # names of metrics, instead of the recipe's
     column: tuple[str, Path | None] | None = None
     """Column whose values the metrics are reported for, and its table. Default of the table: that of the dataset."""
-    where: Where | None = None
-    """Conditions on the rows of the table of the dataset; others are left out."""
+    where: Where | None = None  # conditions on the rows of the table of the dataset; others are left out
     rerank: Rerank | None = None
     """Rank the queries once more. The stored report is without this and the other ways to score the same images."""
-    copies: Copies | None = None
-    """Evaluate the mean of each image and copies of it too, see `embed_with_copies`."""
-    fusion: Fusion | None = None
-    """Add the similarity of a second model, local scores, or place and time."""
+    copies: Copies | None = None  # evaluate the mean of each image and copies of it too, see `embed_with_copies`
+    fusion: Fusion | None = None  # add the similarity of a second model, local scores, or place and time
 
     @property
     def evaluated_split(self) -> Split:

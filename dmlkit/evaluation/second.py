@@ -48,10 +48,8 @@ class WeightChoice(NamedTuple):
 
     weights: Weights
     share: float
-    alone: float | None
-    """map@r without it; None for fewer than 3 classes with two groups, like the next one."""
-    together: float | None
-    """map@r with it."""
+    alone: float | None  # map@r without it; None for fewer than 3 classes with two groups, like the next one
+    together: float | None  # map@r with it
 
 
 def fitted_share(weights: Weights, scores: Sequence[np.ndarray], same: np.ndarray) -> float:

@@ -133,14 +133,10 @@ class JudgedPair(BaseModel, frozen=True, extra="forbid"):
 
     a: str
     b: str
-    score: FiniteFloat | None
-    """Similarity of the images; null if one of them could not be read."""
-    same: bool | None
-    """Whether the similarity reaches the threshold; null if one of the images could not be read."""
-    known: bool | None
-    """Whether the images are of the same class according to the file of pairs; null if it does not say so."""
-    probability: Share | None
-    """Probability that the images are of the same class; null if one of them could not be read."""
+    score: FiniteFloat | None  # similarity of the images; null if one of them could not be read
+    same: bool | None  # whether the similarity reaches the threshold; null if one of the images could not be read
+    known: bool | None  # whether they are of the same class by the file of pairs; null if it does not say so
+    probability: Share | None  # that they are of the same class; null if one of them could not be read
 
     @property
     def verdict(self) -> str:
@@ -151,15 +147,11 @@ class JudgedPair(BaseModel, frozen=True, extra="forbid"):
 class Correctness(BaseModel, frozen=True, extra="forbid"):
     """Error rates of the verdicts on pairs with known answers that could be read."""
 
-    same: int
-    """Number of pairs of the same class."""
-    different: int
-    """Number of pairs of different classes."""
+    same: int  # number of pairs of the same class
+    different: int  # number of pairs of different classes
     accuracy: Share
-    far: Share | None
-    """False accept rate; null if there are no pairs of different classes."""
-    frr: Share | None
-    """False reject rate; null if there are no pairs of the same class."""
+    far: Share | None  # false accept rate; null if there are no pairs of different classes
+    frr: Share | None  # false reject rate; null if there are no pairs of the same class
 
 
 class Verification(Document, frozen=True):
@@ -167,21 +159,15 @@ class Verification(Document, frozen=True):
 
     kind: ClassVar[str] = "verification of pairs"
 
-    weights: str
-    """Fingerprint of the model."""
-    fusion: Fusion | None = None
-    """Second model, or local features, whose similarity is added, with ``--with``."""
+    weights: str  # fingerprint of the model
+    fusion: Fusion | None = None  # second model, or local features, whose similarity is added, with ``--with``
     similarity: str
     threshold: float
-    far: Share
-    """False accept rate for which the threshold was chosen."""
-    prior: Share
-    """Share of the pairs that are expected to be of the same class, for which the probabilities hold."""
+    far: Share  # false accept rate for which the threshold was chosen
+    prior: Share  # share of the pairs that are expected to be of the same class, for which the probabilities hold
     pairs: tuple[JudgedPair, ...]
-    correctness: Correctness | None
-    """Error rates; null if no answers are known."""
-    skipped: tuple[str, ...]
-    """One message per image that could not be read."""
+    correctness: Correctness | None  # error rates; null if no answers are known
+    skipped: tuple[str, ...]  # one message per image that could not be read
 
     def save(self, path: Path) -> None:
         """Write a CSV table of all pairs."""
@@ -303,14 +289,10 @@ class LocalThreshold(Document, frozen=True, strict=True):
 
     kind: ClassVar[str] = "calibrated threshold of similarities and matches"
 
-    fusion: LocalFusion
-    """Weight of the matches."""
-    threshold: Threshold
-    """Threshold of both, for the model's fingerprint and the false accept rate in it."""
-    images: str
-    """Hash of the validation images, their labels and their groups."""
-    points: str
-    """Key of the points of the model, see `StoredModel`."""
+    fusion: LocalFusion  # weight of the matches
+    threshold: Threshold  # of both, for the model's fingerprint and the false accept rate in it
+    images: str  # hash of the validation images, their labels and their groups
+    points: str  # key of the points of the model, see `StoredModel`
 
 
 def local_threshold(

@@ -142,23 +142,13 @@ def check_map(run: Path, kind: MapKind) -> None:
 
 
 def plot_map(
-    embedded: EmbeddedSplit,
-    output: Path | None,
-    *,
-    kind: MapKind,
-    classes: int = 20,
-    images: bool = False,
-    bar: Bar = no_bar,
-) -> tuple[Path, int, int]:
-    """Draw a map of a run's embeddings, colored by class, with the proxies of training classes; see `plot_embeddings`.
-
-    Return the file, and the number of images and of classes on the map.
-    """
-    output = output or embedded.picture(kind)
+    embedded: EmbeddedSplit, output: Path, *, kind: MapKind, classes: int, images: bool, bar: Bar = no_bar
+) -> EmbeddedSplit:
+    """Draw a map of some classes of a run, with the proxies of training classes, see `plot_embeddings`; return them."""
     if images:
         embedded.require_images(f"plot {kind} --thumbnails")
     shown = embedded.of_classes(classes)
     image = partial(shown.image, side=SIDE) if images else None
     mapped = Mapped(shown.points, shown.labels, shown.dataset.class_names, shown.proxies(), image)
     plot_embeddings(shown.manifold, mapped, kind, output, f"{embedded.split} split", bar)
-    return output, len(shown.points), len(shown.labels.unique())
+    return shown

@@ -33,17 +33,16 @@ class RetrievalPanel(NamedTuple):
 
 
 def plot_retrieval(
-    embedded: EmbeddedSplit, output: Path | None, *, queries: int = 8, neighbors: int = 6, bar: Bar = no_bar
-) -> tuple[Path, RetrievalPanel]:
+    embedded: EmbeddedSplit, output: Path, *, queries: int, neighbors: int, bar: Bar = no_bar
+) -> RetrievalPanel:
     """Draw queries with their nearest images; half of the queries are the worst ones, half are random.
 
     If the split has queries and a gallery, the queries search the gallery.
     """
     embedded.require_images("plot retrieval")
-    output = output or embedded.picture("retrieval")
     panel = retrieval_panel(embedded, queries, neighbors, bar)
     draw_panel(embedded, panel, output)
-    return output, panel
+    return panel
 
 
 @torch.no_grad()

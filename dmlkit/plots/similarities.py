@@ -31,12 +31,8 @@ class HeatMaps(NamedTuple):
     proxy_labels: Tensor | None  # (P,) int64, ascending
 
 
-def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int = 20) -> tuple[Path, HeatMaps]:
-    """Draw the similarities of samples to proxies, if there are any, and of some classes, evenly spread, to each other.
-
-    The file is by default one in the run.
-    """
-    output = output or embedded.picture("heatmap")
+def plot_heatmap(embedded: EmbeddedSplit, output: Path, *, classes: int) -> HeatMaps:
+    """Draw the similarities of samples to proxies, if there are any, and of some evenly spread classes."""
     shown = embedded.of_classes(classes)
     maps = heat_maps(shown)
     measure = embedded.manifold.similarity_name.replace("_", " ")
@@ -54,7 +50,7 @@ def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int =
         places = list(range(len(names))), list(range(len(names)))
         draw_map(figure, panels[-1], maps.between, names, places, f"mean {measure}")
         panels[-1].set(title=f"Two samples by their classes, {title}", xlabel="class", ylabel="class")
-    return output, maps
+    return maps
 
 
 @torch.no_grad()
@@ -103,13 +99,9 @@ def class_places(labels: Tensor) -> list[float]:
 
 
 def plot_histogram(
-    embedded: EmbeddedSplit, output: Path | None, *, bar: Bar = no_bar
-) -> tuple[Path, ScoreHistograms, ScoreHistograms]:
-    """Draw histograms of the similarities of pairs by the backbone before training and by the trained model.
-
-    Return the file, by default one in the run, and the counts before and after training.
-    """
-    output = output or embedded.picture("histogram")
+    embedded: EmbeddedSplit, output: Path, *, bar: Bar = no_bar
+) -> tuple[ScoreHistograms, ScoreHistograms]:
+    """Draw histograms of the similarities of pairs by the backbone before training and by the trained model."""
     groups = embedded.dataset.groups_of(embedded.rows)
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold, groups=groups), embedded.split)
     before = counted(pretrained_points(embedded, bar), embedded.split)
@@ -122,7 +114,7 @@ def plot_histogram(
         draw_histogram(above, before, f"{baseline}, {embedded.split} split", "cosine")
         draw_histogram(below, after, f"Trained model, {embedded.split} split", measure)
         figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    return output, before, after
+    return before, after
 
 
 def pretrained_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:

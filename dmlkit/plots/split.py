@@ -28,7 +28,6 @@ class ClassProxies(NamedTuple):
 
     points: Tensor  # (P, D) float32
     labels: Tensor  # (P,) int64, training class of each proxy, ascending
-    class_names: tuple[str, ...]
 
 
 @torch.no_grad()
@@ -41,26 +40,17 @@ def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -
         return None
     objective = run.load_checkpoint(checkpoint)["objective"]
     proxies = [tensor for name, tensor in objective.items() if name.startswith("loss.") and name.endswith(".proxies")]
-    return class_proxies(proxies[0], manifold, run.training_classes()) if len(proxies) == 1 else None
+    return class_proxies(proxies[0], manifold, len(run.training_classes())) if len(proxies) == 1 else None
 
 
-def class_proxies(proxies: Tensor, manifold: Manifold, class_names: tuple[str, ...]) -> ClassProxies | None:
-    """Return learned proxies (C, d) or (C, K, d) as points; None if they do not fit the space or the classes.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> proxies = class_proxies(torch.randn(2, 3, 8), Sphere(8), ("a", "b"))
-        >>> proxies.points.shape, proxies.labels.tolist()
-        (torch.Size([6, 8]), [0, 0, 0, 1, 1, 1])
-        >>> class_proxies(torch.randn(2, 9), Sphere(8), ("a", "b")) is None
-        True
-    """
+def class_proxies(proxies: Tensor, manifold: Manifold, classes: int) -> ClassProxies | None:
+    """Return learned proxies (C, d) or (C, K, d) as points; None if they do not fit the space or the classes."""
     width = manifold.dim if manifold.proxies == "features" else manifold.point_dim
-    if proxies.ndim not in (2, 3) or proxies.shape[-1] != width or len(proxies) != len(class_names):
+    if proxies.ndim not in (2, 3) or proxies.shape[-1] != width or len(proxies) != classes:
         return None
     points = manifold.proxy_points(proxies.flatten(0, -2).float())
     labels = torch.arange(len(proxies)).repeat_interleave(len(points) // len(proxies))
-    return ClassProxies(points, labels, class_names)
+    return ClassProxies(points, labels)
 
 
 @dataclass(frozen=True)
@@ -77,10 +67,6 @@ class EmbeddedSplit:
     rows: Tensor  # (N,) int64, into the dataset
     manifold: Manifold  # the geometry of the points, on the CPU
 
-    def picture(self, kind: str) -> Path:
-        """Return the default file of a picture of a kind."""
-        return self.run.picture_of(self.split, self.trained.checkpoint, kind)
-
     def of_classes(self, count: int) -> "EmbeddedSplit":
         """Return the images of some classes, evenly spread over those of the split."""
         mask = torch.isin(self.labels, evenly_spread(self.labels.unique(), count))
@@ -88,8 +74,10 @@ class EmbeddedSplit:
 
     def proxies(self) -> ClassProxies | None:
         """Return the proxies of the classes shown; only training classes may have some."""
-        proxies = proxies_of(self.run, self.trained.checkpoint, self.manifold) if self.split == "train" else None
-        if proxies is None or proxies.class_names != self.dataset.class_names:
+        if self.split != "train" or self.run.training_classes() != self.dataset.class_names:
+            return None
+        proxies = proxies_of(self.run, self.trained.checkpoint, self.manifold)
+        if proxies is None:
             return None
         mask = torch.isin(proxies.labels, self.labels)
         return proxies._replace(points=proxies.points[mask], labels=proxies.labels[mask])

@@ -80,12 +80,9 @@ class StudyRecord(StudySettings, Document, frozen=True):
 
     kind: ClassVar[str] = "record of a study"
 
-    command: str
-    """Command that repeats the study."""
-    extend: int = 0
-    """Number of values that a variant may add at the edge of its grid."""
-    expect: tuple[dict[str, str], ...]
-    """The statements of the claim."""
+    command: str  # repeats the study
+    extend: int = 0  # number of values that a variant may add at the edge of its grid
+    expect: tuple[dict[str, str], ...]  # statements of the claim
     variants: dict[str, dict[str, dict[str, Any]]]
     """Recipes without their seed, by variant and choice. A file has the first one whole, and the differences of each
     from it: 330 recipes take 140 kB instead of 1.1 MB."""
@@ -117,8 +114,7 @@ class StudyFailures(Document, frozen=True):
 
     kind: ClassVar[str] = "list of failed runs"
 
-    failed: dict[str, str]
-    """Reasons by name of the run."""
+    failed: dict[str, str]  # reasons by name of the run
 
     def lines(self) -> list[str]:
         """Return one line per reason with the first runs that it concerns, since a wrong path fails all runs.

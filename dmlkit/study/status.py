@@ -22,41 +22,27 @@ class RunStatus(BaseModel, frozen=True, extra="forbid"):
     """Status of one run."""
 
     variant: str
-    choice: str | None
-    """Label of the tuned values; empty if nothing is tuned, null if they are not chosen yet."""
+    choice: str | None  # label of the tuned values; empty if nothing is tuned, null if they are not chosen yet
     seed: int
-    folder: str | None = None
-    """Folder under ``runs/``; null if the values are not chosen yet."""
-    state: State = "waiting"
-    """``stopped``: the run has started, and no process trains it now."""
-    epochs: int = 0
-    """Finished epochs."""
-    of_epochs: int
-    """Epochs of all models of the run."""
-    score: float | None = None
-    """Best score so far on validation classes; for the Reality Check the mean over models."""
-    seconds: float = 0.0
-    """Seconds of training and validation so far."""
-    reason: str | None = None
-    """Reason of a failure."""
+    folder: str | None = None  # under ``runs/``; null if the values are not chosen yet
+    state: State = "waiting"  # ``stopped``: the run has started, and no process trains it now
+    epochs: int = 0  # finished
+    of_epochs: int  # of all models of the run
+    score: float | None = None  # best so far on validation classes; for the Reality Check the mean over models
+    seconds: float = 0.0  # of training and validation so far
+    reason: str | None = None  # of a failure
 
 
 class StudyStatus(BaseModel, frozen=True, extra="forbid"):
     """Status of a study."""
 
     claim: str
-    command: str
-    """Command that continues the study."""
-    is_running: bool
-    """Whether a process works on the study now."""
-    runs: tuple[RunStatus, ...]
-    """Runs that are known; extended grids and added seeds may add more."""
-    best: dict[str, str]
-    """Label of the best tuned values so far, by variant, once all values of the study's file were tried."""
-    seconds: float
-    """Seconds spent on all runs."""
-    seconds_left: float | None
-    """Estimated seconds of the remaining runs, one after another; null before the first epoch."""
+    command: str  # continues the study
+    is_running: bool  # whether a process works on the study now
+    runs: tuple[RunStatus, ...]  # those that are known; extended grids and added seeds may add more
+    best: dict[str, str]  # label of the best tuned values so far, by variant, once all of the study's file were tried
+    seconds: float  # spent on all runs
+    seconds_left: float | None  # estimate for the remaining runs, one after another; null before the first epoch
 
     def count(self, state: State) -> int:
         """Return the number of runs in a state."""

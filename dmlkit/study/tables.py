@@ -102,14 +102,6 @@ def edge_text(at_edge: Iterable[str], variants: Mapping[str, VariantResults]) ->
     return f"tuned at the edge: {ends}" if ends else ""
 
 
-def verdict_lines(results: StudyResults) -> list[str]:
-    """Return one line per statement of the claim, for a terminal."""
-    return [
-        f"{statement}, {metric}: {difference} ({interval}), {verdict}"
-        for statement, metric, verdict, difference, interval, _, _ in verdict_rows(results)[1:]
-    ]
-
-
 def figure_rows(results: StudyResults) -> Rows:
     """Return the metrics of every variant for a terminal: best and last checkpoint, and before training."""
     metrics, rows = results.metrics, [["variant", "checkpoint", *results.metrics]]

@@ -50,27 +50,20 @@ class MeanInterval(BaseModel, frozen=True, extra="forbid"):
 class Tuned(BaseModel, frozen=True, extra="forbid"):
     """Tuning of a variant."""
 
-    chosen: str
-    """Label of the chosen values."""
-    validation: dict[str, float]
-    """Scores on validation classes, by label; the mean over the tuning seeds."""
-    edge: dict[str, End] = {}
-    """Keys whose chosen value has no tried value beyond it: a better one may be there."""
+    chosen: str  # label of the chosen values
+    validation: dict[str, float]  # scores on validation classes, by label; the mean over the tuning seeds
+    edge: dict[str, End] = {}  # keys whose chosen value has no tried value beyond it: a better one may be there
 
 
 class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Figures of a variant."""
 
-    tuned: Tuned | None = None
-    """Tuning; null if nothing was tuned."""
-    runs: dict[int, Metrics]
-    """Figures on test classes by seed, of the best checkpoint on validation classes."""
-    last: dict[int, Metrics] = {}
-    """Figures after all epochs; without those that only the best checkpoints have."""
+    tuned: Tuned | None = None  # null if nothing was tuned
+    runs: dict[int, Metrics]  # figures on test classes by seed, of the best checkpoint on validation classes
+    last: dict[int, Metrics] = {}  # figures after all epochs; without those that only the best checkpoints have
     pretrained: Metrics | None = None
     """Figures of the variant's backbone before training, without its head; null if they are not known."""
-    summary: dict[str, MeanInterval]
-    """Mean of ``runs`` over seeds, by metric."""
+    summary: dict[str, MeanInterval]  # mean of ``runs`` over seeds, by metric
     difference: dict[str, PairedDifference] | None = None
     """Difference from the reference by metric; null for the reference itself, or if they share no seed."""
     classes: dict[int, ClassMetrics] | None = Field(default=None, exclude=True)
@@ -162,16 +155,11 @@ class JudgedStatement(PairedDifference, Expectation, frozen=True):
 
     classes: int | None = None
     """Number of test classes over which interval and p-value are, in addition to seeds; null if over seeds alone."""
-    verdict: Verdict
-    """Verdict without correction for other statements; see `verdict`."""
-    runs_to_separate: int | None
-    """Approximate number of seeds that would decide the statement; null if no number would."""
-    corrected_p_value: float
-    """P-value corrected for the number of statements, see `holm`."""
-    corrected_verdict: Verdict
-    """Verdict by the corrected p-value."""
-    at_edge: tuple[str, ...] = ()
-    """Those of the two variants whose tuned values are at an edge."""
+    verdict: Verdict  # without correction for other statements; see `verdict`
+    runs_to_separate: int | None  # approximate number of seeds that would decide the statement; null if no number would
+    corrected_p_value: float  # corrected for the number of statements, see `holm`
+    corrected_verdict: Verdict  # by the corrected p-value
+    at_edge: tuple[str, ...] = ()  # those of the two variants whose tuned values are at an edge
     not_trained: tuple[str, ...] = ()
     """Those of the two variants that are below their backbone before training by this metric."""
 
@@ -337,12 +325,9 @@ def least_p_values(first: int, last: int) -> NDArray[np.float64]:
 class Cost(BaseModel, frozen=True, extra="forbid"):
     """Cost of a study."""
 
-    models: int
-    """Number of trained models."""
-    seconds: float
-    """Seconds of training and validation, over all models."""
-    on: tuple[str, ...]
-    """Devices that trained, with versions."""
+    models: int  # number of trained models
+    seconds: float  # seconds of training and validation, over all models
+    on: tuple[str, ...]  # devices that trained, with versions
 
     @classmethod
     def of(cls, runs: Sequence[Path]) -> "Cost":
@@ -360,19 +345,13 @@ class StudyResults(StudySettings, Document, frozen=True):
 
     kind: ClassVar[str] = "document of a study's results"
 
-    axis: Axis | None
-    """The numeric key that is swept, if there is one."""
-    verdicts: tuple[JudgedStatement, ...]
-    """One verdict per statement of the claim and figure; see `by_both_figures`."""
-    variants: dict[str, VariantResults]
-    """Figures by name of the variant, in the order of the study."""
+    axis: Axis | None  # the numeric key that is swept, if there is one
+    verdicts: tuple[JudgedStatement, ...]  # one verdict per statement of the claim and figure; see `by_both_figures`
+    variants: dict[str, VariantResults]  # figures by name of the variant, in the order of the study
     cost: Cost
-    command: str
-    """Command that repeats the study."""
-    missing: dict[str, tuple[int, ...]] = Field(default_factory=dict)
-    """Seeds without figures, by variant."""
-    failed: dict[str, str] = Field(default_factory=dict)
-    """Reasons of failures, by run."""
+    command: str  # repeats the study
+    missing: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # seeds without figures, by variant
+    failed: dict[str, str] = Field(default_factory=dict)  # reasons of failures, by run
 
 
 def summarize_study(

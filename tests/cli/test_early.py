@@ -141,20 +141,17 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ("identify gallery photos -o photos/answers.csv", f"--output photos/answers.csv: {INSIDE}"),
     ("verify run kept.csv -o kept.csv", f"--output kept.csv: {READ_HERE} --output"),
     ("search x.npy x.npy -o x.npy/a.csv", f"--output x.npy/a.csv: {IN_FILE}"),
-    ("embed run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
     ("report study -o x.txt", "--output x.txt: expected a name that ends in .md or .tex"),
 ]
 READ = [  # what is missing inside a path that a command reads
     ("identify gallery empty", NO_IMAGES),
     ("embed run empty", NO_IMAGES),
-    ("gallery create run empty -o new", NO_IMAGES),
     ("calibrate gallery --strangers empty", NO_IMAGES),
     ("eval run empty", f"dataset.root: empty: {NO_CLASSES}"),
     ("start run", "run: is a run; expected a folder with one subfolder per class, or a table"),
     ("start stored", "stored: is a folder of embeddings; expected a folder with one subfolder per class, or a table"),
     ("eval run complete", "complete: is a gallery; expected a folder with one subfolder per class, or a table"),
     ("embed run run", "run: is a run; expected an image, a folder of images, or a table"),
-    ("gallery add gallery complete", "complete: is a gallery; expected an image, a folder of images, or a table"),
     ("start empty", f"dataset.root: empty: {NO_CLASSES}"),
     ("eval x.npy --labels no.npy", f"no.npy: {NO_LABELS}"),
     ("verify run kept.csv --root no", "no: no such file or folder; expected the folder of the images"),
@@ -177,7 +174,6 @@ MISTAKES = [
     ("calibrate empty", f"empty: {NO_RUN}"),
     ("calibrate none", "none: no such file or folder; expected a run or a gallery"),
     ("plot tsne study", "study: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs"),
-    ("plot epochs study none", f"study: {NO_RUN}"),
     ("plot results empty", f"empty: {NO_STUDY}"),
     (
         "search empty x.npy",
@@ -212,7 +208,6 @@ MISTAKES = [
     ("check broken.yaml", "broken.yaml:2: not valid YAML: found a tab; indent with spaces"),
     ("train glyphs/triplet --device gpu", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),
     ("status none", "none: no such file or folder; expected a folder that dmlkit study wrote"),
-    ("report study empty -o page.md", f"empty: {NO_STUDY}"),
 ]
 
 

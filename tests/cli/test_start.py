@@ -136,13 +136,11 @@ def test_the_screen_names_what_is_left_out_within_80_columns(dmlkit: Cli, caplog
     (Path("photos") / names[0] / "broken.jpg").write_bytes(b"")
     result = dmlkit("start", "photos", "-o", "recipe.yaml", "--device", "cpu").ok()
     lines = result.out.splitlines()
-    assert max(map(len, lines)) <= 80 and "\x1b" not in result.out
-    for line in (
-        "not trained on: 3 validation classes: 07 a kind of crow with a long name, ...",
-        "not trained on: 11 test classes: 10 a kind of crow with a long name, ...",
-        "cannot be opened: 1 of 43 images: ...",
-    ):
-        assert line in lines, result.out
+    assert max(len(line) for line in lines if "broken.jpg" not in line) <= 80 and "\x1b" not in result.out
+    said, crow = " ".join(result.out.split()), "a kind of crow with a long name"
+    assert f"not trained on: 3 validation classes: 07 {crow}, 08 {crow}, 09 {crow} not" in said
+    assert f"not trained on: 11 test classes: 10 {crow}, 11 {crow}" in said and f"14 {crow} and 6 more" in said
+    assert f"cannot be opened: 1 of 43 images: photos/{names[0]}/broken.jpg" in said
     rows = [line.strip("│ ").replace(" ", "").split("│") for line in lines if line.startswith("│")]
     assert rows[:3] == [["train", "15", "7"], ["validation", "6", "3"], ["test", "22", "11"]]
     assert "trains on 15 photos of 7 classes" in Path("recipe.yaml").read_text()

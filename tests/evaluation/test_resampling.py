@@ -159,17 +159,6 @@ def test_a_p_value_over_few_classes_is_not_below_what_is_told():
         assert f"below {2 / 2**count:.3g}" in str(few_classes_note(count))
 
 
-def test_paired_runs_against_scipy():
-    rng = np.random.default_rng(4)
-    first, second = rng.random(6).tolist(), (rng.random(6) + 0.3).tolist()
-    expected = stats.ttest_rel(second, first)
-    interval = expected.confidence_interval(0.95)
-    ours = paired_runs(first, second)
-    assert (ours.difference, ours.low, ours.high, ours.p_value) == pytest.approx(
-        (np.mean(np.subtract(second, first)), interval.low, interval.high, expected.pvalue)
-    )
-
-
 def test_paired_runs_that_tell_nothing_or_everything():
     one = paired_runs([0.5], [0.9])
     assert (one.low, one.high, one.p_value) == (-float("inf"), float("inf"), 1)

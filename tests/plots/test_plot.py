@@ -82,7 +82,7 @@ def test_images_of_a_map_do_not_cover_each_other_and_dots_without_one_had_no_roo
 def test_a_map_of_images_with_proxies_is_written(tmp_path: Path):
     sphere, labels = Sphere(4), torch.arange(12) % 3
     image = np.zeros((8, 6, 3), dtype=np.uint8)
-    proxies = ClassProxies(sphere.from_features(torch.randn(3, 4)), torch.arange(3), ("a", "b", "c"))
+    proxies = ClassProxies(sphere.from_features(torch.randn(3, 4)), torch.arange(3))
     names = ("_x", "$\\frac$", "\x1b[31m" + 500 * "b")  # hidden, wrong or long for matplotlib
     shown = Mapped(sphere.from_features(torch.randn(12, 4)), labels, names, proxies, lambda _: image)
     plot_embeddings(sphere, shown, "pca", tmp_path / "map.SVG", "train split")

@@ -34,8 +34,6 @@ def test_the_proxies_are_those_that_the_loss_has_learned(
     assert proxies is not None and proxies.labels.bincount().tolist() == [of_a_class] * 3
     learned = run.load_checkpoint("last")["objective"]["loss.proxies"]
     assert torch.allclose(proxies.points, torch.nn.functional.normalize(learned.reshape(-1, 8)))
-    embedded = embed_split(run.path, "train", device="cpu", checkpoint="last")
-    assert embedded.dataset.class_names == proxies.class_names
 
 
 @pytest.mark.parametrize("proxies", ["features", "points"])
@@ -43,7 +41,7 @@ def test_the_proxies_are_those_that_the_loss_has_learned(
 def test_proxies_lie_in_the_space_of_the_embeddings(kind: Any, proxies: Any):
     manifold = kind(4, proxies=proxies)
     held = manifold.new_proxies(5).detach()
-    found = class_proxies(held, manifold, tuple("abcde"))
+    found = class_proxies(held, manifold, 5)
     assert found is not None and found.points.shape == (5, manifold.point_dim)
     expected = held if proxies == "points" else manifold.from_features(held)
     assert torch.equal(found.points, expected)
@@ -51,7 +49,7 @@ def test_proxies_lie_in_the_space_of_the_embeddings(kind: Any, proxies: Any):
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 8), (5,), (5, 2, 2, 8)])
 def test_what_is_of_another_space_or_of_other_classes_is_none(shape: tuple[int, ...]):
-    assert class_proxies(torch.randn(*shape), Sphere(8), tuple("abcde")) is None
+    assert class_proxies(torch.randn(*shape), Sphere(8), 5) is None
 
 
 def test_a_run_has_the_proxies_of_its_own_classes(trained_once: Trained, tmp_path: Path):

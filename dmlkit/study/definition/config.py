@@ -92,10 +92,8 @@ class Variant:
 class Axis(BaseModel, frozen=True, extra="forbid"):
     """Numeric key that a study sweeps."""
 
-    key: str
-    """Key of the recipe."""
-    values: tuple[int | float, ...]
-    """One value per variant, in their order."""
+    key: str  # of the recipe
+    values: tuple[int | float, ...]  # one value per variant, in their order
 
 
 @dataclass(frozen=True)
