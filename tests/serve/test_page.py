@@ -15,7 +15,7 @@ from tests.datasets import trees
 
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make test-browser")
 pytestmark = pytest.mark.browser
-BAD = "<img src=x onerror=alert(1)>"
+BAD = f"<img src=x onerror=alert(1)>{'_of_one_word' * 12}"
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +146,10 @@ def test_names_are_shown_as_text(page: Any):
     page.click("nav a[href='#gallery']")
     page.wait_for_selector("#labels button")
     assert any(BAD in text for text in page.locator("#labels button").all_inner_texts())
+    assert (
+        page.evaluate("(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)(document.querySelector('#labels'))")
+        == 0
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
