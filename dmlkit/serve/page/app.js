@@ -20,7 +20,7 @@ function shelf(neighbors, file) {
 
 function adding(file, label) {
   if (!state.info.writes || state.info.kind !== "gallery") return null;
-  const input = node("input", { value: label, required: true, maxLength: 200 });
+  const input = node("input", { value: label, required: true });
   const line = node("form", { className: "row" }, node("label", {}, "Label ", input),
     node("button", { textContent: "Add to the gallery" }));
   line.onsubmit = (event) => {
