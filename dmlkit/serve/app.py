@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Annotated, Any, NamedTuple, get_origin
+from urllib.parse import unquote_to_bytes
 
 import torch
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
@@ -38,7 +39,7 @@ from dmlkit.gallery.files import GallerySummary
 from dmlkit.identify.why import explain_images
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.serve.access import Access
-from dmlkit.serve.requests import BODY, Guard, first_message, read_files
+from dmlkit.serve.requests import BODY, MOST_LABEL, Guard, first_message, read_files
 from dmlkit.serve.reviewing import AnswerRequest, QuestionRequest, ServedReview
 from dmlkit.serve.service import Pixels, Service, Snapshot
 from dmlkit.vectors.embedder import GivenImages
@@ -158,7 +159,11 @@ def review_of(request: Request) -> ServedReview:
 
 
 def refuse_unknown(request: Request) -> None:
-    """Refuse a parameter that an address does not take, or takes once, since it would be ignored."""
+    """Refuse a parameter that is not UTF-8, or that an address does not take, or takes once: it would be ignored."""
+    try:
+        unquote_to_bytes(request.scope["query_string"]).decode()
+    except UnicodeDecodeError:  # which Starlette would read with a replacement character
+        raise HTTPException(422, "query: expected UTF-8, percent-encoded") from None
     known = {field.alias: field for field in request.scope["route"].dependant.query_params}
     if unknown := sorted(request.query_params.keys() - known.keys()):
         expected = f"expected {', '.join(sorted(known))}" if known else "this address takes none"
@@ -304,7 +309,7 @@ async def picture_of(server: Server, id: Annotated[str, InPath(max_length=64)]) 
 
 @api.post("/gallery/add", openapi_extra=BODY)
 async def add(
-    server: Writer, pictures: SentImages, label: Annotated[str, Query(min_length=1, max_length=200)]
+    server: Writer, pictures: SentImages, label: Annotated[str, Query(min_length=1, max_length=MOST_LABEL)]
 ) -> dict[str, Any]:
     """Add images to the gallery."""
     files = [(picture.name, picture.content) for picture in pictures]

@@ -12,6 +12,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.review.folder import MOST_REVIEWER, ReviewFolder
+from dmlkit.serve.requests import MOST_LABEL
 from dmlkit.serve.service import Service
 
 HELD = 120  # seconds for which a question that one reviewer sees is not shown to another
@@ -35,7 +36,7 @@ class AnswerRequest(BaseModel, extra="forbid"):
     reviewer: Reviewer
     row: Row
     id: Annotated[str, Field(max_length=64)]
-    label: Annotated[str | None, Field(max_length=200)]
+    label: Annotated[str | None, Field(max_length=MOST_LABEL)]
 
 
 class ServedReview:

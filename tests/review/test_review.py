@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +273,16 @@ def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, P
     assert (tmp_path / "r/labels.csv.old").read_bytes() == corrected
     now = ImageGallery(gallery).labels()
     assert {label: now[label] for label in now.keys() - own} == {spelled: 1, "a new bird": 1}
+
+
+def test_a_review_goes_on_where_its_folders_have_another_path(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    folder, link = tmp_path / "review", tmp_path / "link"
+    link.symlink_to(images)
+    for paths in ((gallery, images), map(os.path.relpath, (gallery, images)), (gallery, link)):
+        asked = dmlkit("review", *paths, "-o", folder, "--device", "cpu")
+        assert asked.code == 0
+        assert csv_rows(folder / "questions.csv")[0]["path"].startswith(str(images))
 
 
 def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):

@@ -15,7 +15,7 @@ from tests.datasets import trees
 
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make test-browser")
 pytestmark = pytest.mark.browser
-BAD = "<img src=x onerror=alert(1)>"
+BAD = f"<img src=x onerror=alert(1)>{'_of_one_word' * 12}"
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +87,17 @@ def test_a_photo_is_identified_added_found_removed_and_restored(page: Any, serve
     assert page.locator(f"text='{label} (1)'").count() == 1
 
 
-def test_photos_are_searched_and_compared(page: Any, server: tuple[str, Path]):
+def test_photos_are_searched_and_compared(page: Any, server: tuple[str, Path], tmp_path: Path):
     first, second = (server[1] / "photos" / "crow" / f"{index}.jpg" for index in (0, 1))
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not an image")
     page.click("nav a[href='#search']")
+    page.fill("#neighbors", "0")
+    page.set_input_files("input[data-use=search]", first)
+    page.locator("#message", has_text="expected 1 to 100").wait_for()
     page.fill("#neighbors", "5")
-    page.set_input_files("input[data-use=search]", [first, second])
-    page.wait_for_selector(".answer")
+    page.set_input_files("input[data-use=search]", [first, notes, second])
+    page.locator("#message", has_text="2 photos searched. 1 file that is no image was left out.").wait_for()
     assert page.locator(".answer").count() == 2 and page.locator(".answer figure").count() == 10
     assert page.locator(".answer").first.locator("figcaption strong").first.inner_text() == "crow"
     page.click("nav a[href='#compare']")
@@ -146,6 +151,10 @@ def test_names_are_shown_as_text(page: Any):
     page.click("nav a[href='#gallery']")
     page.wait_for_selector("#labels button")
     assert any(BAD in text for text in page.locator("#labels button").all_inner_texts())
+    assert (
+        page.evaluate("(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)(document.querySelector('#labels'))")
+        == 0
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import ImageGallery
-from dmlkit.gallery.change import add_images, create_gallery
+from dmlkit.gallery.change import add_images, create_gallery, rename_label
 from dmlkit.identify.why import explain
 from dmlkit.review import journal
 from dmlkit.review.folder import ReviewFolder
@@ -123,6 +123,17 @@ def test_answers_of_the_page_are_those_of_the_table_and_reach_the_gallery(folder
     assert client.post("/v1/gallery/restore", json={"version": 1}).json()["images"] == before
     repeated, _ = review(folder / "gallery", folder / "inbox", folder / "review", model=ON_CPU)
     assert repeated.statement()._asdict() == {name: now[name] for name in repeated.statement()._asdict()}
+
+
+def test_a_long_label_of_the_gallery_may_be_answered(folder: Path, serve: Any):
+    taxon = "/".join(f"a rank with a long name {number}" for number in range(12))  # as of folders in folders
+    for label in ImageGallery(folder / "gallery").labels():
+        rename_label(folder / "gallery", str(label), f"{taxon}/{label}")
+    review(folder / "gallery", folder / "inbox", folder / "long", model=ON_CPU, ask=1)
+    client = serve(review=folder / "long")
+    question = ask(client, "ada")
+    assert question is not None and question["label"].startswith(taxon)
+    assert say(client, question, question["label"], "ada")["kept"] == 1
 
 
 def test_requests_are_answered_while_a_review_is_added(folder: Path, serve: Any, monkeypatch: pytest.MonkeyPatch):

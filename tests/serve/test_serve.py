@@ -436,6 +436,8 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ({"url": "/v1/identify?threshold=0.9", "json": {"paths": ["0.jpg"]}}, 422, "this address takes none"),
         ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "got 1 image, expected 2 to compare"),
         ({"url": "/v1/gallery/add?label=unknown", "json": {"paths": ["0.jpg"]}}, 409, "unknown"),
+        ({"url": "/v1/gallery/add?label=M%FCsli", "json": {"paths": ["0.jpg"]}}, 422, "query: expected UTF-8"),
+        ({"url": f"/v1/gallery/add?label={'a' * 4097}", "json": {"paths": ["0.jpg"]}}, 422, "at most 4096 characters"),
         ({"url": "/v1/gallery/remove", "json": {}}, 409, "to select what to remove"),
         ({"url": "/v1/gallery/restore", "json": {"version": 99}}, 409, "has no version 99"),
         ({"url": "/v1/why"}, 422, "got 0 images, expected 2"),

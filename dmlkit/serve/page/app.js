@@ -20,7 +20,7 @@ function shelf(neighbors, file) {
 
 function adding(file, label) {
   if (!state.info.writes || state.info.kind !== "gallery") return null;
-  const input = node("input", { value: label, required: true, maxLength: 200 });
+  const input = node("input", { value: label, required: true });
   const line = node("form", { className: "row" }, node("label", {}, "Label ", input),
     node("button", { textContent: "Add to the gallery" }));
   line.onsubmit = (event) => {
@@ -55,7 +55,9 @@ const uses = {
     return `${plural(answers.length, "photo", "photos")} identified.`;
   },
   async search(files, results) {
-    const { queries } = await post(`/v1/search?k=${Number($("#neighbors").value) || 12}`, form(files));
+    const count = $("#neighbors");
+    if (!count.validity.valid) throw new Error(`Neighbors per photo: expected ${count.min} to ${count.max}.`);
+    const { queries } = await post(`/v1/search?k=${count.valueAsNumber}`, form(files));
     results.replaceChildren(...queries.map((query, row) =>
       node("article", { className: "answer" }, own(files[row]), shelf(query.nearest, files[row]))));
     return `${plural(queries.length, "photo", "photos")} searched.`;
@@ -76,16 +78,17 @@ const uses = {
       node("p", { className: "detail", textContent: detail }),
       node("div", { className: "pair" }, own(files[0]), own(files[1])),
       whyButton("these photos", () => explain("/v1/why", form(files))));
-    return words;
+    return `${words}.`;
   },
 };
 
 function take(section, files) {
   const images = [...files].filter((file) => file.type.startsWith("image/"));
   if (!images.length) return say("That is not an image.", true);
-  const use = section.dataset.view;
+  const use = section.dataset.view, others = files.length - images.length;
+  const leftOut = others ? ` ${plural(others, "file that is no image was", "files that are no images were")} left out.` : "";
   attempt(`${plural(images.length, "photo", "photos")} sent ...`, async () => {
-    const done = await uses[use](images, $(".results", section));
+    const done = `${await uses[use](images, $(".results", section))}${leftOut}`;
     if (!section.hidden) say(done);  // in another view it would seem to be about that one
   });
 }

@@ -38,7 +38,7 @@ const inbox = (row, side) => `/v1/review/images/${row}?side=${side}`;
 
 function actions(question) {
   const wrong = node("form", { className: "row" }, node("label", {}, "Label ", node("input", {
-    id: "other", required: true, maxLength: 200, autocomplete: "off",
+    id: "other", required: true, autocomplete: "off",
   })), node("datalist", { id: "names" }, ...review.labels.map((value) => node("option", { value }))),
   node("button", { textContent: "Save" }));
   $("input", wrong).setAttribute("list", "names");
