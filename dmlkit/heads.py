@@ -81,7 +81,7 @@ class NoHead(Head, name="none"):
         if self.num_features != self.manifold.dim:
             raise ValueError(
                 f"got {self.manifold.dim}, but the head none keeps the {self.num_features} features of the "
-                f"backbone; set embedding_dim to {self.num_features}, or use the head linear"
+                f"backbone; set embedding_dim to {self.num_features}, or use the head linear (in a neck: head.head)"
             )
 
     def project(self, features: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from dmlkit.backbones.timm_models import (
     check_registered,
     create,
     find,
+    has_package,
     imagenet_file,
     read_model,
     registered_settings,
@@ -68,7 +69,7 @@ class Timm(Backbone, name="timm"):
     architecture: Annotated[str | None, from_weights] = None
     """Name in timm of the architecture of a ``hf-hub:`` or ``local-dir:`` model."""
     network_arguments: Annotated[Arguments, from_weights] = option(default={}, alias="arguments")
-    """Arguments of the architecture of a ``hf-hub:`` or ``local-dir:`` model."""
+    """Arguments of the architecture."""
     pooling: Pooling | None = None
     """Pooling of the last feature map to one vector, which replaces the model's own and what follows it, except the
     last norm of a transformer; null uses the model's own."""
@@ -135,8 +136,9 @@ class Timm(Backbone, name="timm"):
         if self.weights is None or self.weights == "pretrained" or is_file(self.weights):
             return
         known = [lite.model for lite in LITES]
-        if self.weights != "imagenet" or self.model.partition(".")[0] not in known:
-            similar = get_close_matches(self.weights, ["pretrained", "imagenet"], n=1)
+        names = ["pretrained", "imagenet"] if has_package(self.model) else ["pretrained"]
+        if self.weights not in names:
+            similar = get_close_matches(self.weights, names, n=1)
             raise OptionError(
                 "backbone.weights",
                 f"got {self.weights!r}, expected pretrained or a file (imagenet is available only for "

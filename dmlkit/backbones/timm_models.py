@@ -266,11 +266,12 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
             raise
         in_timm = timm.get_pretrained_cfg(model, allow_unregistered=True)
         source = f"model.safetensors of https://huggingface.co/{in_timm.hf_hub_id}" if in_timm else "its weights"
+        package = ", to imagenet (a package)" if has_package(model) else ""
         raise OptionError(
             "backbone.weights",
-            f"cannot download {model} ({first_line(error)}); download {source} on a machine "
-            f"with network access and set backbone.weights to the file's path, or to null; or use a folder with it and "
-            f"its {CONFIG} in place of timm:NAME",
+            f"cannot download {model} ({first_line(error)}); download {source} on a machine with network access and "
+            f"set backbone.weights to the file's path{package}, or to null; or use a folder with it and its {CONFIG} "
+            "in place of timm:NAME",
         ) from error
 
 
@@ -319,6 +320,11 @@ def is_at_hand(choice: Pretrained) -> bool:
 
     repository = choice.model.removeprefix(HUB) if choice.model.startswith(HUB) else f"timm/{choice.model}"
     return any(isinstance(try_to_load_from_cache(repository, name), str) for name in WEIGHTS)
+
+
+def has_package(model: str) -> bool:
+    """Return whether the ImageNet weights of a model, with or without its tag, are in a package."""
+    return model.partition(".")[0] in {lite.model for lite in LITES}
 
 
 def lite_package(model: str) -> str:

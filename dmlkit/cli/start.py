@@ -73,7 +73,7 @@ def start(
     print_survey(choice.survey, str(photos))
     print_several_labels(config, choice.survey)
     print_measured(choice)
-    say(f"wrote {output}: {choice.recipe.training.epochs} epochs")
+    say(f"wrote {output}: {counted(choice.recipe.training.epochs, 'epoch')}")
     backbone = choice.setting.backbone
     weights = license_words(choice.recipe.backbone.license() or UNKNOWN)
     say_prose(f"{backbone.title}, {weights}: trains {TUNING_WORDS[choice.setting.tuning]}")

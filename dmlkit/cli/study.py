@@ -132,8 +132,9 @@ def describe(study: "Study", output: Path) -> None:
         say(f"note: {note}")
     if study.most_added_runs:
         say(f"up to {study.most_added_runs} more runs, for values beyond the edges of grids and for added seeds")
-    finished = f"{complete} models in {output} are finished"
-    say(f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {finished}")
+    finished = f"{counted(complete, 'model')} in {output} {'is' if complete == 1 else 'are'} finished"
+    made = f"{counted(models, 'model')}, {counted(study.num_epochs, 'epoch')}"
+    say(f"{counted(study.num_runs, 'run')}: {made}; {finished}")
     say("dry run: nothing was trained or written")
 
 

@@ -257,8 +257,8 @@ def print_experiment(recipe: "Recipe", run: "RunFolder", device: str, *, resume:
     sizes = {
         "training": size_of(experiment.train),
         "validation": size_of(validation) if validation else "none",
-        "steps": f"{experiment.steps} per epoch, {recipe.training.trained_epochs} epochs, "
-        f"{together}batches of {experiment.sampler.batch_size} images",
+        "steps": f"{experiment.steps:,} per epoch, {counted(recipe.training.trained_epochs, 'epoch')}, "
+        f"{together}batches of {counted(experiment.sampler.batch_size, 'image')}",
         "model": parameters_of(experiment.model),
         "loss": parameters_of(experiment.objective),
     }

@@ -1,5 +1,6 @@
 """Multi-Proxies Anchor loss: Proxy-Anchor with several proxies per class."""
 
+import warnings
 from collections.abc import Iterable
 from functools import partial
 
@@ -11,6 +12,8 @@ from dmlkit.losses.proxies.centers import CenterPooling, center_regularizer, poo
 from dmlkit.losses.proxies.classes import Block, Classes, ClosedForm
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights
 from dmlkit.losses.proxy_anchor import ProxyAnchor, anchor_terms
+
+GAMMA = 0.1
 
 
 class MPA(ProxyAnchor, name="mpa"):
@@ -40,7 +43,7 @@ class MPA(ProxyAnchor, name="mpa"):
     """K, proxies per class; 10 on CUB and Cars, 2 on SOP."""
     class_similarity: CenterPooling = "softmax"
     """How the similarity of a point to a class is computed from those to its K proxies."""
-    gamma: PositiveFloat = 0.1
+    gamma: PositiveFloat = GAMMA
     """Temperature of the softmax over the proxies of a class, in similarity units."""
     regularizer_weight: NonNegativeFloat = 0.2
     """tau, weight of the distances between the proxies of a class."""
@@ -51,6 +54,9 @@ class MPA(ProxyAnchor, name="mpa"):
         return (*super().requirements(), *(() if self.transport is None else ALL_CLASSES))
 
     def __post_init__(self) -> None:
+        if self.class_similarity != "softmax" and self.gamma != GAMMA:
+            text = f"loss.gamma: {self.gamma:g} has no effect on class_similarity {self.class_similarity}; remove it"
+            warnings.warn(text, stacklevel=2)
         pool = partial(pool_centers, kind=self.class_similarity, gamma=self.gamma)
         super().__post_init__(self.proxies_per_class, pool)
 

@@ -41,7 +41,8 @@ def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
             known = list(_model_at(key[:-1], tree.data, model).model_fields)
             return [key_line(tree, key, f"unknown key; {suggest(str(key[-1]), known)}")]
         case "missing":
-            return [key_line(tree, key, "this key is missing and has no default; add it")]
+            what = "item of the list" if isinstance(key[-1], int) else "key"
+            return [key_line(tree, key, f"this {what} is missing and has no default; add it")]
         case "unknown_member":
             family, name = _model_at(key, tree.data, model), fault["input"]["name"]
             kind = family.__name__.removesuffix("Config").lower()

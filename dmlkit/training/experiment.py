@@ -19,7 +19,7 @@ from dmlkit.backbones.tuning import LastBlocksConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.distributed.exchange import ShardedParameter
-from dmlkit.errors import OptionError, UserError, warn
+from dmlkit.errors import OptionError, UserError, counted, warn
 from dmlkit.evaluation.augmented import check_copies
 from dmlkit.evaluation.evaluate import check_levels
 from dmlkit.loading.inputs import refuse_missing
@@ -210,6 +210,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             _warn_of_batchnorms(recipe, model)
         recompute_chunks(model, recipe.training.gradient_cache)
     loss = loss_of(recipe, model, train)
+    _warn_of_late_starts(recipe, loss, is_first=rank == 0)
     with recipe.errors_at("regularizers"):
         regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
         for regularizer in regularizers:
@@ -290,6 +291,20 @@ def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, sha
             deepcopy(model).train()(blank)
         except ValueError as error:
             raise ValueError(f"{batch} is too small for batch norms; {advice}: {error}") from error
+
+
+def _warn_of_late_starts(recipe: Recipe, loss: Loss, *, is_first: bool) -> None:
+    """Warn of what starts after the last epoch: not an error, because a trial has fewer epochs than its recipe."""
+    epochs, frozen = recipe.training.epochs, recipe.backbone.freeze_epochs
+    start = max(int(getattr(part, "start_epoch", 0)) for part in loss.modules())  # of a cross-batch memory
+    late = {
+        ("loss",): ("start_epoch", start, "memory is not used"),
+        ("backbone",): ("freeze_epochs", frozen, "backbone does not train"),
+    }
+    for key, (name, number, effect) in late.items():
+        if is_first and number >= epochs:
+            text = f"{name} {number} with {counted(epochs, 'epoch')}: the {effect}"
+            warnings.warn(recipe.fault(key, text), stacklevel=3)
 
 
 def _warn_of_batchnorms(recipe: Recipe, model: EmbeddingModel) -> None:

@@ -219,9 +219,10 @@ class MirroredProgress:
                 if logger is None:
                     known = earlier.known_as, earlier.epochs
                     logger = self._loggers[name] = CLASSES[name](named(self._run.path), plain(self._recipe), *known)
-                for row in rows[earlier.epochs :]:
+                missed = rows[earlier.epochs :]
+                for row in missed:
                     logger.log(figures_of(row), row.epoch)
-                if summary and not earlier.tested:
+                if summary and (missed or not earlier.tested):  # a session without it may have trained further
                     figures = {f"test/{metric}": value for metric, value in (summary.chosen.test or {}).items()}
                     logger.log(figures, summary.last.epoch)
                 now = LoggedRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None)

@@ -5,7 +5,16 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, NonNegativeInt, PositiveInt, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig, import_on_demand
@@ -145,6 +154,13 @@ class ColorJitterConfig(FromTorchvisionConfig, frozen=True):
     """Range of the factor, as for brightness."""
     hue: NumberOrRange[Annotated[float, Field(ge=0, le=0.5)], Annotated[float, Field(ge=-0.5, le=0.5)]] = 0.0
     """h draws the shift from -h to h; 0.5 is half of the color circle; a range draws it from there."""
+
+    @model_validator(mode="after")
+    def check_effect(self, info: ValidationInfo) -> "ColorJitterConfig":
+        """Check that something changes; a run stays readable."""
+        if not any(self.options("p").values()) and not (info.context or {}).get("is_trained", False):
+            raise ValueError("color_jitter changes nothing; set brightness, contrast, saturation or hue")
+        return self
 
 
 class GaussianBlurConfig(FromTorchvisionConfig, frozen=True):

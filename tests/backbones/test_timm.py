@@ -171,6 +171,15 @@ def test_without_network_a_repository_is_told_how_to_get(monkeypatch: pytest.Mon
     refuses(r"cannot download config\.json of a/b/c", Timm.Config(model="hf-hub:a/b/c").build)
 
 
+def test_without_network_the_package_with_the_weights_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for model, package in (("tf_efficientnet_lite1", ", to imagenet (a package)"), ("test_convnext", "")):
+        refuses(
+            f"cannot download {model} .*path{re.escape(package)}, or to null;",
+            Timm.Config(model=model, weights="pretrained").create,
+        )
+
+
 def test_a_repository_is_the_folder_that_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -322,6 +331,9 @@ def test_the_packages_weights_are_imagenets(size: str):
 def test_imagenet_weights_of_a_package_alone(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match=r"imagenet is available only for tf_efficientnet_lite0, .*lite1, .*lite2\)"):
         Timm(model="tf_efficientnet_lite3", weights="imagenet")
+    for model, hint in (("tf_efficientnet_lite3", ""), ("tf_efficientnet_lite0", "; did you mean 'imagenet'?")):
+        with pytest.raises(UserError, match=rf"got 'imagnet'.*\){re.escape(hint)}$"):
+            Timm(model=model, weights="imagnet")
 
     def missing(_: str) -> None:
         raise PackageNotFoundError

@@ -338,6 +338,18 @@ def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, 
     assert not (tmp_path / "run").exists()
 
 
+def test_what_starts_after_the_last_epoch_is_told(dmlkit, tiny_recipe, tmp_path):
+    changes = ("loss={name: cross_batch_memory, start_epoch: 2}", "backbone.freeze_epochs=2")
+    words = [word for change in changes for word in ("--set", change)]
+    for epochs, told in ((1, True), (2, True), (3, False)):
+        options = (*words, "--set", f"training.epochs={epochs}")
+        result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", *options, "--dry-run").ok()
+        count = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+        assert (f"loss: start_epoch 2 with {count}: the memory is not used" in result.err) == told
+        assert (f"backbone: freeze_epochs 2 with {count}: the backbone does not train" in result.err) == told
+        assert f"per epoch, {count}, batches of 8 images\n" in result.out
+
+
 def test_memory_that_runs_out_is_one_line_with_the_settings_that_need_less(dmlkit, tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("dmlkit.training.train.compute_loss", lambda *_: torch.empty(2**52))
     result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu").refused(

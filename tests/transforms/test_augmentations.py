@@ -143,11 +143,13 @@ def test_a_run_with_every_augmentation_that_is_stopped_ends_with_the_same_bits(t
     ("name", "keys", "message"),
     [
         ("color_jitter", "contrast: [1.5, 0.5]", "contrast: got [1.5, 0.5], expected the lower number first"),
+        ("color_jitter", "p: 0.8", "color_jitter changes nothing; set brightness, contrast, saturation or hue"),
         ("color_jitter", "brigtness: 1", "brigtness: unknown key; did you mean 'brightness'?"),
         ("color_jiter", "", "name: unknown augmentation 'color_jiter'; did you mean 'color_jitter'? or load"),
         ("gaussian_blur", "", "kernel_size: this key is missing and has no default; add it"),
         ("gaussian_blur", "kernel_size: 4", "kernel_size: got 4, expected an odd number"),
         ("gaussian_blur", "kernel_size: 25", "kernel_size: got 25, expected at most the size 24 of an image"),
+        ("random_erasing", "value: [1, 2]", "value.2: this item of the list is missing and has no default; add it"),
         ("random_erasing", "value: [1, 2, 300]", "value.2: got 300, expected less than or equal to 255"),
         ("random_rotation", "degrees: [-1.0e308, 0]", "degrees.0: got -1e+308, expected greater than or equal to -360"),
         ("random_affine", "degrees: 0, scale: [1.0e-308, 1]", "scale.0: got 1e-308, expected greater than or equal"),

@@ -1,5 +1,6 @@
 """The engine of losses over proxies: blocks of classes, steps that compute a part of them, and centers."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,20 @@ SAMPLED = sorted(name for name, variant in LossConfig.variants.items() if varian
 
 def build(name: str, num_classes: int = CLASSES, **options: float) -> ProxyLoss:
     return LossConfig.variants[name](**options).build(Sphere(8), num_classes).double()
+
+
+@pytest.mark.parametrize("kind", ["max", "mean", "softmax"])
+def test_a_gamma_that_changes_nothing_is_told(kind: CenterPooling):
+    points = normalize(torch.randn(len(LABELS), 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    values: list[Tensor] = []
+    for gamma in (0.1, 0.5):
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            values.append(MPA(Sphere(8), CLASSES, class_similarity=kind, gamma=gamma)(points, LABELS))
+        told = [f"loss.gamma: 0.5 has no effect on class_similarity {kind}; remove it"]
+        assert [str(one.message) for one in warned] == (told if gamma == 0.5 and kind != "softmax" else [])
+    assert torch.equal(*values) == (kind != "softmax")
 
 
 def test_what_needs_all_classes_refuses_two_ranks_that_share_them():

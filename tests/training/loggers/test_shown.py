@@ -141,6 +141,17 @@ def test_a_resumed_run_goes_on_under_its_name_with_each_epoch_once(recipe, kept,
     assert json.loads((folder / "loggers.json").read_text())["loggers"]["tensorboard"]["known_as"] == "run 0"
 
 
+def test_a_session_without_the_logger_that_trained_further_is_caught_up_with_its_test_figures(recipe, kept, dmlkit):
+    recipe.write_text(RECIPE.replace("{name: cosine", "{name: constant"))
+    folder, more = recipe.parent / "run", ("--resume", "--set", "training.epochs=4")
+    dmlkit("train", recipe, "-o", folder).ok()
+    dmlkit("train", recipe, "-o", folder, *more, "--set", "training.loggers=[]").ok()
+    dmlkit("train", recipe, "-o", folder, *more).ok()
+    test = json.loads((folder / "summary.json").read_text())["best"]["test"]
+    assert [epoch for epoch, _ in kept.shown] == [1, 2, 3, 3, 4, 4]
+    assert kept.shown[-1] == (4, {f"test/{name}": value for name, value in test.items()})
+
+
 def test_a_damaged_record_costs_the_logger_alone(recipe: Path, kept: type[Kept], dmlkit: Dmlkit):
     folder = recipe.parent / "run"
     assert dmlkit("train", recipe, "-o", folder, "--set", "training.epochs=1").code == 0
