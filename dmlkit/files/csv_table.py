@@ -146,7 +146,7 @@ class CsvTable(NamedTuple):
 
 
 def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
-    """Read a CSV table, without taking it apart: in UTF-8, UTF-16 or Windows-1252, with commas, semicolons, tabs or bars.
+    """Read a CSV table, without taking it apart: in UTF-8, UTF-16 or Windows-1252, with any of the `DELIMITERS`.
 
     A table without a header, which has photos in its first line, has the columns ``path`` and ``label`` in any order.
     """
