@@ -211,6 +211,7 @@ def test_boxes_tracks_and_polygons_of_yolo(home: Path, line: str, group: str | N
     ("content", "columns"),
     [
         ("File,RelativePath,Animal\na.jpg,cam1,fox\nc.jpg,cam2,owl\n", {"label": "Animal"}),
+        ("File,RelativePath,Folder,Animal\na.jpg,cam1,x,fox\nc.jpg,cam2,x,owl\n", {"label": "Animal"}),
         ("FileName,Path,ID\na.jpg,/cam1,fox\nc.jpg,/cam2,owl\n", {}),
         ("place,name,kind\ncam1,a,fox\ncam2,c,owl\n", {"path": "{place}/{name}.jpg", "label": "kind"}),
         ("image,label\ncam1/a,fox\ncam2/c,owl\n", {}),
