@@ -141,9 +141,11 @@ def _export_run(
         raise UserError(f"export: {untrained} has no trained weights; use --format {' or '.join(PROGRAMS)}")
     if path is not None:
         check_place(path, [recipe_of(run, model.overrides).dataset.data_root])
+    elif run.model:
+        raise UserError(f"export: {run.model} has no folder of its own; name the file with --output")
     merged = loaded()
     if format == "hub":
-        path = path or run.exports / MODEL_FILES[format]
+        path = path or run.export_of(MODEL_FILES[format], merged.checkpoint)
         unmerged = loaded(merged=False) if isinstance(merged.recipe.backbone.tuning, LoRAConfig) else None
         parity, reason = export_hub(run, merged, path, model.license, unmerged)
         notes = [f"no adapter for peft: {reason}"] if reason else []
@@ -157,7 +159,7 @@ def _export_run(
     if takes and not has_pixels:
         raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
     name = MODEL_FILES[format] if precision == "fp32" else f"model.{precision}.onnx"
-    path = path or run.exports / name
+    path = path or run.export_of(name, merged.checkpoint, model.dims)
     labels = run.training_classes()
     takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
     if model.dims is not None:

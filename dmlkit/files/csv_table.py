@@ -14,7 +14,7 @@ from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
 from dmlkit.files.escape import ESCAPED, quoted
 from dmlkit.files.regular import EXTENSIONS, other_content, read_start, reading, utf8_of
 
-DELIMITERS = (",", ";", "\t")
+DELIMITERS = (",", ";", "\t", "|")
 SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?\n', re.IGNORECASE)  # first line for Excel, which states the delimiter
 SAMPLE = 2**18  # bytes, of which 10,000 numbers take 250 thousand, and
 SAMPLE_ROWS = 20  # rows, in which the delimiter is looked for
@@ -146,7 +146,7 @@ class CsvTable(NamedTuple):
 
 
 def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
-    """Read a CSV table, without taking it apart: in UTF-8, UTF-16 or Windows-1252, with commas, semicolons or tabs.
+    """Read a CSV table, without taking it apart: in UTF-8, UTF-16 or Windows-1252, with any of the `DELIMITERS`.
 
     A table without a header, which has photos in its first line, has the columns ``path`` and ``label`` in any order.
     """
@@ -164,9 +164,8 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
     before, delimiters = (0, DELIMITERS) if stated is None else (1, stated[1])
     if not sample.strip():
         raise UserError(f"{file}: cannot read this table: the file is empty; expected a line with the columns' names")
-    heads = {delimiter: _first_rows(sample, delimiter) for delimiter in delimiters}
-    delimiter = max(delimiters, key=lambda candidate: _fit(heads[candidate]))
-    is_padded = any(name != name.strip() for name in heads[delimiter][0])
+    delimiter, rows = _best_rows(sample, delimiters)
+    is_padded = any(name != name.strip() for name in rows[0])
     header = csv.reader(StringIO(sample, ""), delimiter=delimiter, skipinitialspace=True)
     names = [ESCAPED.sub(r"\1", name.strip()) for name in next(filter(None, header))]
     photos = [Path(name).suffix.lower() in EXTENSIONS for name in names]
@@ -191,7 +190,7 @@ def csv_start(file: Path) -> tuple[list[str], list[str]]:
     sample, delimiters = (sample, DELIMITERS) if stated is None else (sample[stated.end() :], stated[1])
     if not sample.strip():
         return [], []
-    rows = max((_first_rows(sample, delimiter) for delimiter in delimiters), key=_fit)
+    _, rows = _best_rows(sample, delimiters)
     return [name.strip() for name in rows[0]], rows[1] if len(rows) > 1 and len(rows[1]) == len(rows[0]) else []
 
 
@@ -203,10 +202,20 @@ def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
     return rows or [[sample.splitlines()[0]]]
 
 
-def _fit(rows: Sequence[Sequence[str]]) -> tuple[bool, int]:
-    """Return how well a delimiter fits: all rows have as many cells, at least two, as the header, and how many."""
-    cells = len(rows[0])
-    return cells > 1 and all(len(row) == cells for row in rows), cells
+def _best_rows(sample: str, delimiters: Sequence[str]) -> tuple[str, list[list[str]]]:
+    """Return the delimiter that fits best, and the first rows: all have as many cells, at least two, as the header.
+
+    Of several the one with the most cells is taken, and a bar last, because cells may have labels with bars between.
+    """
+
+    def fit(delimiter: str) -> tuple[bool, bool, int]:
+        cells = len(heads[delimiter][0])
+        is_even = cells > 1 and all(len(row) == cells for row in heads[delimiter])
+        return is_even, cells > 1 and delimiter != "|", cells
+
+    heads = {delimiter: _first_rows(sample, delimiter) for delimiter in delimiters}
+    delimiter = max(delimiters, key=fit)
+    return delimiter, heads[delimiter]
 
 
 USUAL = {

@@ -55,7 +55,7 @@ class RunFolder:
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
     It may not exist yet. A pretrained model, see `model_name`, is a run without training: its recipe comes from its
-    name, its files are in the user's cache, and the outputs of other commands are in the current folder.
+    name, its files are in the user's cache, and its embeddings and plots are in the current folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,6 +114,15 @@ class RunFolder:
         if isinstance(images, Path) and name in ("train", "validation", "test", "all"):
             name += "-images"
         return self.embeddings / self._named_by(name, checkpoint)
+
+    def export_of(self, file_name: str, checkpoint: CheckpointName, dims: int | None = None) -> Path:
+        """Return where a model is exported; checkpoints other than the default and shorter embeddings have their own.
+
+        The end of the name begins at its first point, as in ``model.int8.onnx``.
+        """
+        stem, point, end = file_name.partition(".")
+        stem = self._named_by(stem, checkpoint)
+        return self.exports / f"{stem if dims is None else f'{stem}-{dims}'}{point}{end}"
 
     def picture_of(self, split: str, checkpoint: CheckpointName, kind: str) -> Path:
         """Return the picture of a kind of a split; checkpoints other than the default have one of their own."""

@@ -211,6 +211,7 @@ def test_boxes_tracks_and_polygons_of_yolo(home: Path, line: str, group: str | N
     ("content", "columns"),
     [
         ("File,RelativePath,Animal\na.jpg,cam1,fox\nc.jpg,cam2,owl\n", {"label": "Animal"}),
+        ("File,RelativePath,Folder,Animal\na.jpg,cam1,x,fox\nc.jpg,cam2,x,owl\n", {"label": "Animal"}),
         ("FileName,Path,ID\na.jpg,/cam1,fox\nc.jpg,/cam2,owl\n", {}),
         ("place,name,kind\ncam1,a,fox\ncam2,c,owl\n", {"path": "{place}/{name}.jpg", "label": "kind"}),
         ("image,label\ncam1/a,fox\ncam2/c,owl\n", {}),
@@ -460,6 +461,29 @@ def test_tables_of_an_image_folder_that_do_not_fit_and_others_next_to_them(tmp_p
     refuses(r"the columns of train/metadata\.csv, test/metadata\.parquet do not fit: .*label", read_images, tmp_path)
 
 
+@pytest.mark.parametrize(("listed", "left_out"), [("train", 3), ("train test", 1), ("elsewhere", 0)])
+def test_images_that_no_table_of_an_image_folder_lists_are_counted(tmp_path: Path, listed: str, left_out: int):
+    trees.photos(tmp_path, ("train/a.jpg", "train/b.jpg", "train/sub/c.jpg", "test/d.jpg", "test/e.jpg"))
+    tables = {"train": "a.jpg,fox\n./sub/c.jpg,owl", "test": "d.jpg,fox\ne.jpg,owl", "elsewhere": "/mnt/a.jpg,fox"}
+    for split in listed.split():
+        folder = tmp_path if split == "elsewhere" else tmp_path / split
+        write(folder / "metadata.csv", f"file_name,label\n{tables[split]}\n")
+    count = f"{left_out} image{'s' * (left_out > 1)} that no table lists"
+    notes = [note for note in read_images(tmp_path).notes if "left out" in note]
+    assert notes == ([f"{tmp_path}: left out: {count}"] if left_out else [])
+
+
+@pytest.mark.parametrize("images", ["", "JPEGImages/"])
+def test_images_that_no_file_of_pascal_voc_names_are_counted(tmp_path: Path, images: str):
+    trees.photos(tmp_path, [f"{images}{name}.jpg" for name in "abcd"] + ["masks/d.jpg"])
+    folder = tmp_path / "Annotations" if images else tmp_path
+    write(folder / "a.xml", voc("a.jpg", ("fox", 1, 2, 3, 4)))
+    write(folder / "b.xml", voc("b.jpg"))
+    left_out = "left out: 1 image without objects, 2 images that no XML file names"
+    assert read_images(tmp_path).notes == [f"{tmp_path}: {left_out}"]
+    assert read_images(folder / "a.xml").notes == []
+
+
 BLANK = "boxes are shares of their images, so those of 1 image are left blank, which cannot be read: a"
 
 
@@ -550,6 +574,7 @@ def test_msmt17(tmp_path: Path):
     ("name", "content", "tool"),
     [
         ("p.json", '[{"annotations": [{"result": []}], "data": {"image": "/data/upload/a.jpg"}}]', "Label Studio"),
+        ("c.json", '[{"image": "a.jpg", "annotations": [{"label": "a", "coordinates": {"x": 9}}]}]', "Create ML"),
         ("a.json", '{"version": "5.4", "flags": {}, "shapes": [{"label": "fox"}], "imagePath": "a.jpg"}', "labelme"),
         ("v.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "the VGG Image Annotator"),
         ("w.json", '{"a.jpg9": {"regions": [], "file_attributes": {}}}', "the VGG Image Annotator"),

@@ -23,7 +23,7 @@ from tests.datasets import trees
 
 NAMES = ["path", "label", "note"]
 text = st.text(
-    st.sampled_from("ab0.,;\t'\"=@-+ \n\xe9\u0142") | st.characters(exclude_categories=["Cs", "Cc"]), max_size=8
+    st.sampled_from("ab0.,;|\t'\"=@-+ \n\xe9\u0142") | st.characters(exclude_categories=["Cs", "Cc"]), max_size=8
 )
 tables = st.lists(st.tuples(text.map(lambda one: f"{one}.jpg"), text, text), min_size=1, max_size=6)
 
@@ -41,7 +41,7 @@ def read_back(file: Path) -> tuple[list[list[str]], list[list[str]]]:
     ]
 
 
-@given(tables, st.sampled_from(",;\t"), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le"]), st.booleans())
+@given(tables, st.sampled_from(",;\t|"), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le"]), st.booleans())
 def test_cells_are_those_that_the_csv_module_wrote(folder, rows, delimiter, encoding, crlf):
     written = io.StringIO()
     writer = csv.writer(written, delimiter=delimiter, lineterminator="\r\n" if crlf else "\n", quoting=csv.QUOTE_ALL)
@@ -81,6 +81,8 @@ LABELS = ["ant", "ant", "bee", "bee", "M\xf6we", "M\xf6we", "\u0142o\u015b", "\u
         ("FileName,Individual_ID", "{path},{label}", "utf-8-sig"),
         (",image_id,identity,PATH,note", "0,7,{label},{path},", "utf-8"),
         ("sep=;\r\npath;label", "{path};{label}", "utf-8-sig"),
+        ("path | label", "{path} | {label}", "utf-8"),
+        ("", "{path}|{label}", "utf-8"),
         ("", "{path};{label}", "utf-8"),
         ("", "{label},{path}", "utf-8"),
         ("path,label", "{windows},{label}", "utf-8"),
@@ -103,6 +105,14 @@ def test_a_table_in_any_dialect_is_the_same(head: str, row: str, encoding: str, 
     (fault,) = TableConfig(file=str(file)).listing().faults
     first, lines = 1 + len(head.splitlines()), 1 + row.count("\n")
     assert f"{file}:{first + lines}: " in fault and f"is already listed in {file}:{first};" in fault
+
+
+@pytest.mark.parametrize("head", ["", "path,label\n"])
+def test_bars_between_labels_do_not_divide_columns(head: str, tmp_path: Path):
+    names = photos(tmp_path)
+    (tmp_path / "t.csv").write_text(head + "".join(f"{name},shirt|hat|scarf\n" for name in names))
+    columns = read_csv(tmp_path / "t.csv").table().to_pydict()
+    assert columns == {"path": names, "label": ["shirt|hat|scarf"] * len(names)}
 
 
 def test_a_table_of_windows_latin_is_read_and_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture):

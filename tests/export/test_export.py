@@ -265,3 +265,16 @@ def test_squares_and_fewer_coordinates(dmlkit, run, tmp_path):
     assert ModelManifest.read(tmp_path / "short.onnx.json").dim == 3
     assert json.loads(session.get_modelmeta().custom_metadata_map["dmlkit"])["dim"] == 3
     dmlkit(*words, "--dims", "9").refused("--dims 9: expected 1 to 8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "value", "name", "dim"),
+    [("--dims", 3, "model-3.pt2", 3), ("--checkpoint", "pretrained", "model-pretrained.pt2", 16)],
+)
+def test_another_model_than_the_default_has_a_file_of_its_own(dmlkit, run, option, value, name, dim):
+    before = {path.name for path in run.glob("exports/*")}
+    dmlkit("export", run, "--format", "torch-export", "--input", "squares", option, value).ok()
+    assert {path.name for path in run.glob("exports/*")} - before == {name, f"{name}.json"}
+    program = torch.export.load(run / "exports" / name).module()
+    assert program(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).shape == (1, dim)

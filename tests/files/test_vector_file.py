@@ -234,3 +234,16 @@ def test_y_is_the_label_unless_it_is_a_coordinate_beside_one(tmp_path: Path):
     np.savez(tmp_path / "x.npz", x=X, y=Y, group=Y.astype(">f8"))
     vectors = VectorFile(tmp_path / "x.npz")
     assert vectors.labels().to_pylist() == [str(label) for label in Y] and vectors.columns["group"][29].as_py() == 5
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.int64])
+@pytest.mark.parametrize("rows", [1, 30])
+def test_differences_that_float32_changes_are_told(kind: type, rows: int, tmp_path: Path, caplog: Any):
+    steps = GENERATOR.integers(-8, 8, size=(rows, 5)).astype(kind)
+    for offset, is_lost in ((0, False), (2**20, False), (2**26 + 1, rows > 1)):  # float32 has steps of 8 from 2**26
+        values = steps + kind(offset)
+        np.save(tmp_path / f"{offset}.npy", values)
+        VectorFile(tmp_path / f"{offset}.npy")
+        gaps, rounded = ((x - x[:1]).astype(np.float64) for x in (values, values.astype(np.float32)))
+        assert np.allclose(gaps, rounded, atol=1) is not is_lost
+        assert ("float32" in caplog.text) is is_lost, caplog.text

@@ -11,6 +11,7 @@ WAYS = {
     "COCO results": "give COCO annotations, with images, annotations and categories",
     "Label Studio": "export it as COCO or Pascal VOC XML",
     "CVAT": "export it as COCO 1.0 or Pascal VOC 1.1",
+    "Create ML": "export it as COCO or Pascal VOC",
     "labelme": "convert its folder to COCO, e.g. with labelme2coco",
     "the VGG Image Annotator": "export it with Annotation, Export as COCO",
 }
@@ -37,6 +38,8 @@ def _tool(path: Path) -> str | None:
     if path.suffix.lower() == ".xml":
         return "CVAT" if "<annotations>" in start else None
     if start.lstrip().startswith("["):
+        if re.search(r'"coordinates"\s*:\s*\{', start):
+            return "Create ML"
         if "/data/upload/" in start or "/data/local-files/" in start or re.search(r'"annotations"\s*:\s*\[', start):
             return "Label Studio"
         has_path = any(key_of(name) in ("path", *USUAL["path"]) for name in re.findall(r'"([^"]*)"\s*:', start))

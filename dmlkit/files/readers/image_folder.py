@@ -1,10 +1,12 @@
 """Folders of images with a table metadata.csv, metadata.jsonl or metadata.parquet, as of Hugging Face."""
 
 from pathlib import Path
+from posixpath import normpath
 
 from dmlkit.errors import UserError, first_line, some_of
 from dmlkit.files.csv_table import own_column
-from dmlkit.files.readers.base import ImageTable, Reader, has_paths, reader_of
+from dmlkit.files.readers.base import ImageTable, Reader, counted_out, files_below, has_paths, reader_of
+from dmlkit.files.regular import EXTENSIONS
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
@@ -24,7 +26,7 @@ class ImageFolderReader(Reader):
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
 
-        parts, places, tables = _tables(path), list[str](), list[pa.Table]()
+        parts, places, tables, listed_names = _tables(path), list[str](), list[pa.Table](), set[str]()
         for file in parts:
             reader = reader_of(file)
             assert reader is not None  # by the name of the file
@@ -33,6 +35,7 @@ class ImageFolderReader(Reader):
             index = columns.index(NAME) if NAME in columns else own_column(columns, "path", str(file), "path")
             folder = file.parent.relative_to(path).as_posix()
             names = [name and f"{folder}/{name}".removeprefix("./") for name in listed.table[index].to_pylist()]
+            listed_names |= {normpath(name) for name in names if name}
             table = listed.table.set_column(index, columns[index], pa.array(names, pa.string()))
             if len(parts) > 1 and "split" not in columns:
                 split = pa.array([SPLITS.get(file.parent.name)] * len(table), pa.string())
@@ -53,6 +56,10 @@ class ImageFolderReader(Reader):
             if (other := file.with_name(name)) != file and other.is_file()
         ]
         notes = [f"{path}: reads one table in a folder; left out: {some_of(others)}"] if others else []
+        images = {file.relative_to(path).as_posix() for file in files_below(path, EXTENSIONS, [])}
+        if images & listed_names:  # otherwise the paths are of another machine, and are changed later
+            unlisted = len(images - listed_names)
+            notes += counted_out(path, [(unlisted, "image that no table lists", "images that no table lists")])
         return ImageTable(table, path, path, places, notes=notes)
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import BOX
 from dmlkit.files.readers.base import ImageTable, Reader, counted_out, files_below, start_of, table_of
-from dmlkit.files.regular import read_text
+from dmlkit.files.regular import EXTENSIONS, read_text
 
 FOLDERS = ("", "Annotations", "annotations", "train", "train/annotations")  # where files are looked for
 IMAGES = ("JPEGImages", "images")  # next to a folder of annotations
@@ -35,19 +35,27 @@ class VocReader(Reader):
         )
         root = folder.parent if is_next_to_images else folder
         rows, places, faults, without = list[Mapping[str, object]](), list[str](), list[str](), 0
-        notes = list[str]()
+        notes, listed = list[str](), set[Path]()
         for file in [path] if path.is_file() else files_below(path, (".xml",), notes):
             try:
                 image, objects = _parsed(file)
             except UserError as error:
                 faults.append(str(error))
                 continue
-            name = _image(file, image, root).relative_to(root).as_posix()
+            place = _image(file, image, root)
+            listed.add(place)
+            name = place.relative_to(root).as_posix()
             file_rows = list(_rows(file, name, objects, faults))
             rows += file_rows
             places += [str(file)] * len(file_rows)
             without += not objects
-        notes += counted_out(path, [(without, "image without objects", "images without objects")])
+        beside = {image for folder in {image.parent for image in listed} for image in _images_in(folder)}
+        unlisted = 0 if path.is_file() else len(beside - listed)
+        counts = [
+            (without, "image without objects", "images without objects"),
+            (unlisted, "image that no XML file names", "images that no XML file names"),
+        ]
+        notes += counted_out(path, counts)
         return ImageTable(table_of(rows), path, root, places, faults=faults, notes=notes)
 
 
@@ -83,6 +91,12 @@ def _image(file: Path, name: str, root: Path) -> Path:
     """Return where the image of a file lies: with it, or in a folder of images next to its own; below a root."""
     candidates = [file.parent / name, *(file.parent.parent / folder / name for folder in IMAGES)]
     return next((path for path in candidates if path.is_file() and path.is_relative_to(root)), root / name)
+
+
+def _images_in(folder: Path) -> Iterator[Path]:
+    """Yield the image files in a folder, if there is one, but hidden ones."""
+    names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
+    yield from (folder / name for name in names if Path(name).suffix.lower() in EXTENSIONS and not name.startswith("."))
 
 
 def _rows(
