@@ -47,7 +47,7 @@ def it_says_what_it_is(config: MetricConfig) -> None:
     others = [name for name, variant in config.variants.items() if variant.key == config.key and name != config.name]
     expect(not others, f"key {config.key!r} is also used by {', '.join(others)}")
     names, cutoffs = config.names(), config.cutoffs()
-    has_key = len(names) > 1 or config.key.split("@")[0] in names[0]
+    has_key = config.key.split("@")[0] in names[0] or len(names) > 1
     expect(has_key, f"names {names} do not contain the key {config.key!r}")
     expect(len(set(names)) == len(names), f"names {names} contain duplicates")
     message = f"got {len(cutoffs)} cut-offs {cutoffs} for {len(names)} names {names}"
