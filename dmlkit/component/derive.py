@@ -41,9 +41,8 @@ def config_of(cls: Any, name: str | None) -> Any:
     if lacking:
         raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{hook}()' for hook in lacking)}")
     known = {key for base in bases for key in base.model_fields}
-    fresh = [
-        entry for entry in cls.options_by_key.values() if entry in vars(cls)["own_options"] or entry.key not in known
-    ]
+    own = vars(cls)["own_options"]
+    fresh = [entry for entry in cls.options_by_key.values() if entry in own or entry.key not in known]
     annotations: dict[str, Any] = {entry.key: as_key(entry.annotation) for entry in fresh}
     namespace: dict[str, Any] = {entry.key: entry.default for entry in fresh if entry.default is not REQUIRED}
     if name:
@@ -66,12 +65,8 @@ def config_of(cls: Any, name: str | None) -> Any:
         "component": cls,
         roots[0].builder if roots else "build": _builder(cls, next(iter([*roots, *bases]))),
     }
-    config = new_class(
-        title,
-        bases,
-        {"frozen": True, **({"abstract": not name} if roots else {})},
-        lambda scope: scope.update(namespace),
-    )
+    options = {"frozen": True, **({"abstract": not name} if roots else {})}
+    config = new_class(title, bases, options, lambda scope: scope.update(namespace))
     if not is_local and cls.__module__ in sys.modules:  # where pickle looks for the class
         vars(sys.modules[cls.__module__]).setdefault(title, config)  # `IdentityConfig` is defined by hand
     return config

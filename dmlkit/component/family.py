@@ -64,10 +64,9 @@ class OptionsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         assert self.component is not None
         bare: Any = object.__new__(_Blank)  # the component may be abstract
         bare.__class__ = self.component
+        options = self.component.options_by_key.items()
         bare.__dict__.update(self.component.presets)
-        bare.__dict__.update(
-            {entry.attribute: getattr(self, entry.key) for entry in self.component.options_by_key.values()}
-        )
+        bare.__dict__.update({entry.attribute: getattr(self, key) for key, entry in options})
         return bare
 
 

@@ -290,9 +290,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
         present = {*whole.class_names}.intersection(wanted)
         if lost := [name for name in wanted if name not in present]:
             kind = "training" if split == "train" else split
-            text = (
-                f"{self.title}: lacks {len(lost)} of the {len(wanted)} {kind} classes of {of_run.run}: {some_of(lost)}"
-            )
+            of = f"{len(lost)} of the {len(wanted)} {kind} classes of {of_run.run}"
+            text = f"{self.title}: lacks {of}: {some_of(lost)}"
             if len(lost) == len(wanted):
                 raise UserError(f"{text}; restore their {self.sample}s")
             warn_once(text)
@@ -311,10 +310,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
             if new:
                 classes = counted(len(new), "class is", "classes are")
                 way = "; dataset.new_classes=test adds them to the test classes" if of_run.names["test"] else ""
-                warn_once(
-                    f"{self.title}: {classes} new since {of_run.run} was trained on it, and left out: "
-                    f"{some_of(new)}{way}"
-                )
+                since = f"new since {of_run.run} was trained on it, and left out"
+                warn_once(f"{self.title}: {classes} {since}: {some_of(new)}{way}")
             return []
         if split != "test":
             return []

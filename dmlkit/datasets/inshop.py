@@ -92,6 +92,5 @@ def read_rows(path: Path, faults: list[str]) -> Iterator[tuple[int, str, str, st
         elif cells:
             faults.append(f"{path}:{number}: got {text!r}, expected image_name item_id train|query|gallery")
     if lines and count != str(listed):
-        faults.append(
-            f"{path} lists {listed} images, but its first line says {count}; the download may be truncated: repeat it"
-        )
+        way = "the download may be truncated: repeat it"
+        faults.append(f"{path} lists {listed} images, but its first line says {count}; {way}")

@@ -45,9 +45,8 @@ class SopConfig(DatasetConfig, frozen=True):
         folder = locate(root, ("Stanford_Online_Products", "online_products", "."), ("Ebay_train.txt", "Ebay_test.txt"))
         if folder is not None:
             return from_lists(folder)
-        return benchmark_folders(
-            root, ("online_products", "."), self.published, "Stanford_Online_Products/Ebay_train.txt"
-        )
+        layouts = "Stanford_Online_Products/Ebay_train.txt"
+        return benchmark_folders(root, ("online_products", "."), self.published, layouts)
 
 
 def from_lists(folder: Path) -> Listing:

@@ -193,9 +193,8 @@ class TableRows:
         query, gallery = (None if mask is None else mask[keep] for mask in (query, gallery))
         for mask, name, other in ((query, "query", gallery), (gallery, "gallery", query)):
             if mask is not None and other is not None and other.any() and not mask.any():
-                self.faults.append(
-                    f"{self.file}: no row has {name} true; mark at least one, or remove the columns query and gallery"
-                )
+                way = "mark at least one, or remove the columns query and gallery"
+                self.faults.append(f"{self.file}: no row has {name} true; {way}")
         super_classes = self._super_classes(labels, len(class_names))
         return Listing(
             self.root,

@@ -46,9 +46,8 @@ class CsvTable(NamedTuple):
                 yield line, dict(zip_longest(self.names, texts, fillvalue=""))
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        lines = csv.reader(
-            StringIO(self.body.decode(), ""), delimiter=self.delimiter, skipinitialspace=self.is_padded, strict=True
-        )
+        text = StringIO(self.body.decode(), "")
+        lines = csv.reader(text, delimiter=self.delimiter, skipinitialspace=self.is_padded, strict=True)
         start = self.first
         try:
             for cells in lines:

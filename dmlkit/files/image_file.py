@@ -266,13 +266,10 @@ class LeftOut:
     @property
     def message(self) -> str:
         """One line: how many files are left out, and for what reasons, those of images first; empty without any."""
-        reasons = sorted(
-            self.counts, key=lambda reason: ("(" not in reason and reason != OUTSIDE, -self.counts[reason], reason)
-        )
-        lines = [
-            f"{self.counts[reason]:,} {reason}, e.g. {os.path.relpath(self.examples[reason], self.root)}"
-            for reason in reasons[:MOST_NAMED]
-        ]
+        ranks = {reason: ("(" not in reason and reason != OUTSIDE, -count) for reason, count in self.counts.items()}
+        reasons = sorted(ranks, key=lambda reason: (ranks[reason], reason))
+        examples = {reason: os.path.relpath(path, self.root) for reason, path in self.examples.items()}
+        lines = [f"{self.counts[reason]:,} {reason}, e.g. {examples[reason]}" for reason in reasons[:MOST_NAMED]]
         if remaining := sum(self.counts[reason] for reason in reasons[MOST_NAMED:]):
             lines.append(f"{remaining:,} more")
         files = counted(self.counts.total(), "file is", "files are")

@@ -234,9 +234,8 @@ def with_paths(listed: ImageTable, images: Path | None) -> ImageTable:
     if lacks_suffix:
         names = _with_suffixes(listed, names)
     elif names[rows[0]] != sample[0]:
-        listed.notes.append(
-            f"{listed.file}: paths are read as below {listed.root}, {sample[0]!r} as {names[rows[0]]!r}"
-        )
+        example = f"{sample[0]!r} as {names[rows[0]]!r}"
+        listed.notes.append(f"{listed.file}: paths are read as below {listed.root}, {example}")
     known = dict(zip(distinct.to_pylist(), names, strict=True))
     changed = pa.array([known.get(name) for name in paths.to_pylist()], pa.string())
     return replace(listed, table=listed.table.set_column(column, "path", changed))

@@ -83,12 +83,9 @@ def label_notes(counts: Mapping[str, int], where: str, read: Callable[[str], str
     missing = [f"{label!r} ({count:,})" for key in MISSING for label, count in totals[key].items()]
     if missing:
         notes.append(f"{where}: read as classes: {some_of(missing)}; write {UNKNOWN!r} for images without a label")
-    alike = [spelled for spelled in totals.values() if len(spelled) > 1]
+    alike = [sorted(spelled.items()) for spelled in totals.values() if len(spelled) > 1]
     if alike:
-        groups = (
-            " and ".join(f"{label!r} ({count:,})" for label, count in sorted(spelled.items())) for spelled in alike
-        )
-        notes.append(
-            f"{where}: labels that differ only in upper and lower case are different labels: {some_of(list(groups))}"
-        )
+        groups = [" and ".join(f"{label!r} ({count:,})" for label, count in spelled) for spelled in alike]
+        differ = "labels that differ only in upper and lower case are different labels"
+        notes.append(f"{where}: {differ}: {some_of(groups)}")
     return notes

@@ -56,15 +56,13 @@ def check_folder(path: Path, what: str, *marks: str, sources: Iterable[Path] = (
     if path.exists() and not path.is_dir():
         raise UserError(f"--output {path}: this is a file; expected the name of a folder")
     check_place(path, filter(is_plain_folder, sources))
-    others = (
-        sorted(entry.name for entry in _visible(path) if not entry.is_dir() or _visible(entry)) if path.is_dir() else []
-    )
+    others = sorted(entry.name for entry in _visible(path) if not entry.is_dir() or _visible(entry))
     if others and not any(True for mark in marks for _ in path.glob(mark)):
         raise UserError(f"--output {path}: has {others[0]} but not {what}; choose another --output")
 
 
 def _visible(folder: Path) -> list[Path]:
-    return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    return [entry for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
 
 
 def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--output", is_run: bool = False) -> None:
@@ -100,9 +98,8 @@ def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--o
 
 def is_plain_folder(path: Path) -> bool:
     """Return whether a path is a folder that dmlkit did not write, such as one of images."""
-    return path.is_dir() and not any(
-        (path / name).exists() for name in (*RUN_MARKS, GALLERY_MARK, "manifest.json", "study.json")
-    )
+    marks = (*RUN_MARKS, GALLERY_MARK, "manifest.json", "study.json")
+    return path.is_dir() and not any((path / name).exists() for name in marks)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 from dmlkit.errors import UserError, some_of, warn_once
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.columns import TEXTS, WHOLE, arrow_compute, check_texts, text_column
-from dmlkit.files.csv_table import USUAL, CsvTable, column_called, csv_start, key_of, number_of, read_csv
+from dmlkit.files.csv_table import USUAL, column_called, csv_start, key_of, number_of, read_csv
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import read_text, reading
 
@@ -383,9 +383,7 @@ def _csv_vectors(path: Path) -> tuple[Values, Any]:
     if is_headless:
         head = table.delimiter.join(table.names)
         names = ["label" if number_of(cell) is None else f"e{index}" for index, cell in enumerate(table.names)]
-        table = CsvTable(
-            path, f"{head}\n".encode() + table.body, table.delimiter, names, table.is_padded, table.first - 1
-        )
+        table = table._replace(body=f"{head}\n".encode() + table.body, names=names, first=table.first - 1)
         vector_indices = [index for index, name in enumerate(names) if name != "label"]
     else:
         series = _numbered(table.names)

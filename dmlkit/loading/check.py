@@ -251,10 +251,9 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     try:
         listing = config.listed()
     except UserError as error:
-        broken = [
-            f"{row.check}: {row.found}, expected {row.expected}" for row in findings.rows if row.verdict == "fault"
-        ]
-        raise UserError("\n".join([*broken, str(error)])) from None
+        wrong = (row for row in findings.rows if row.verdict == "fault")
+        lines = [f"{row.check}: {row.found}, expected {row.expected}" for row in wrong]
+        raise UserError("\n".join([*lines, str(error)])) from None
     if listing is None:
         raise UserError(f"dataset {config.name}: the images are rendered, so there are no files to check")
     shared = listing.shared_classes() if config.split == "official" else []
@@ -394,9 +393,8 @@ def check_images(
             for note in item.notes:
                 unusual.setdefault(note, []).append(images.paths[int(item.position)])
         advance(len(batch))
-    findings.notes += [
-        f"{counted(len(paths), 'image has', 'images have')} {note}: {some_of(paths)}" for note, paths in unusual.items()
-    ]
+    for note, paths in unusual.items():
+        findings.notes.append(f"{counted(len(paths), 'image has', 'images have')} {note}: {some_of(paths)}")
     findings.rows.append(Finding("unreadable", "0", str(unreadable), "fault" if unreadable else "ok"))
     groups = [group for group in seen.values() if len(group) > 1]
     findings.rows += duplicate_rows(listing, images.paths, groups, findings, is_published=config.published is not None)

@@ -47,10 +47,8 @@ def as_markdown(reference: Reference) -> str:
             lines += [f"### {member.name}", "", _escaped(member.meaning), ""]
             inherited = [key for key in member.keys if key.meaning == getattr(shared.get(key.key), "meaning", None)]
             lines += _lines(key for key in member.keys if key not in inherited)
-            also = ", ".join(
-                _name(key, is_short=bool(shared[key.key].default)) for key in inherited if "." not in key.key
-            )
-            lines += [f"Also {also}.", ""] if also else []
+            also = [_name(key, is_short=bool(shared[key.key].default)) for key in inherited if "." not in key.key]
+            lines += [f"Also {', '.join(also)}.", ""] if also else []
     return "\n".join(lines)
 
 
@@ -91,9 +89,8 @@ def describe() -> Reference:
 def _described(member: type[ComponentConfig]) -> MemberReference:
     plugin, name = plugin_of(member), member.model_fields["name"].default
     meaning = as_text((member.__doc__ or "").strip().partition("\n")[0])
-    return MemberReference(
-        name, meaning, tuple(keys_of(member)), plugin.title if plugin else None, member.listed_under()
-    )
+    title = plugin.title if plugin else None
+    return MemberReference(name, meaning, tuple(keys_of(member)), title, member.listed_under())
 
 
 def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:

@@ -219,10 +219,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         held = f"dataset {self.dataset.name} has {kind}s"
         if taken != kind:
             able = [name for name, variant in BackboneConfig.variants.items() if variant.sample == kind]
-            yield (
-                ("backbone", "name"),
-                f"{self.backbone.name} takes {taken}s, but {held}; use {' or '.join(able) or 'a plug-in'}",
-            )
+            instead = " or ".join(able) or "a plug-in"
+            yield ("backbone", "name"), f"{self.backbone.name} takes {taken}s, but {held}; use {instead}"
         has_pixels = samples_named(kind).has_pixels
         if not has_pixels and self.transform is not None:
             yield ("transform",), f"got {self.transform.name}, but {held}, which are not transformed; remove it"

@@ -46,11 +46,8 @@ def backbone_keys(name: str) -> dict[str, Any]:
         {'name': 'convnext', 'weights': 'imagenet', 'size': 'small'}
     """
     family, _, value = name.partition(":")
-    known = [
-        member
-        for member, config in BackboneConfig.variants.items()
-        if config.published_input is not BackboneConfig.published_input
-    ]
+    members, unpublished = BackboneConfig.variants.items(), BackboneConfig.published_input
+    known = [member for member, config in members if config.published_input is not unpublished]
     if family not in known:
         reason = "has no published weights" if family in BackboneConfig.variants else "no run and no backbone"
         raise UserError(f"{name}: {reason}; {suggest(family, known)}")

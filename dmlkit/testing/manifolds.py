@@ -88,10 +88,8 @@ def expect_metric(config: ManifoldConfig, triangle: Tensor) -> None:
     expect(torch.allclose(distance, distance.T, atol=1e-6), f"distances are not symmetric: {distance.tolist()}")
     expect((distance >= 0).all(), f"a distance is negative: {distance.tolist()}")
     through_third = distance[:, :, None] + distance[None, :, :]  # d(x, z) + d(z, y) at [x, z, y]
-    expect(
-        (distance[:, None, :] <= through_third + 1e-6).all(),
-        f"the triangle inequality is violated: {distance.tolist()}",
-    )
+    is_shortest = (distance[:, None, :] <= through_third + 1e-6).all()
+    expect(is_shortest, f"the triangle inequality is violated: {distance.tolist()}")
 
 
 def the_paired_form_equals_the_matrix_form(config: ManifoldConfig) -> None:
@@ -147,10 +145,8 @@ def the_relative_similarity_is_the_similarity_on_another_scale(config: ManifoldC
     relative, similarity = manifold.relative_similarity(x, y), manifold.similarity(x, y)
     expect(torch.equal(relative.argsort(dim=1), similarity.argsort(dim=1)), "the order differs")
     if manifold.similarity_name.endswith("distance"):
-        expect(
-            (manifold.relative_similarity(x, x).diagonal() == 1).all(),
-            "the relative similarity of a point with itself is not 1",
-        )
+        own = manifold.relative_similarity(x, x).diagonal()
+        expect((own == 1).all(), "the relative similarity of a point with itself is not 1")
     else:
         expect(torch.equal(relative, similarity), "it differs from the similarity, which is not a distance")
 

@@ -46,16 +46,12 @@ def it_says_what_it_is(config: MetricConfig) -> None:
     expect(bool(config.definition), "definition is empty")
     others = [name for name, variant in config.variants.items() if variant.key == config.key and name != config.name]
     expect(not others, f"key {config.key!r} is also used by {', '.join(others)}")
-    names = config.names()
-    expect(
-        config.key.split("@")[0] in names[0] or len(names) > 1, f"names {names} do not contain the key {config.key!r}"
-    )
+    names, cutoffs = config.names(), config.cutoffs()
+    has_key = config.key.split("@")[0] in names[0] or len(names) > 1
+    expect(has_key, f"names {names} do not contain the key {config.key!r}")
     expect(len(set(names)) == len(names), f"names {names} contain duplicates")
-    cutoffs = config.cutoffs()
-    expect(
-        not cutoffs or len(cutoffs) == len(names),
-        f"got {len(cutoffs)} cut-offs {cutoffs} for {len(names)} names {names}",
-    )
+    message = f"got {len(cutoffs)} cut-offs {cutoffs} for {len(names)} names {names}"
+    expect(len(cutoffs) in (0, len(names)), message)
 
 
 def it_returns_its_names(config: MetricConfig) -> None:
@@ -64,22 +60,12 @@ def it_returns_its_names(config: MetricConfig) -> None:
     values = retrieval_metrics(points, labels, metrics=[config])
     expect(tuple(values) == config.names(), f"got values for {tuple(values)}, expected {config.names()}")
     expect(all(isinstance(value, float) for value in values.values()), f"got {values}, which are not all floats")
-    if _options(config) - {config.option_in_name()} or config.variants.get(config.name) is not type(config):
+    changed = config.model_dump(exclude={"name"}, exclude_defaults=True).keys()
+    if changed - {config.option_in_name()} or config.variants.get(config.name) is not type(config):
         return  # names express no other options, and refer to the registered metric
-    by_name = [list(config.request_names())] if _options(config) else [[config.name], list(config.request_names())]
-    for names in by_name:
+    for names in [list(config.request_names()), *([] if changed else [[config.name]])]:
         again = retrieval_metrics(points, labels, metrics=names)
         expect(again == values, f"requested as {names} it returns {again}, by configuration {values}")
-
-
-def _options(config: MetricConfig) -> set[str]:
-    """Return the options that differ from their defaults."""
-    fields = type(config).model_fields.items()
-    return {
-        name
-        for name, field in fields
-        if name != "name" and (field.is_required() or getattr(config, name) != field.get_default())
-    }
 
 
 def perfect_embeddings_score_one(config: MetricConfig) -> None:

@@ -1,5 +1,7 @@
 """The contracts of backbones and their tunings, of poolings and of heads."""
 
+from itertools import product
+
 import torch
 from torch import Tensor, nn
 
@@ -45,10 +47,8 @@ def features_are_of_one_image_each(config: BackboneConfig) -> None:
     with torch.no_grad():
         together = backbone(images)
         alone = torch.cat([backbone(image[None]) for image in images])
-    expect(
-        together.shape == (2, backbone.num_features),
-        f"expected features of shape (2, {backbone.num_features}), got {tuple(together.shape)}",
-    )
+    shape, expected = tuple(together.shape), (2, backbone.num_features)
+    expect(shape == expected, f"expected features of shape {expected}, got {shape}")
     expect(together.isfinite().all(), "a feature is nan or inf")
     expect_close(together, alone, "together and alone", atol=1e-9, rtol=1e-9)
     expect(not torch.equal(together[0], together[1]), "two images have the same features")
@@ -58,9 +58,8 @@ def batch_norms_freeze_as_asked(config: BackboneConfig) -> None:
     """Check that batch norms freeze their statistics and affine parameters, independently, as configured."""
     if not list(build(config).parameters()):
         return  # there is nothing to freeze
-    for statistics in (False, True):
-        for affine in (False, True):
-            expect_frozen(config, statistics, affine)
+    for statistics, affine in product((False, True), repeat=2):
+        expect_frozen(config, statistics, affine)
 
 
 def expect_frozen(config: BackboneConfig, statistics: bool, affine: bool) -> None:
@@ -73,15 +72,11 @@ def expect_frozen(config: BackboneConfig, statistics: bool, affine: bool) -> Non
     before = [mean.clone() for mean in means]
     backbone(samples(config, 4) + 1).square().sum().backward()
     frozen = [torch.equal(mean, old) for mean, old in zip(means, before, strict=True)]
-    expect(
-        frozen == [statistics] * len(norms), f"{options}: {sum(frozen)} of {len(frozen)} running means are unchanged"
-    )
-    trained = [norm.weight.grad is not None and bool(norm.weight.grad.any()) for norm in norms]
-    # some batch norms of timm start at 0, where gradients vanish
-    expect(
-        not any(trained) if affine else any(trained) or not norms,
-        f"{options}: {sum(trained)} batch norms have affine gradients",
-    )
+    message = f"{options}: {sum(frozen)} of {len(frozen)} running means are unchanged"
+    expect(frozen == [statistics] * len(norms), message)
+    trained = sum(norm.weight.grad is not None and bool(norm.weight.grad.any()) for norm in norms)
+    is_right = not trained if affine else trained or not norms  # some of timm start at 0, where gradients vanish
+    expect(bool(is_right), f"{options}: {trained} batch norms have affine gradients")
     without = [name for name, weight in backbone.named_parameters() if weight.requires_grad and weight.grad is None]
     expect(not without, f"{options}: no gradient for {', '.join(without)}")
 
@@ -90,19 +85,13 @@ def frozen_epochs_have_no_gradients(config: BackboneConfig) -> None:
     """Check that nothing has a gradient in the first freeze_epochs epochs, and all trained weights have one later."""
     backbone = build(changed(config, freeze_epochs=2))
     trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-    for epoch, is_frozen in ((0, True), (1, True), (2, False), (3, False)):
+    for epoch, expected in enumerate((0, 0, len(trained), len(trained))):
         switched = backbone.set_epoch(epoch)
         expect(switched == (bool(trained) and epoch in (0, 2)), f"epoch {epoch}: set_epoch returned {switched}")
         needing = sum(parameter.requires_grad for parameter in trained)
-        expect(
-            needing == (0 if is_frozen else len(trained)),
-            f"epoch {epoch}: {needing} of {len(trained)} parameters are trained",
-        )
-        features = backbone(samples(config, 2))
-        expect(
-            features.requires_grad == (needing > 0),
-            f"epoch {epoch}: features.requires_grad is {features.requires_grad}",
-        )
+        expect(needing == expected, f"epoch {epoch}: {needing} of {len(trained)} parameters are trained")
+        has_gradient = backbone(samples(config, 2)).requires_grad
+        expect(has_gradient == (needing > 0), f"epoch {epoch}: features.requires_grad is {has_gradient}")
 
 
 def every_pooling_fits(config: BackboneConfig) -> None:
@@ -116,10 +105,8 @@ def expect_pooled(config: BackboneConfig, pooling: PoolingConfig) -> None:
     """Check that a pooling gives F features."""
     backbone = build(changed(config, pooling=pooling)).eval()
     with torch.no_grad():
-        shape = tuple(backbone(samples(config, 1)).shape)
-    expect(
-        shape == (1, backbone.num_features), f"{pooling.name}: expected shape (1, {backbone.num_features}), got {shape}"
-    )
+        shape, expected = tuple(backbone(samples(config, 1)).shape), (1, backbone.num_features)
+    expect(shape == expected, f"{pooling.name}: expected shape {expected}, got {shape}")
 
 
 def check_tuning(config: TuningConfig, backbone: BackboneConfig) -> None:
@@ -142,10 +129,8 @@ def what_is_tuned_alone_trains(config: TuningConfig, backbone: BackboneConfig) -
     tuned = {id(parameter) for parameter in network.tuned_parameters()}
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     features = network(samples(backbone, 4))
-    expect(
-        features.requires_grad == bool(tuned),
-        f"{len(tuned)} weights are tuned, features.requires_grad is {features.requires_grad}",
-    )
+    has_gradient = features.requires_grad
+    expect(has_gradient == bool(tuned), f"{len(tuned)} weights are tuned, features.requires_grad is {has_gradient}")
     head = nn.Linear(network.num_features, 2)
     head(features).square().sum().backward()
     for name, parameter in network.named_parameters():
@@ -203,10 +188,8 @@ def gradients_are_finite_also_at_zero_features(config: HeadConfig, manifold: Man
     width = head.num_features
     features = torch.cat([torch.zeros(1, width), torch.randn(3, width)]).requires_grad_()
     head(features).sum().backward()
-    expect(
-        features.grad is not None and bool(features.grad.isfinite().all()),
-        "gradient of the features: missing, nan or inf",
-    )
+    is_finite = features.grad is not None and bool(features.grad.isfinite().all())
+    expect(is_finite, "gradient of the features: missing, nan or inf")
     for name, parameter in head.named_parameters():
         expect(parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}: nan or inf")
 
@@ -218,14 +201,8 @@ def check_pooling(config: PoolingConfig) -> None:
         >>> from dmlkit.pooling import GeM
         >>> check_pooling(GeM.Config(learn=True))
     """
-    promises = [
-        maps_become_vectors,
-        a_vector_is_of_one_image,
-        gradients_are_finite,
-        half_precision_does_not_overflow,
-        the_state_dict_is_complete,
-    ]
-    hold(promises, config.name, config)
+    promises = [maps_become_vectors, a_vector_is_of_one_image, gradients_are_finite, half_precision_does_not_overflow]
+    hold([*promises, the_state_dict_is_complete], config.name, config)
 
 
 def inputs(height: int = 4, width: int = 5) -> tuple[Tensor, Tensor]:

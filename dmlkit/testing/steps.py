@@ -121,10 +121,10 @@ def choices(triplets: Triplets, negative: Tensor) -> dict[tuple[int, int], set[i
     """Return the set of negatives of each (anchor, positive)."""
     chosen: dict[tuple[int, int], set[int]] = {}
     for anchor, positive in triplets.keep.nonzero().tolist():
-        negatives = negative[anchor].nonzero().flatten().tolist()
-        chosen[anchor, positive] = (
-            set(negatives) if triplets.negative is None else {int(triplets.negative[anchor, positive])}
-        )
+        if triplets.negative is None:
+            chosen[anchor, positive] = set(negative[anchor].nonzero().flatten().tolist())
+        else:
+            chosen[anchor, positive] = {int(triplets.negative[anchor, positive])}
     return chosen
 
 

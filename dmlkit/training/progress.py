@@ -244,10 +244,8 @@ class MirroredProgress:
         except (Exception, SystemExit) as error:  # a library's own sys.exit would end the training without a word
             del self._loggers[name]
             message = re.sub(r"//[^/@\s]+@", "//", first_line(error))  # without a password that an address may contain
-            warnings.warn(
-                f"training.loggers: {name} fails ({message}); the run continues without it and keeps all its metrics",
-                stacklevel=2,
-            )
+            text = f"training.loggers: {name} fails ({message}); the run continues without it and keeps all its metrics"
+            warnings.warn(text, stacklevel=2)
 
 
 def figures_of(row: EpochRow) -> Metrics:

@@ -122,10 +122,8 @@ def start(
         photos = dataset_at(Path(photos), columns=columns or {}, root=None if root is None else Path(root))
     gpu = resolve_device(device)[0] != "cpu"
     surveyed = survey(photos, bar)
-    images, classes, names_validation = surveyed.images["train"], surveyed.classes["train"], surveyed.names_validation
-    setting = Photos(
-        surveyed.dataset, images, classes, surveyed.trained, names_validation, LITE0, is_at_hand(LITE0), gpu
-    )
+    images, classes, validates = surveyed.images["train"], surveyed.classes["train"], surveyed.names_validation
+    setting = Photos(surveyed.dataset, images, classes, surveyed.trained, validates, LITE0, is_at_hand(LITE0), gpu)
     if budget == 0:
         text = starting_recipe(setting)
         return Start(surveyed, (), None, setting, None, budget, text, parse_recipe(text, "recipe"), (QUICK,))

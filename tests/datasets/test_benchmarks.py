@@ -92,11 +92,8 @@ def test_missing_archive_members_are_named(tmp_path: Path):
     images = tmp_path / "folders/CUB_200_2011/images"
     for number, folder in enumerate(sorted(images.iterdir())):
         folder.rename(images / f"Bird{number}")
-    refuses(
-        r"^dataset\.root: .*Bird0: expected a class folder such as 001",
-        Cub200Config(root=str(tmp_path / "folders")).build,
-        "train",
-    )
+    config = Cub200Config(root=str(tmp_path / "folders"))
+    refuses(r"^dataset\.root: .*Bird0: expected a class folder such as 001", config.build, "train")
     trees.cars_devkit(tmp_path / "cars")
     (tmp_path / "cars" / "cars_test_annos_withlabels.mat").unlink()
     refuses(r"cars_test_annos_withlabels\.mat: no such file", Cars196Config(root=str(tmp_path / "cars")).build, "train")

@@ -62,9 +62,8 @@ def write(path: Path, data: object) -> Path:
 
 def test_yolo(photos: Path, tmp_path: Path):
     """Center and size as shares, and a confidence; names are those of the images, also in subfolders."""
-    labels = yolo(
-        tmp_path / "labels", a="0 0.5 0.5 0.25 0.2\n2 0.25 0.5 0.5 1 0.9\n1 0.5 0.5 1 1 0.1\n", b="0 .5 .5 .5 .5\n"
-    )
+    lines = "0 0.5 0.5 0.25 0.2\n2 0.25 0.5 0.5 1 0.9\n1 0.5 0.5 1 1 0.1\n"
+    labels = yolo(tmp_path / "labels", a=lines, b="0 .5 .5 .5 .5\n")
     (labels / "classes.txt").write_text("deer\nfox\n")
     found = crops(images_at(photos, boxes=Boxes(labels)))
     # 40 x 30: 10 x 6 around (20, 15); the left half; upright 40 x 30 too: 20 x 15 around (20, 15)

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig, TableConfig
 from dmlkit.datasets.base import SPLITS, Split
@@ -15,17 +14,8 @@ from tests.conftest import refuses
 from tests.datasets import trees
 
 
-def make_tree(root: Path, classes: dict[str, int]) -> Path:
-    for name, count in classes.items():
-        for index in range(count):
-            path = root / name / f"{index}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (index, len(name), 0)).save(path)
-    return root
-
-
 def test_the_first_half_of_the_sorted_classes_trains(tmp_path):
-    make_tree(tmp_path, {"d": 2, "a": 3, "c": 2, "b": 2, "e": 2})
+    trees.plain(tmp_path, {"d": 2, "a": 3, "c": 2, "b": 2, "e": 2})
     (tmp_path / "a" / "notes.txt").write_text("no image")
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "again").symlink_to(tmp_path)  # with all images in a class of its own
@@ -41,7 +31,7 @@ def test_the_first_half_of_the_sorted_classes_trains(tmp_path):
 
 def test_folders_that_name_one_label_are_one_class_and_unknown_is_none(tmp_path):
     folders = ("a", "a ", "b", "Mo\u0308we", "M\xf6we", "Unknown", "d")
-    config = FolderConfig(root=str(make_tree(tmp_path, dict.fromkeys(folders, 3))), validation_fraction=0)
+    config = FolderConfig(root=str(trees.plain(tmp_path, dict.fromkeys(folders, 3))), validation_fraction=0)
     assert config.build("train").class_names == ("M\xf6we", "a")  # in the order of their folders
     assert config.build("test").class_names == ("b", "d") and len(config.build("all")) == 18
     listing = config.listing()
@@ -49,14 +39,14 @@ def test_folders_that_name_one_label_are_one_class_and_unknown_is_none(tmp_path)
         r"6 images have a label in another spelling: 'Mo\u0308we' as 'M\xf6we', 'a ' as 'a'",
         "3 images have no label (empty or 'unknown'), to be left out of all losses and metrics",
     ]
-    nested = make_tree(tmp_path / "nested", {"p/q": 2, "p/unknown": 2, "p /r": 2, "s/t": 2, "s/u": 2})
+    nested = trees.plain(tmp_path / "nested", {"p/q": 2, "p/unknown": 2, "p /r": 2, "s/t": 2, "s/u": 2})
     config = FolderConfig(root=str(nested), levels=("genus", "species"), validation_fraction=0)
     assert config.build("all").class_names == ("p/q", "p/r", "s/t", "s/u") and len(config.build("all")) == 8
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a name cannot have a colon there")
 def test_a_class_may_have_a_letter_and_a_colon(tmp_path):
-    config = FolderConfig(root=str(make_tree(tmp_path, {"j: k": 2, "k": 3})))
+    config = FolderConfig(root=str(trees.plain(tmp_path, {"j: k": 2, "k": 3})))
     assert config.build("all").class_names == ("j: k", "k") and len(config.build("all")) == 5
     (tmp_path / "list.csv").write_text("path,label\nj: k/0.png,j\nj: k/1.png,j\nk/0.png,k\nk/1.png,k\n")
     assert len(TableConfig(file=str(tmp_path / "list.csv"), root=str(tmp_path)).build("all")) == 4
@@ -66,13 +56,13 @@ def test_a_class_may_have_a_letter_and_a_colon(tmp_path):
 
 
 def test_explicit_folders_of_splits(tmp_path):
-    make_tree(tmp_path, {"train/x": 2, "train/y/deep": 2, "train/z": 2, "test/a": 2})
+    trees.plain(tmp_path, {"train/x": 2, "train/y/deep": 2, "train/z": 2, "test/a": 2})
     config = FolderConfig(root=str(tmp_path), validation_fraction=0.5)
     assert config.build("train").class_names == ("x",)
     assert config.build("validation").class_names == ("y", "z")
     assert config.build("validation").labels.tolist() == [0, 0, 1, 1]
     assert config.build("test").class_names == ("a",)
-    make_tree(tmp_path, {"validation/v": 2})
+    trees.plain(tmp_path, {"validation/v": 2})
     names = {split: FolderConfig(root=str(tmp_path)).build(split).class_names for split in SPLITS}
     assert names == {"train": ("x", "y", "z"), "validation": ("v",), "test": ("a",)}
 
@@ -80,13 +70,13 @@ def test_explicit_folders_of_splits(tmp_path):
 def test_bad_folders_are_explained(tmp_path):
     (tmp_path / "empty").mkdir()
     refuses("no class folders", FolderConfig(root=str(tmp_path / "empty")).build, "test")
-    vacant = make_tree(tmp_path / "vacant", {"a": 2, "b": 2, "c": 2, "d": 2})
+    vacant = trees.plain(tmp_path / "vacant", {"a": 2, "b": 2, "c": 2, "d": 2})
     for name in ("b", "d"):
         for path in (vacant / name).iterdir():
             path.unlink()
     with pytest.raises(UserError, match=r"2 class folders have no images: \S+/b, \S+/d; add images or remove the fol"):
         FolderConfig(root=str(vacant)).build("train")
-    half = make_tree(tmp_path / "half", {"train/a": 2})
+    half = trees.plain(tmp_path / "half", {"train/a": 2})
     refuses("has a folder 'train' but no folder 'test'", FolderConfig(root=str(half)).build, "train")
 
 
@@ -103,7 +93,7 @@ def test_bad_folders_are_explained(tmp_path):
 )
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_classes_that_are_deeper_are_found(tmp_path: Path, split: Split, folders: list[str], message: str):
-    make_tree(tmp_path, {f"{folder}/{folder[-1]}{number}": 2 for folder in folders for number in range(4)})
+    trees.plain(tmp_path, {f"{folder}/{folder[-1]}{number}": 2 for folder in folders for number in range(4)})
     refuses(message.replace("ROOT", str(tmp_path)), FolderConfig(root=str(tmp_path)).build, split)
 
 
@@ -122,9 +112,9 @@ def test_the_title_of_own_data_is_their_place():
 
 def test_a_class_may_be_called_train(tmp_path: Path):
     """Of vehicles; a folder train with classes below it is a split, and so is one next to test."""
-    make_tree(tmp_path / "vehicles", {"boat": 2, "bus": 2, "car": 2, "train": 2})
+    trees.plain(tmp_path / "vehicles", {"boat": 2, "bus": 2, "car": 2, "train": 2})
     config = FolderConfig(root=str(tmp_path / "vehicles"), validation_fraction=0)
     assert config.build("train").class_names + config.build("test").class_names == ("boat", "bus", "car", "train")
     assert images_at(tmp_path / "vehicles").class_names == ("boat", "bus", "car", "train")
-    make_tree(tmp_path / "plain", {"train": 2, "test": 2, "masks": 2})
+    trees.plain(tmp_path / "plain", {"train": 2, "test": 2, "masks": 2})
     refuses("no class folders", FolderConfig(root=str(tmp_path / "plain")).listing)

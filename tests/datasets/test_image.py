@@ -90,10 +90,10 @@ def write_deep_png(path: Path, values: np.ndarray) -> None:
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    parts = b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
-    )
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with path.open("ab") as file:
+        for name, body in chunks:
+            file.write(struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)))
 
 
 GRAY = np.array([[0, 1, 17, 100], [128, 200, 254, 255]])  # as of 8 bits, what every deep image below shows

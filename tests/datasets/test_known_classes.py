@@ -32,10 +32,8 @@ def random_rows(seed: int, *, days: int = 10_000) -> list[dict[str, str]]:
     random.shuffle(labels)
     dates = random.choice(days, len(labels), replace=days < len(labels))
     start = date(2000, 1, 1)
-    return [
-        {"path": f"{row}.jpg", "label": label, "time": str(start + timedelta(int(dates[row])))}
-        for row, label in enumerate(labels.tolist())
-    ]
+    times = [str(start + timedelta(day)) for day in dates.tolist()]
+    return [{"path": f"{row}.jpg", "label": labels[row], "time": time} for row, time in enumerate(times)]
 
 
 def names_of(config: DatasetConfig, split: str) -> set[str]:

@@ -20,21 +20,8 @@ from dmlkit.training.experiment import assemble
 from tests.conftest import refuses
 from tests.datasets import trees
 
-PATHS = (
-    "corvids/crow/corax",
-    "corvids/crow/corone",
-    "corvids/magpie/pica",
-    "gulls/gull/argus",
-    "gulls/kittiwake/rissa",
-)
+PATHS = ("corvids/crow/corax", "corvids/crow/corone", "corvids/magpie/pica", "gulls/gull/argus", "gulls/tern/rissa")
 LEVELS = ("family", "genus", "species")
-
-
-def nested(root: Path, below: str = "") -> Path:
-    for place, path in enumerate(PATHS):
-        for index in range(2):
-            trees.photo(root / below / path / f"{index}.jpg", 10 * place + index)
-    return root
 
 
 def table(root: Path, paths: tuple[str, ...], **columns: list[str]) -> TableConfig:
@@ -57,7 +44,7 @@ def vectors(root: Path) -> DatasetConfig:
 
 
 SOURCES: dict[str, Callable[[Path], DatasetConfig]] = {
-    "folder": lambda root: FolderConfig(root=str(nested(root)), levels=LEVELS, validation_fraction=0),
+    "folder": lambda root: FolderConfig(root=str(trees.birds(root, PATHS, 2)), levels=LEVELS, validation_fraction=0),
     "table": lambda root: table(root, PATHS),
     "vectors": vectors,
 }
@@ -75,9 +62,7 @@ def test_the_classes_of_each_level_are_those_of_the_paths(source: str, tmp_path:
 
 
 def test_folders_of_splits_are_nested_too(tmp_path: Path):
-    for split, path in (("train", "a/b/c"), ("train", "a/b/d"), ("test", "a/e/f")):
-        for index in range(2):
-            trees.photo(tmp_path / split / path / f"{index}.jpg", index + len(split) + ord(path[-1]))
+    trees.birds(tmp_path, ("train/a/b/c", "train/a/b/d", "test/a/e/f"), 2)
     config = FolderConfig(root=str(tmp_path), levels=LEVELS, validation_fraction=0)
     assert config.build("train").class_names == ("a/b/c", "a/b/d") and config.build("test").class_names == ("a/e/f",)
     assert config.build("all").levels["genus"].tolist() == [0, 0, 1]
@@ -105,9 +90,7 @@ def test_super_classes_are_two_levels(tmp_path: Path):
 
 def test_folders_of_unequal_depth_are_named(tmp_path: Path):
     config = SOURCES["folder"](tmp_path)
-    trees.photo(tmp_path / "corvids" / "0.jpg", 91)
-    trees.photo(tmp_path / "gulls" / "gull" / "0.jpg", 92)
-    trees.photo(tmp_path / "gulls" / "gull" / "argus" / "old" / "0.jpg", 93)
+    trees.photos(tmp_path, ("corvids/0.jpg", "gulls/gull/0.jpg", "gulls/gull/argus/old/0.jpg"), 91)
     (tmp_path / "owls").mkdir()
     faults = sorted(config.listing().faults)
     assert [fault.removeprefix(f"{tmp_path}/") for fault in faults] == [
@@ -120,8 +103,7 @@ def test_folders_of_unequal_depth_are_named(tmp_path: Path):
 
 
 def test_a_flat_folder_is_no_hierarchy(tmp_path: Path):
-    for name in ("crow", "dove"):
-        trees.photo(tmp_path / name / "0.jpg", len(name))
+    trees.photos(tmp_path, ("crow/0.jpg", "dove/0.jpg"))
     with pytest.raises(UserError, match=r"crow/0.jpg: lies in a family folder, .* \(1 more folders are wrong\)"):
         FolderConfig(root=str(tmp_path), levels=LEVELS).listing()
 
@@ -211,6 +193,5 @@ def test_a_run_and_its_embeddings_have_the_same_metrics_of_levels(tmp_path, monk
     assert of_run.code == of_points.code == 0, of_points.err
     metrics = [json.loads(result.out)["metrics"] for result in (of_run, of_points)]
     assert metrics[0] == pytest.approx(metrics[1]) and set(metrics[0]) == {"recall@1:letter", "h_ap", "map@r"}
-    dmlkit("eval", "run", "--metric", "recall@1:font").refused(
-        "recall@1:font: unknown level 'font'; expected one of script, letter, character"
-    )
+    message = "recall@1:font: unknown level 'font'; expected one of script, letter, character"
+    dmlkit("eval", "run", "--metric", "recall@1:font").refused(message)

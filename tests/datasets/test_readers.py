@@ -160,10 +160,8 @@ def test_detectors(home: Path, caplog: pytest.LogCaptureFixture):
         {"file": "cam2\\v.mp4", "detections": [animal]},
         {"file": "cam3\\d.jpg", "detections": [animal]},
     ]
-    names = {
-        "detection_categories": {"1": "animal", "2": "person"},
-        "classification_categories": {"0": "a", "1": "fox"},
-    }
+    names = {"detection_categories": {"1": "animal", "2": "person"}}
+    names["classification_categories"] = {"0": "a", "1": "fox"}
     file = write(home / "md.json", {"images": images} | names)
     expected = [["cam1/a.jpg", "2024-02-01 03:04:05", "fox", 6, 9, 18, 13.5]]
     assert rows(file, "path", "time", "species", *SIDES, images=home) == expected
@@ -181,10 +179,8 @@ def test_detectors(home: Path, caplog: pytest.LogCaptureFixture):
 
 
 def test_three_corners_of_yolo_are_no_box_with_a_track(home: Path):
-    folder = write(
-        home / "labels" / "cam1" / "a.txt", "0 0.1 0.2 0.9 0.2 0.5 1\n0 0.5 0.5 0.5 0.5 0.9 1\n"
-    ).parent.parent
-    polygon, box = read_images(folder, needs=("path",), images=home).table.to_pylist()
+    write(home / "labels" / "cam1" / "a.txt", "0 0.1 0.2 0.9 0.2 0.5 1\n0 0.5 0.5 0.5 0.5 0.9 1\n")
+    polygon, box = read_images(home / "labels", needs=("path",), images=home).table.to_pylist()
     assert [polygon[side] for side in SIDES] == pytest.approx([2.4, 3.6, 21.6, 18]) and polygon["group"] is None
     assert [box[side] for side in SIDES] == [6, 4.5, 18, 13.5] and box["group"] == "1"
 
@@ -373,10 +369,8 @@ def test_pascal_voc(home: Path):
     write(home / "y/valid/b.xml", voc("b.jpg", ("owl", 1, 2, 3, 4)))
     assert rows(home / "y", "path", "label") == [["train/a.jpg", "fox"], ["valid/b.jpg", "owl"]]
     text = (home / "y/train/a.xml").read_text().replace("<annotation>", '<annotation verified="yes">')  # of LabelImg
-    of_cvat = "".join(
-        f"<attribute><name>{name}</name><value>{value}</value></attribute>"
-        for name, value in (("animal", "A12"), ("label", "owl"))
-    )
+    attribute = "<attribute><name>{}</name><value>{}</value></attribute>".format
+    of_cvat = attribute("animal", "A12") + attribute("label", "owl")
     text = text.replace("</bndbox></object>", f"</bndbox><attributes>{of_cvat}</attributes></object>")
     (home / "y/train/a.xml").unlink()
     write(home / "y/train/a.XML", text)
@@ -555,17 +549,12 @@ def test_folders_below_those_of_the_labels_are_pointed_out(home: Path, caplog: p
 def test_msmt17(tmp_path: Path):
     """Its people are numbered from 0 in both splits; validation images show people of the training."""
     expected: list[list[str]] = []
-    for number, (part, half, *cells) in enumerate(
-        (
-            ("train", "train", "train", "false", "false"),
-            ("val", "train", "train", "false", "false"),
-            ("gallery", "test", "test", "false", "true"),
-            ("query", "test", "test", "true", "false"),
-        )
-    ):
+    halves = {"train": "train", "val": "train", "gallery": "test", "query": "test"}
+    for number, (part, half) in enumerate(halves.items()):
         name = f"0000/0000_000_0{number}_0303morning_0015_0.jpg"
         write(tmp_path / "MSMT17" / f"list_{part}.txt", f"{name} 0\n")
         trees.photo(tmp_path / "MSMT17" / f"mask_{half}_v2" / name, number)
+        cells = [half, str(part == "query").lower(), str(part == "gallery").lower()]
         expected.append([f"mask_{half}_v2/{name}", f"{half}_0000", f"{half}_0000_0{number}", *cells])
     assert rows(tmp_path, "path", "label", "group", "split", "query", "gallery") == expected
 
@@ -697,14 +686,11 @@ def workbook(path: Path, *sheets: tuple[str, list[list[object]]]) -> Path:
                     if cell is not None
                 ]
                 lines += f'<row r="{down}">{"".join(cells)}</row>'
-            file.writestr(
-                f"xl/worksheets/sheet{number}.xml", f"<worksheet {space}><sheetData>{lines}</sheetData></worksheet>"
-            )
+            sheet = f"worksheets/sheet{number}.xml"
+            file.writestr(f"xl/{sheet}", f"<worksheet {space}><sheetData>{lines}</sheetData></worksheet>")
             state = ' state="hidden"' if name.startswith("_") else ""
             names += f'<sheet name="{name}" sheetId="{number}"{state} r:id="rId{number}"/>'
-            related += (
-                f'<Relationship Id="rId{number}" Type="{office}/worksheet" Target="worksheets/sheet{number}.xml"/>'
-            )
+            related += f'<Relationship Id="rId{number}" Type="{office}/worksheet" Target="{sheet}"/>'
         file.writestr("xl/workbook.xml", f'<workbook {space} xmlns:r="{office}"><sheets>{names}</sheets></workbook>')
         file.writestr("xl/_rels/workbook.xml.rels", f'<Relationships xmlns="{package}">{related}</Relationships>')
         styles = '<cellXfs><xf numFmtId="0"/><xf numFmtId="22" applyNumberFormat="1"/></cellXfs>'
@@ -723,9 +709,8 @@ def test_workbooks_of_excel(home: Path):
         ["cam1/b.jpg", "fox", None, "y", True],
         ["cam1/c.jpg", float(2**53 - 1), None, "z", 0.1 + 0.2],
     ]
-    file = workbook(
-        home / "t.xlsx", ("_secret", [["File"], ["no.jpg"]]), ("empty", []), ("photos", cells), ("more", cells)
-    )
+    sheets = ("_secret", [["File"], ["no.jpg"]]), ("empty", []), ("photos", cells), ("more", cells)
+    file = workbook(home / "t.xlsx", *sheets)
     assert rows(file, "path", "label", "time", "note", "x") == [
         ["cam1/a.jpg", "7", "2020-05-30T12:00:00", "3", "0.25"],
         ["cam1/b.jpg", "fox", None, "y", "True"],
@@ -764,11 +749,7 @@ def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Cli, tmp
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "t.csv",
-            'path,label\na.jpg,"fox\nb.jpg,owl\n',
-            "t.csv: cannot read this table: a quotation mark is not closed",
-        ),
+        ("t.csv", 'path,label\na.jpg,"fox\nb.jpg,owl\n', "t.csv: cannot read this table: a quotation mark is not"),
         ("data.yaml", "names: 3\ntrain: .\n", "data.yaml: names: got 3, expected the names of the classes"),
         ("data.yaml", "names: [fox]\ntrain: 5\n", "data.yaml: train: '5' is no folder below"),
         ("data.yaml", "names: [fox]\ntrain: train.txt\n", "no folder below .*; name the folder of the images instead"),

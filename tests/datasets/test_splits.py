@@ -156,10 +156,8 @@ def test_one_camera_per_class_is_said_before_the_first_step_and_by_data_check(dm
 def test_training_classes_of_one_group_each_are_a_note(tmp_path: Path):
     """As with one camera per class, whose background a model may learn."""
     labels = [0, 0, 0, 1, 1, 1]
-    fault, notes = search_faults(
-        images_of(labels, tmp_path, groups=torch.tensor([5, 5, 5, 7, 7, 7])), "train", "photos"
-    )
-    (note,) = notes
+    images = images_of(labels, tmp_path, groups=torch.tensor([5, 5, 5, 7, 7, 7]))
+    fault, (note,) = search_faults(images, "train", "photos")
     assert fault is None and "all vectors of each training class are of one group (camera, burst, video)" in note
     for groups in ([5, 5, 6, 7, 7, 7], [0, 1, 2, 3, 4, 5]):
         assert search_faults(images_of(labels, tmp_path, groups=torch.tensor(groups)), "train", "photos") == (None, [])

@@ -91,10 +91,8 @@ LABELS = ["ant", "ant", "bee", "bee", "M\xf6we", "M\xf6we", "\u0142o\u015b", "\u
 )
 def test_a_table_in_any_dialect_is_the_same(head: str, row: str, encoding: str, tmp_path: Path):
     names = photos(tmp_path)
-    rows = [
-        row.format(path=name, label=label, windows=name.replace("/", "\\"))
-        for name, label in zip(names, LABELS, strict=True)
-    ]
+    pairs = zip(names, LABELS, strict=True)
+    rows = [row.format(path=name, label=label, windows=name.replace("/", "\\")) for name, label in pairs]
     file = tmp_path / "t.csv"
     file.write_bytes("\r\n".join([*([head] if head else []), *rows]).encode(encoding))
     listing = TableConfig(file=str(file)).listing()
@@ -266,10 +264,8 @@ def test_days_and_times_of_day_in_two_columns_are_one_time(tmp_path: Path, caplo
 
 def test_groups_and_super_classes_are_texts_as_labels_are(tmp_path: Path):
     """Without blanks at the ends, composed (NFC)."""
-    names = [*photos(tmp_path, 4)]
-    lines = zip(
-        names, "aabb", ("cam1", "cam1 ", "caf\xe9", "cafe\u0301"), ("caf\xe9", "cafe\u0301 ", "x", "x"), strict=True
-    )
+    groups, kinds = ("cam1", "cam1 ", "caf\xe9", "cafe\u0301"), ("caf\xe9", "cafe\u0301 ", "x", "x")
+    lines = zip(photos(tmp_path, 4), "aabb", groups, kinds, strict=True)
     (tmp_path / "t.csv").write_text("path,label,group,category\n" + "".join(",".join(line) + "\n" for line in lines))
     listing = TableConfig(file=str(tmp_path / "t.csv")).listing()
     assert listing.faults == [] and listing.groups is not None

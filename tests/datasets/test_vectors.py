@@ -110,9 +110,8 @@ def test_every_file_gives_the_same_vectors(kind: str, recipe: Path, tmp_path: Pa
 
 def test_splits_say_what_trains_and_tests(recipe: Path, tmp_path: Path):
     np.save(tmp_path / "splits.npy", np.array(["test", "validation", "train"]).repeat(CLASSES * EACH // 3))
-    config = VectorsConfig(
-        embeddings=str(tmp_path / "x.npy"), labels=str(tmp_path / "y.npy"), splits=str(tmp_path / "splits.npy")
-    )
+    embeddings, labels, splits = (str(tmp_path / f"{name}.npy") for name in ("x", "y", "splits"))
+    config = VectorsConfig(embeddings=embeddings, labels=labels, splits=splits)
     names = {split: config.build(split).class_names for split in ("train", "validation", "test")}
     assert names == {"train": ("8", "9", "10", "11"), "validation": ("4", "5", "6", "7"), "test": ("0", "1", "2", "3")}
 

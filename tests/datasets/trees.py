@@ -34,6 +34,15 @@ def birds(root: Path, names: Iterable[str], each: int, side: tuple[int, int] = (
     return root
 
 
+def plain(root: Path, counts: dict[str, int], size: tuple[int, int] = (8, 8)) -> Path:
+    """Images of one color each in folders of these names, the ``n``-th with n as its red."""
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            Image.new("RGB", size, (index, len(name), 0)).save(root / name / f"{index}.png")
+    return root
+
+
 def cub(root: Path) -> Path:
     """CUB_200_2011.tgz unpacked."""
     folder = root / "CUB_200_2011"

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig
 from dmlkit.files.image_file import LeftOut, image_files
@@ -15,11 +14,7 @@ from dmlkit.files.image_table import read_images
 from dmlkit.files.source import require_some_images
 from dmlkit.vectors.images import images_at
 from tests.conftest import refuses
-
-
-def photo(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 8)).save(path)
+from tests.datasets import trees
 
 
 def other(path: Path) -> None:
@@ -31,9 +26,7 @@ def other(path: Path) -> None:
 def photos(tmp_path: Path) -> Path:
     """Two images of each of four classes, and what is none."""
     root = tmp_path / "photos"
-    for name in "abcd":
-        photo(root / name / "1.png")
-        photo(root / name / "deeper" / "2.jpg")
+    trees.photos(root, (f"{name}/{image}" for name in "abcd" for image in ("1.png", "deeper/2.jpg")))
     for name in ("a/notes.txt", "b/deeper/notes.txt", "a/.DS_Store", "a/1.HEIC", "b/1.nef", "c/README", "d/.git/1.png"):
         other(root / name)
     (root / "d" / "up").symlink_to("..")
@@ -62,9 +55,7 @@ def test_a_dataset(photos: Path, caplog: pytest.LogCaptureFixture):
 
 
 def test_class_folders_of_cub(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    for number in (1, 2, 101, 102):
-        for image in (1, 2):
-            photo(tmp_path / "images" / f"{number:03}.Bird" / f"{image}.jpg")
+    trees.birds(tmp_path / "images", (f"{number:03}.Bird" for number in (1, 2, 101, 102)), 2)
     other(tmp_path / "images" / "001.Bird" / "notes.txt")
     assert len(Cub200Config(root=str(tmp_path)).build("all")) == 8
     assert caplog.messages == [f"{tmp_path}/images: 1 file is left out: 1 .txt, e.g. 001.Bird/notes.txt"]
@@ -72,17 +63,14 @@ def test_class_folders_of_cub(tmp_path: Path, caplog: pytest.LogCaptureFixture):
 
 @pytest.mark.parametrize("splits", [("",), ("train/", "test/")])
 def test_what_is_in_no_class_folder(splits: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    for number, name in enumerate("abcd"):
-        for image in ("1.png", "2.png"):
-            photo(tmp_path / f"{splits[number % len(splits)]}{name}" / image)
+    trees.birds(tmp_path, (f"{splits[number % len(splits)]}{name}" for number, name in enumerate("abcd")), 2)
     FolderConfig(root=str(tmp_path)).build("all")
     assert not caplog.messages
-    photo(tmp_path / "loose.png")
+    trees.photos(tmp_path, ("loose.png", f"{splits[-1]}loose.png"))
     other(tmp_path / "labels.csv")
-    photo(tmp_path / f"{splits[-1]}loose.png")
     names = ["labels.csv", "loose.png", *([f"{splits[-1]}loose.png"] if splits[-1] else [])]
     if splits[-1]:  # a folder that is no split
-        photo(tmp_path / "val" / "e" / "1.png")
+        trees.photos(tmp_path / "val" / "e", ["1.png"])
         other(tmp_path / "val" / "e" / "2.csv")
         names += ["val/e/1.png", "val/e/2.csv"]
     FolderConfig(root=str(tmp_path)).build("all")
@@ -95,8 +83,7 @@ def test_what_is_in_no_class_folder(splits: tuple[str, ...], tmp_path: Path, cap
 
 def test_a_folder_that_links_lead_to_is_not_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     for name in "abcd":
-        for image in ("1.png", "2.png"):
-            photo(tmp_path / "all" / name / image)
+        trees.photos(tmp_path / "all" / name, ("1.png", "2.png"))
         folder = tmp_path / ("train" if name < "c" else "test") / name
         folder.parent.mkdir(exist_ok=True)
         folder.symlink_to(tmp_path / "all" / name)
@@ -106,7 +93,7 @@ def test_a_folder_that_links_lead_to_is_not_left_out(tmp_path: Path, caplog: pyt
 
 def test_boxes_of_a_data_set_of_yolo_that_a_detector_was_not_sure_of(tmp_path: Path):
     """They were kept, whatever --box-confidence said."""
-    photo(tmp_path / "images" / "1.png")
+    trees.photo(tmp_path / "images" / "1.png", 1, side=(8, 8))
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels" / "1.txt").write_text("0 .5 .5 .5 .5 .9\n0 .5 .5 .2 .2 .1\n")
     (tmp_path / "data.yaml").write_text("names: [fox]\ntrain: images\n")

@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.glyphs import GlyphsConfig
@@ -12,17 +11,11 @@ from dmlkit.datasets.table import TableConfig
 from dmlkit.loading.check import survey
 from dmlkit.recipe.start import validation_fraction
 from tests.conftest import refuses
-
-
-def write_photos(root: Path, counts: dict[str, int], size: tuple[int, int] = (30, 20)) -> None:
-    for name, count in counts.items():
-        (root / name).mkdir(parents=True)
-        for number in range(count):
-            Image.new("RGB", size, (number, 0, 0)).save(root / name / f"{number}.png")
+from tests.datasets import trees
 
 
 def test_counts_the_images_and_classes_of_each_split(tmp_path: Path) -> None:
-    write_photos(tmp_path, {"a": 2, "b": 5, "c": 3, "d": 4, "e": 2, "f": 7})
+    trees.plain(tmp_path, {"a": 2, "b": 5, "c": 3, "d": 4, "e": 2, "f": 7}, (30, 20))
     surveyed = survey(FolderConfig(root=str(tmp_path)))
     assert surveyed.images == {"train": 10, "validation": 0, "test": 13}
     assert surveyed.classes == {"train": 3, "validation": 0, "test": 3}
@@ -34,14 +27,14 @@ def test_counts_the_images_and_classes_of_each_split(tmp_path: Path) -> None:
 
 def test_a_dataset_that_names_its_validation_classes_is_told(tmp_path: Path) -> None:
     for split, names in (("train", "ab"), ("validation", "cd"), ("test", "ef")):
-        write_photos(tmp_path / split, dict.fromkeys(names, 2))
+        trees.plain(tmp_path / split, dict.fromkeys(names, 2))
     surveyed = survey(FolderConfig(root=str(tmp_path)))
     assert surveyed.names_validation and surveyed.trained == 4
     assert surveyed.held_out == {"validation": ("c", "d"), "test": ("e", "f")}
 
 
 def test_validation_classes_are_those_that_training_holds_out(tmp_path: Path) -> None:
-    write_photos(tmp_path, dict.fromkeys("abcdefghij", 2))
+    trees.plain(tmp_path, dict.fromkeys("abcdefghij", 2))
     surveyed = survey(FolderConfig(root=str(tmp_path)))
     config = FolderConfig(root=str(tmp_path), validation_fraction=validation_fraction(5))
     assert surveyed.held_out == {"validation": config.build("validation").class_names, "test": tuple("fghij")}
@@ -49,7 +42,7 @@ def test_validation_classes_are_those_that_training_holds_out(tmp_path: Path) ->
 
 
 def test_classes_of_one_image_each_are_refused_in_one_line(tmp_path: Path) -> None:
-    write_photos(tmp_path, dict.fromkeys("abcdef", 1))
+    trees.plain(tmp_path, dict.fromkeys("abcdef", 1))
     said = f"^{tmp_path}: nothing to find in the test split: no class has two images$"
     refuses(said, survey, FolderConfig(root=str(tmp_path)))
 
@@ -71,7 +64,7 @@ def test_a_mistyped_path_gets_one_line(asked: str, message: str, tmp_path: Path,
 
 
 def test_the_sides_are_those_of_boxes_where_a_table_has_them(tmp_path: Path) -> None:
-    write_photos(tmp_path, {"a": 2, "b": 2, "c": 2, "d": 2}, size=(100, 80))
+    trees.plain(tmp_path, {"a": 2, "b": 2, "c": 2, "d": 2}, size=(100, 80))
     rows = ["path,label,x1,y1,x2,y2"]
     rows += [
         f"{name}/{number}.png,{name},10,10,{20 + 30 * number},{50 + number}" for name in "abcd" for number in (0, 1)
@@ -82,7 +75,7 @@ def test_the_sides_are_those_of_boxes_where_a_table_has_them(tmp_path: Path) -> 
 
 def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("dmlkit.loading.check.SAMPLE", 20)
-    write_photos(tmp_path, {"a": 40, "b": 3, "c": 3, "d": 3})
+    trees.plain(tmp_path, {"a": 40, "b": 3, "c": 3, "d": 3})
     (tmp_path / "d" / "2.png").write_bytes(b"no image")
     advanced: list[int] = []
     surveyed = survey(FolderConfig(root=str(tmp_path)), lambda *_: nullcontext(advanced.append))
@@ -92,7 +85,7 @@ def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_named(
 
 
 def test_photos_none_of_which_opens_are_told(tmp_path: Path) -> None:
-    write_photos(tmp_path, dict.fromkeys("abcd", 2))
+    trees.plain(tmp_path, dict.fromkeys("abcd", 2))
     for path in tmp_path.rglob("*.png"):
         path.write_bytes(b"")
     said = "none of 8 images could be opened; the last error: .*the file is empty"

@@ -175,18 +175,15 @@ def lone_classes(images: Dataset) -> tuple[list[str], list[str], int]:
     def able(groups: Tensor) -> Tensor:
         """Return which classes (C,) have a query with an image to find, which none of its own group is."""
         pairs = (labels * (int(groups.max()) + 1) + groups).unique(return_inverse=True)[1]
-        others = (
-            labels[gallery].bincount(minlength=classes)[labels] - pairs[gallery].bincount(minlength=len(labels))[pairs]
-        )
-        return labels[query & (others > 0)].bincount(minlength=classes) > 0
+        of_class = labels[gallery].bincount(minlength=classes)[labels]
+        of_pair = pairs[gallery].bincount(minlength=len(labels))[pairs]
+        return labels[query & (of_class > of_pair)].bincount(minlength=classes) > 0
 
     queried, alone = labels[query].bincount(minlength=classes) > 0, able(torch.arange(len(labels)))
     paired = alone if images.groups is None else able(images.groups.unique(return_inverse=True)[1])
-    names = [
-        [images.class_names[label] for label in mask.nonzero()[:, 0].tolist()]
-        for mask in (queried & ~alone, queried & alone & ~paired)
-    ]
-    return names[0], names[1], int((queried & paired).sum())
+    masks = queried & ~alone, queried & alone & ~paired
+    single, grouped = ([images.class_names[label] for label in mask.nonzero()[:, 0].tolist()] for mask in masks)
+    return single, grouped, int((queried & paired).sum())
 
 
 def search_faults(images: Dataset, split: str, where: str) -> tuple[str | None, list[str]]:

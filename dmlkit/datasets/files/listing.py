@@ -123,9 +123,7 @@ class Listing:
             return self
         rows = np.flatnonzero((self.labels >= 0) & ~np.isnan(order))
         sizes = np.bincount(self.labels[rows], minlength=len(self.class_names))
-        wanted = np.where(sizes > 1, np.maximum(1, np.floor(np.round(sizes * (1 - share), 6) + 0.5)), 0).astype(
-            np.int64
-        )
+        wanted = np.floor(np.round(sizes * (1 - share), 6) + 0.5).clip(min=1).astype(np.int64) * (sizes > 1)
         splits = np.full(len(self.labels), -1, dtype=np.int8)
         splits[rows] = LISTED_SPLITS.index("train")
         tested = self._last_images(rows, order, wanted, kept=1)

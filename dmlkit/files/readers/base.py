@@ -141,10 +141,8 @@ def other_lists(folder: Path) -> str:
     files = list[Path]()
     for directory in (folder, folder / "annotations"):
         with suppress(OSError):  # there is none; or it is reported where its images are listed
-            names = (
-                entry.name for entry in os.scandir(directory) if entry.name.lower().endswith((".csv", ".tsv", ".json"))
-            )
-            files += [directory / name for name in sorted(names)]
+            names = sorted(entry.name for entry in os.scandir(directory))
+            files += [directory / name for name in names if name.lower().endswith((".csv", ".tsv", ".json"))]
     lists = [
         str(file.relative_to(folder))
         for file in files

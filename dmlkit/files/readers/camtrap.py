@@ -87,9 +87,8 @@ def _of_events(
             of_site[medium["deploymentID"]].append((_time(medium, "timestamp", str(folder / MEDIA)), medium))
     for where, event in events:
         start, end = (_time(event, name, where) for name in ("eventStart", "eventEnd"))
-        yield from (
-            _Seen(where, medium, event) for time, medium in of_site[event["deploymentID"]] if start <= time <= end
-        )
+        taken = of_site[event["deploymentID"]]
+        yield from (_Seen(where, medium, event) for time, medium in taken if start <= time <= end)
 
 
 def _time(row: Cells, name: str, where: str) -> datetime:

@@ -95,9 +95,8 @@ class CocoReader(Reader):
         ]
         notes = counted_out(path, counts)
         if unknown:
-            notes.append(
-                f"{path}: without a label: {counted(unknown, 'annotation')} of a category that it does not list"
-            )
+            annotations = counted(unknown, "annotation")
+            notes.append(f"{path}: without a label: {annotations} of a category that it does not list")
         root = path.parent.parent if path.parent.name == "annotations" else path.parent  # images lie next to it
         return ImageTable(table_of(rows), path, root, places, confidences=sure, faults=faults, notes=notes)
 

@@ -49,12 +49,8 @@ class ImageFolderReader(Reader):
             raise UserError(
                 f"{path}: the columns of {names} do not fit: {first_line(error)}; expected equal types: save all as CSV"
             ) from error
-        others = [
-            str(other.relative_to(path))
-            for file in parts
-            for name in METADATA
-            if (other := file.with_name(name)) != file and other.is_file()
-        ]
+        known = (file.with_name(name) for file in parts for name in METADATA)
+        others = [str(file.relative_to(path)) for file in known if file not in parts and file.is_file()]
         notes = [f"{path}: reads one table in a folder; left out: {some_of(others)}"] if others else []
         images = {file.relative_to(path).as_posix() for file in files_below(path, EXTENSIONS, [])}
         if images & listed_names:  # otherwise the paths are of another machine, and are changed later
@@ -66,8 +62,5 @@ class ImageFolderReader(Reader):
 def _tables(folder: Path) -> list[Path]:
     """Return the tables of a folder, or of its splits."""
     directories = [folder, *(folder / part / name for part in ("", "data") for name in SPLITS)]
-    return [
-        file
-        for directory in directories
-        if (file := next(filter(Path.is_file, map(directory.joinpath, METADATA)), None))
-    ]
+    tables = (next(filter(Path.is_file, map(directory.joinpath, METADATA)), None) for directory in directories)
+    return [file for file in tables if file is not None]

@@ -45,9 +45,8 @@ class MarketReader(Reader):
                 row = {"path": name, "label": label, "group": f"{label}_{camera}"}
                 sides = {"query": str(part == "query").lower(), "gallery": str(part == "gallery").lower()}
                 rows.append(row | {"split": "train" if part in ("train", "val") else "test"} | sides)
-        others = {entry.name for entry in root.iterdir() if entry.is_dir()} - {
-            row["path"].split("/")[0] for row in rows
-        }
+        read = {row["path"].split("/")[0] for row in rows}
+        others = [entry for entry in root.iterdir() if entry.is_dir() and entry.name not in read]
         counts = [(junk, "junk image (-1)", "junk images (-1)"), (len(others), "other folder", "other folders")]
         return ImageTable(table_of(rows), path, root, faults=faults, notes=[*notes, *counted_out(path, counts)])
 
@@ -76,17 +75,15 @@ def _images(root: Path, faults: list[str], notes: list[str]) -> Iterator[tuple[s
     for part, place in _parts(root).items():
         if place.is_dir():
             files = list(place.iterdir())
-            names = sorted(
-                file.name for file in files if file.suffix.lower() in EXTENSIONS and not file.name.startswith(".")
-            )
+            images = (file.name for file in files if file.suffix.lower() in EXTENSIONS)
+            names = sorted(name for name in images if not name.startswith("."))
             left_out = [(len(files) - len(names), "file that is no image", "files that are no images")]
             notes += counted_out(place, left_out)
             yield from ((part, NAME, "", f"{place.name}/{name}") for name in names)
         else:
             side = "train" if part in ("train", "val") else "test"
-            folder = next(
-                (entry.name for entry in sorted(root.iterdir()) if entry.is_dir() and side in entry.name), side
-            )
+            folders = (entry.name for entry in sorted(root.iterdir()) if entry.is_dir() and side in entry.name)
+            folder = next(folders, side)
             lines = read_lines(place, faults) if place.exists() else []
             names = [line.split()[0] for line in lines if line.strip()]
             yield from ((part, NAME_OF_MSMT, f"{side}_", f"{folder}/{name}") for name in names)

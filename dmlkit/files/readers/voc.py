@@ -30,10 +30,8 @@ class VocReader(Reader):
 
     def read(self, path: Path) -> ImageTable:
         folder = path.parent if path.is_file() else path
-        is_next_to_images = folder.name.lower() == "annotations" or any(
-            (folder.parent / name).is_dir() for name in IMAGES
-        )
-        root = folder.parent if is_next_to_images else folder
+        has_images = any((folder.parent / name).is_dir() for name in IMAGES)
+        root = folder.parent if has_images or folder.name.lower() == "annotations" else folder
         rows, places, faults, without = list[Mapping[str, object]](), list[str](), list[str](), 0
         notes, listed = list[str](), set[Path]()
         for file in [path] if path.is_file() else files_below(path, (".xml",), notes):

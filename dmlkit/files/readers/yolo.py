@@ -90,9 +90,8 @@ def _folders(file: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Path
             joined = Path(str(content.get("path") or "")) / str(name)
             tried = (str(joined), str(name), str(name).removeprefix("../"))
             safe = (inside(file.parent, candidate) for candidate in tried)
-            folder = next(
-                (file.parent / path for path in safe if path is not None and (file.parent / path).is_dir()), None
-            )
+            folders = (file.parent / path for path in safe if path is not None)
+            folder = next(filter(Path.is_dir, folders), None)
             if folder is None:
                 way = "move the file next to it"
                 if str(name).endswith(".txt"):
