@@ -28,6 +28,7 @@ from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pair_loss import PairLoss
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
+from dmlkit.manifolds.base import Manifold
 from dmlkit.miners import All, Hard
 from dmlkit.recipe.schema import FAMILIES
 from dmlkit.regularizers import GraphConsistency
@@ -159,6 +160,28 @@ def test_a_class_without_a_needed_method_is_refused_at_its_definition():
             """Nothing."""
 
     assert "bare" not in LossConfig.variants
+
+
+def test_a_constructor_that_its_configuration_cannot_call_is_refused_at_its_definition():
+    with pytest.raises(MemberError, match=r"Own: __init__\(\): missing a required argument: 'num_classes'; annotate"):
+
+        class Own(Loss, name="own"):
+            def __init__(self, manifold: Manifold, num_classes: int) -> None: ...
+
+            def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+                return embeddings.sum()
+
+    with pytest.raises(MemberError, match=r"Lean: __init__\(\): got an unexpected keyword argument 'margin'; annotate"):
+
+        class Lean(Loss, name="lean"):
+            margin: float = 0.1
+
+            def __init__(self, manifold: Manifold) -> None: ...
+
+            def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+                return embeddings.sum()
+
+    assert not {"own", "lean"} & {*LossConfig.variants}
 
 
 def test_an_attribute_without_a_value_is_refused_at_its_definition():

@@ -266,6 +266,9 @@ def message_of(error: Exception) -> tuple[str, int]:
     if killed := killed_reader(error):
         return f"{killed}; run the same command again", USER_ERROR
     report = "please report it with the traceback that --debug prints"
+    plugin = sys.modules.get("dmlkit.recipe.plugin")
+    if plugin and (names := ", ".join(path.name for path in plugin.plugin_files())):
+        report = f"if dmlkit.testing finds no fault in {names}, {report}"
     kind = type(error).__name__
     return f"internal error of dmlkit {__version__}: {kind}: {first_line(error)}; {report}", INTERNAL_ERROR
 

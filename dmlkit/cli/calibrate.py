@@ -18,7 +18,7 @@ from dmlkit.cli.options import (
     command,
     where_of,
 )
-from dmlkit.errors import UserError, some_of
+from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import check_options, kind_of, require_gallery, require_queries, require_run
 
@@ -151,6 +151,9 @@ def print_identification(result: "Identification", gallery: Path) -> None:
         f"FPIR is the share of {absent} absent labels that get a label, where each label meets the threshold that the "
         f"others choose; FNIR is the share of {present} labels of the gallery that do not get their own"
     )
+    if result.trained_labels and not result.is_optimistic:
+        labels = counted(len(result.trained_labels), "label")
+        say(f"left out of both: {labels} that the model was trained on")
     if first.fpir.interval and first.fnir.interval:
         ends = "FPIR {:.3f} to {:.3f}, FNIR {:.3f} to {:.3f}".format(*first.fpir.interval, *first.fnir.interval)
         say(f"on as many other labels: {ends} (95 %)")

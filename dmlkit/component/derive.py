@@ -40,6 +40,8 @@ def config_of(cls: Any, name: str | None) -> Any:
     lacking = _abstract_methods(cls) if name else []
     if lacking:
         raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{hook}()' for hook in lacking)}")
+    if name:
+        _check_constructor(cls)
     known = {key for base in bases for key in base.model_fields}
     own = vars(cls)["own_options"]
     fresh = [entry for entry in cls.options_by_key.values() if entry in own or entry.key not in known]
@@ -70,6 +72,16 @@ def config_of(cls: Any, name: str | None) -> Any:
     if not is_local and cls.__module__ in sys.modules:  # where pickle looks for the class
         vars(sys.modules[cls.__module__]).setdefault(title, config)  # `IdentityConfig` is defined by hand
     return config
+
+
+def _check_constructor(cls: Any) -> None:
+    """Raise a `MemberError` if a constructor of the class itself does not take what `_builder` gives."""
+    keys = [*cls.arguments, *(key for key, option in cls.options_by_key.items() if option.in_constructor)]
+    try:
+        cls.__signature__.bind(**dict.fromkeys(keys))
+    except TypeError as error:
+        way = "annotate options in the class, and write __post_init__() instead"
+        raise MemberError(f"{cls.__qualname__}: __init__(): {error}; {way}") from None
 
 
 def _forwarded(method: str) -> Callable[[OptionsConfig], Any]:

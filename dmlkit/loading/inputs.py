@@ -68,6 +68,8 @@ class TransformedImages(Inputs):
         index, seed = draw
         try:
             image, label = self.dataset[index]
+            if fault := self.dataset.kind.fault(image):  # of a plug-in; fractions up to 1 would become black
+                raise BadImageError(f"{self.dataset.paths[index]}: {fault}, expected an image (3, H, W) uint8")
             check_resized(image, self.resizing, self.dataset.paths[index])
         except BadImageError as error:
             return Item(None, 0, index, str(error))

@@ -19,7 +19,7 @@ from dmlkit.backbones.tuning import LastBlocksConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.distributed.exchange import ShardedParameter
-from dmlkit.errors import OptionError, UserError, counted, warn
+from dmlkit.errors import OptionError, UserError, counted, some_of, warn
 from dmlkit.evaluation.augmented import check_copies
 from dmlkit.evaluation.evaluate import check_levels
 from dmlkit.loading.inputs import refuse_missing
@@ -182,6 +182,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         assert train is not None
         if len(train.class_names) < 2:
             raise OptionError("dataset", "got 1 training class, expected at least 2")
+        _check_unseen(recipe, train, validation, test)
         for split, dataset in splits.items():
             _check_images(recipe, split, dataset, is_first=rank == 0)
     with recipe.errors_at("metrics"):
@@ -237,6 +238,15 @@ def loss_of(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Loss:
             part.use_counts(counts)
     model.head.gives_before = loss.columns > model.manifold.point_dim
     return loss
+
+
+def _check_unseen(recipe: Recipe, train: Dataset, validation: Dataset | None, test: Dataset | None) -> None:
+    """Check that a plug-in keeps the test classes apart; those of files were checked when they were listed."""
+    if test and not recipe.dataset.tests_known:
+        seen = {name for part in (train, validation) if part for name in part.class_names}
+        if shared := sorted(seen.intersection(test.class_names)):
+            text = f"test classes are in training or validation too: {some_of(shared)}; expected unseen ones"
+            raise OptionError("dataset", text)
 
 
 def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: bool) -> None:

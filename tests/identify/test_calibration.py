@@ -1,6 +1,7 @@
 """Open-set identification: NumPy loops, planted truth, and what a person reads."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from errno import EROFS
@@ -322,6 +323,19 @@ def test_strangers_that_cannot_be_read_are_told(gallery: Path, tmp_path: Path, d
         (tmp_path / "strangers" / name).write_bytes(b"none")
     said = dmlkit("calibrate", gallery, "--fpir", "0.5", "--strangers", tmp_path / "strangers", "--device", "cpu").ok()
     assert "x.jpg: cannot read this image" in said.err and "1 more of this kind" in said.err
+
+
+@pytest.mark.slow
+def test_labels_that_the_model_was_trained_on_are_counted_where_they_are_left_out(tmp_path: Path, dmlkit: Cli):
+    trees.birds(tmp_path / "photos", "abcdefghij", each=3)
+    dataset = f"dataset: {{name: folder, root: {tmp_path / 'photos'}}}"
+    (tmp_path / "recipe.yaml").write_text(re.sub("^dataset: .+", dataset, ONE_EPOCH, flags=re.MULTILINE))
+    dmlkit("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run", "--device", "cpu").ok()
+    dmlkit("gallery", "create", tmp_path / "run", tmp_path / "photos", "-o", tmp_path / "all", "--device", "cpu").ok()
+    trained = json.loads((tmp_path / "run/classes.json").read_text())["training_classes"]
+    said = " ".join(dmlkit("calibrate", tmp_path / "all", "--fpir", "0.5", "--device", "cpu").ok().out.split())
+    assert f"share of {30 - 3 * len(trained)} images of {10 - len(trained)} absent labels" in said
+    assert f"left out of both: {len(trained)} labels that the model was trained on" in said
 
 
 def test_strangers_that_the_gallery_knows_are_counted(files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -245,6 +245,31 @@ def test_a_loss_that_is_no_scalar_with_a_gradient_is_one_line(tmp_path: Path):
             assert re.fullmatch(rf"error: toy.yaml:\d+: loss: {fault}\n", err), err
 
 
+def test_a_dataset_that_breaks_its_contract_is_told_before_it_gives_a_wrong_result(tmp_path: Path):
+    """Fractions trained as black images, and a class of the test chose the best epoch, both in silence."""
+    whole = "".join((TOY / "toy_dml" / name).read_text() for name in ("losses.py", "datasets.py"))
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    image, expected = r"error: [\d.]+ degrees/\d: ", r", expected an image \(3, H, W\) uint8; .+"
+    changes = {
+        "((wave.sin() + 1) * 127).to(torch.uint8)": ("((wave.sin() + 1) / 2)", f"{image}torch.float32{expected}"),
+        ".expand(3, -1, -1)": ("[None]", rf"{image}shape \(1, 16, 16\){expected}"),
+        '"test": angles[1::2]': (
+            '"test": angles[14:]',  # validation has the last angles of the training
+            r"error: toy.yaml:1: dataset: test classes .+ too: 157.5 degrees; expected unseen ones",
+        ),
+        '            [f"{name}/{image}"': (
+            '            [] and [f"{name}/{image}"',
+            r"error: internal error of dmlkit .+; if dmlkit.testing finds no fault in toy3.py, please report it .+",
+        ),
+    }
+    for number, (old, (new, message)) in enumerate(changes.items()):
+        assert old in whole
+        (tmp_path / f"toy{number}.py").write_text(whole.replace(old, new))
+        words = f"train toy.yaml -o {number} --plugin toy{number}.py --device cpu"
+        ((code, _, err),) = commands(tmp_path, words)
+        assert (code, bool(re.fullmatch(message + "\n", err))) == (70 if number == 3 else 2, True), err
+
+
 def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_path: Path):
     """In the order of their names: aa needs what is not there, half defines a loss before it fails, zz is toy again."""
     losses = (TOY / "toy_dml" / "losses.py").read_text()
