@@ -94,7 +94,7 @@ def test_photos_are_searched_and_compared(page: Any, server: tuple[str, Path], t
     page.click("nav a[href='#search']")
     page.fill("#neighbors", "0")
     page.set_input_files("input[data-use=search]", first)
-    page.locator("#message", has_text="expected 1 to 100").wait_for()
+    page.locator("#message", has_text="expected a whole number from 1 to 100").wait_for()
     page.fill("#neighbors", "5")
     page.set_input_files("input[data-use=search]", [first, notes, second])
     page.locator("#message", has_text="2 photos searched. 1 file that is no image was left out.").wait_for()

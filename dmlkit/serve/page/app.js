@@ -56,7 +56,7 @@ const uses = {
   },
   async search(files, results) {
     const count = $("#neighbors");
-    if (!count.validity.valid) throw new Error(`Neighbors per photo: expected ${count.min} to ${count.max}.`);
+    if (!count.validity.valid) throw new Error(`Neighbors per photo: expected a whole number from ${count.min} to ${count.max}.`);
     const { queries } = await post(`/v1/search?k=${count.valueAsNumber}`, form(files));
     results.replaceChildren(...queries.map((query, row) =>
       node("article", { className: "answer" }, own(files[row]), shelf(query.nearest, files[row]))));
