@@ -88,7 +88,7 @@ class VectorFile:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is reported by its row
             lost = np.square(rows - rows.astype(np.float32)).sum()
             spread = np.square(rows - rows[:1]).sum()
-        if lost > MOST_LOST**2 * spread > 0:
+        if np.inf > lost > MOST_LOST**2 * spread > 0:
             warn_once(
                 f"{self.path}: these numbers are far from 0 for how little they differ: float32, in which vectors are "
                 f"compared, changes differences by {np.sqrt(lost / spread):.1%}; subtract the mean of all vectors first"

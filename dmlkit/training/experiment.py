@@ -24,6 +24,7 @@ from dmlkit.evaluation.augmented import check_copies
 from dmlkit.evaluation.evaluate import check_levels
 from dmlkit.loading.inputs import refuse_missing
 from dmlkit.losses.base import Loss
+from dmlkit.losses.cross_batch_memory import CrossBatchMemory
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rerank import check_rerank, parse_rerank
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
@@ -306,7 +307,7 @@ def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, sha
 def _warn_of_late_starts(recipe: Recipe, loss: Loss, *, is_first: bool) -> None:
     """Warn of what starts after the last epoch: not an error, because a trial has fewer epochs than its recipe."""
     epochs, frozen = recipe.training.epochs, recipe.backbone.freeze_epochs
-    start = max(int(getattr(part, "start_epoch", 0)) for part in loss.modules())  # of a cross-batch memory
+    start = max((part.start_epoch for part in loss.modules() if isinstance(part, CrossBatchMemory)), default=0)
     late = {
         ("loss",): ("start_epoch", start, "memory is not used"),
         ("backbone",): ("freeze_epochs", frozen, "backbone does not train"),

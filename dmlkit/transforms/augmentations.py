@@ -148,8 +148,8 @@ class ColorJitterConfig(FromTorchvisionConfig, frozen=True):
 
     @model_validator(mode="after")
     def check_effect(self) -> "ColorJitterConfig":
-        """Check that something changes."""
-        if not any(self.options("p").values()):
+        """Check that a range is given; 0 may be one value of a study, and a run has all keys."""
+        if not self.model_fields_set & self.options("p").keys():
             raise ValueError("color_jitter changes nothing; set brightness, contrast, saturation or hue")
         return self
 

@@ -458,6 +458,7 @@ def test_tables_of_an_image_folder_that_do_not_fit_and_others_next_to_them(tmp_p
 @pytest.mark.parametrize(("listed", "left_out"), [("train", 3), ("train test", 1), ("elsewhere", 0)])
 def test_images_that_no_table_of_an_image_folder_lists_are_counted(tmp_path: Path, listed: str, left_out: int):
     trees.photos(tmp_path, ("train/a.jpg", "train/b.jpg", "train/sub/c.jpg", "test/d.jpg", "test/e.jpg"))
+    trees.photos(tmp_path, (".old/f.jpg", "train/.g.jpg"))
     tables = {"train": "a.jpg,fox\n./sub/c.jpg,owl", "test": "d.jpg,fox\ne.jpg,owl", "elsewhere": "/mnt/a.jpg,fox"}
     for split in listed.split():
         folder = tmp_path if split == "elsewhere" else tmp_path / split
@@ -465,6 +466,12 @@ def test_images_that_no_table_of_an_image_folder_lists_are_counted(tmp_path: Pat
     count = f"{left_out} image{'s' * (left_out > 1)} that no table lists"
     notes = [note for note in read_images(tmp_path).notes if "left out" in note]
     assert notes == ([f"{tmp_path}: left out: {count}"] if left_out else [])
+
+
+def test_masks_that_a_table_of_an_image_folder_lists_are_not_left_out(tmp_path: Path):
+    trees.photos(tmp_path, ("train/a.jpg", "train/masks/a.png", "train/b.jpg"))
+    write(tmp_path / "train/metadata.csv", "file_name,mask_file_name,label\na.jpg,masks/a.png,fox\n")
+    assert f"{tmp_path}: left out: 1 image that no table lists" in read_images(tmp_path).notes
 
 
 @pytest.mark.parametrize("images", ["", "JPEGImages/"])
@@ -476,6 +483,14 @@ def test_images_that_no_file_of_pascal_voc_names_are_counted(tmp_path: Path, ima
     left_out = "left out: 1 image without objects, 2 images that no XML file names"
     assert read_images(tmp_path).notes == [f"{tmp_path}: {left_out}"]
     assert read_images(folder / "a.xml").notes == []
+
+
+def test_images_that_pascal_voc_names_without_a_suffix_are_not_left_out(tmp_path: Path):
+    trees.photos(tmp_path, ("a.jpg", "b.jpg"))
+    for name in "ab":
+        write(tmp_path / f"{name}.xml", voc(name, ("fox", 1, 2, 3, 4)))
+    listed = read_images(tmp_path)
+    assert listed.notes == [] and listed.table["path"].to_pylist() == ["a.jpg", "b.jpg"]
 
 
 BLANK = "boxes are shares of their images, so those of 1 image are left blank, which cannot be read: a"
@@ -563,6 +578,7 @@ def test_msmt17(tmp_path: Path):
     ("name", "content", "tool"),
     [
         ("p.json", '[{"annotations": [{"result": []}], "data": {"image": "/data/upload/a.jpg"}}]', "Label Studio"),
+        ("q.json", '[{"annotations": [{"result": []}], "data": {"coordinates": {"x": 9}}}]', "Label Studio"),
         ("c.json", '[{"image": "a.jpg", "annotations": [{"label": "a", "coordinates": {"x": 9}}]}]', "Create ML"),
         ("a.json", '{"version": "5.4", "flags": {}, "shapes": [{"label": "fox"}], "imagePath": "a.jpg"}', "labelme"),
         ("v.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "the VGG Image Annotator"),
@@ -575,7 +591,10 @@ def test_files_of_other_tools_get_one_sentence_that_names_the_export(home: Path,
     refuses(f"this is a file of {tool}.*COCO", read_images, write(home / name, content))
 
 
-@pytest.mark.parametrize("more", [{}, {"annotations": "two foxes"}, {"image_id": 3, "bbox": [1, 1, 5, 5]}])
+OTHERS = [{}, {"annotations": "two foxes"}, {"image_id": 3, "bbox": [1, 1, 5, 5]}, {"coordinates": {"x": 9}}]
+
+
+@pytest.mark.parametrize("more", OTHERS)
 def test_rows_that_look_like_another_tool_are_rows(home: Path, more: dict[str, object]):
     trees.photo(home / "data" / "a.jpg", 1)
     cells = [{"path": "/somewhere/data/a.jpg", "label": "fox", **more}]

@@ -236,6 +236,11 @@ def test_y_is_the_label_unless_it_is_a_coordinate_beside_one(tmp_path: Path):
     assert vectors.labels().to_pylist() == [str(label) for label in Y] and vectors.columns["group"][29].as_py() == 5
 
 
+def test_numbers_beyond_float32_are_not_called_far_from_0(tmp_path: Path, caplog: Any):
+    np.save(tmp_path / "x.npy", np.array([[0.0, 1.0], [1.0, 1e39]]))
+    assert len(VectorFile(tmp_path / "x.npy")) == 2 and caplog.text == ""
+
+
 @pytest.mark.parametrize("kind", [np.float64, np.int64])
 @pytest.mark.parametrize("rows", [1, 30])
 def test_differences_that_float32_changes_are_told(kind: type, rows: int, tmp_path: Path, caplog: Any):

@@ -350,6 +350,21 @@ def test_what_starts_after_the_last_epoch_is_told(dmlkit, tiny_recipe, tmp_path)
         assert f"per epoch, {count}, batches of 8 images\n" in result.out
 
 
+LATER = """
+from dmlkit.losses import Contrastive
+
+class Later(Contrastive, name='later'):
+    start_epoch: int | None = None
+"""
+
+
+def test_a_start_epoch_of_a_plugin_is_not_that_of_a_memory(plugin, recwarn):
+    plugin(LATER)
+    for start_epoch in ("null", "9"):
+        assemble(parse_recipe(TINY_RECIPE, "r.yaml", [f"loss={{name: later, start_epoch: {start_epoch}}}"]))
+    assert not [warning for warning in recwarn if "start_epoch" in str(warning.message)]
+
+
 def test_memory_that_runs_out_is_one_line_with_the_settings_that_need_less(dmlkit, tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("dmlkit.training.train.compute_loss", lambda *_: torch.empty(2**52))
     result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu").refused(

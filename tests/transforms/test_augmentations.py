@@ -184,6 +184,13 @@ def test_what_a_recipe_allows_is_computed(name: str, keys: str):
         assert change(image).shape == image.shape
 
 
+def test_a_color_jitter_of_0_is_one_value_of_a_study_and_a_run_with_all_keys_stays_readable():
+    recipe = recipe_with("{name: color_jitter, brightness: 0}")
+    image = torch.arange(48, dtype=torch.uint8).reshape(3, 4, 4)
+    assert torch.equal(recipe.transform.augment[0].build()(image), image)
+    assert parse_recipe(dump_recipe(recipe), "recipe.yaml") == recipe
+
+
 def test_a_recipe_can_be_written_and_read():
     recipe = recipe_with(*ALL)
     assert parse_recipe(dump_recipe(recipe), "r.yaml") == recipe

@@ -111,10 +111,11 @@ def test_given_keys_stay_and_resize_follows_size():
     assert read("resnet50, weights: imagenet", ", resize: 224").transform.resizing.side == 224
 
 
-def test_a_mean_beyond_the_pixels_is_refused():
+def test_a_mean_beyond_the_pixels_is_refused_unless_a_run_has_it():
     text = f"{RECIPE}transform: {{name: plain, mean: [123.7, 116.3, 103.5], std: [58.4, 57.1, 57.4]}}"
     with pytest.raises(UserError, match=r"^r.yaml:3: transform: mean: got \[123.7, .*pixels in 0..1; divide mean and"):
         parse_recipe(text, "r.yaml")
+    assert parse_recipe(text, "r.yaml", is_trained=True).transform.mean[0] == 123.7
     assert parse_recipe(text, "r.yaml", ["transform.pixel_max=255"]).transform.mean[0] == 123.7
 
 

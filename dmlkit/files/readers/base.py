@@ -141,8 +141,9 @@ def other_lists(folder: Path) -> str:
     files = list[Path]()
     for directory in (folder, folder / "annotations"):
         with suppress(OSError):  # there is none; or it is reported where its images are listed
-            names = sorted(entry.name for entry in os.scandir(directory))
-            files += [directory / name for name in names if name.lower().endswith((".csv", ".tsv", ".json"))]
+            names = (entry.name for entry in os.scandir(directory))
+            found = sorted(name for name in names if name.lower().endswith((".csv", ".tsv", ".json")))
+            files += [directory / name for name in found]
     lists = [
         str(file.relative_to(folder))
         for file in files

@@ -38,7 +38,7 @@ def _tool(path: Path) -> str | None:
     if path.suffix.lower() == ".xml":
         return "CVAT" if "<annotations>" in start else None
     if start.lstrip().startswith("["):
-        if re.search(r'"coordinates"\s*:\s*\{', start):
+        if re.search(r'"annotations?"\s*:\s*\[\s*\{[^\]]*"coordinates"\s*:\s*\{', start):
             return "Create ML"
         if "/data/upload/" in start or "/data/local-files/" in start or re.search(r'"annotations"\s*:\s*\[', start):
             return "Label Studio"

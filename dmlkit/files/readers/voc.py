@@ -48,7 +48,8 @@ class VocReader(Reader):
             places += [str(file)] * len(file_rows)
             without += not objects
         beside = {image for folder in {image.parent for image in listed} for image in _images_in(folder)}
-        unlisted = 0 if path.is_file() else len(beside - listed)
+        are_known = path.is_dir() and beside & listed  # otherwise names lack a suffix, which is found later
+        unlisted = len(beside - listed) if are_known else 0
         counts = [
             (without, "image without objects", "images without objects"),
             (unlisted, "image that no XML file names", "images that no XML file names"),
