@@ -108,9 +108,10 @@ class ReviewFolder:
     def _label_of(self, answer: str, row: int) -> str | None:
         """Return the label that an answer means; None for "cannot tell"."""
         word, path = answer.casefold().strip(" ."), self.review.proposals[row].path
-        if word and not word.strip(UNSURE):
+        is_label = answer in self.review.names  # also one that reads as ``same`` or ``?``
+        if word and not word.strip(UNSURE) and not is_label:
             return None
-        if word != SAME or answer in self.review.names:
+        if word != SAME or is_label:
             return stated_label(answer, path)
         if (label := self.stated(row)) is None:
             raise UserError(f"{path}: {SAME!r} needs a proposed label; write the label")

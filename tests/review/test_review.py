@@ -244,6 +244,13 @@ def test_answers_are_compared_after_case_and_a_final_dot(tmp_path: Path, said: s
     assert state.statement().corrected == (label != "a")
 
 
+@pytest.mark.parametrize("label", ["?", "Same", "??."])
+def test_an_answer_that_is_a_label_of_the_gallery_means_it(tmp_path: Path, label: str):
+    state = begin(tmp_path / "review", [proposed(0), proposed(1, label)])
+    state.reply({0: label, 1: label}, "ada")
+    assert [state.answers(row) for row in (0, 1)] == [{"ada": label}, {"ada": label}]
+
+
 def test_embeddings_and_arrays_can_be_reviewed(dmlkit, inbox: tuple[Path, Path], place: Path, tmp_path: Path):
     gallery, images = inbox
     stored = tmp_path / "stored"
