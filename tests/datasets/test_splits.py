@@ -117,6 +117,14 @@ def test_lone_classes_are_those_of_a_loop_over_all_pairs(seed: int, tmp_path: Pa
     assert found == (*names, len(asked) - len(alone) - len(grouped))
 
 
+def test_a_split_without_images_has_nothing_to_find(tmp_path: Path):
+    np.save(tmp_path / "x.npy", np.eye(2, dtype=np.float32))
+    labels = torch.zeros(0, dtype=torch.long)
+    empty = Vectors(VectorFile(tmp_path / "x.npy"), np.arange(0), class_names=["a"], paths=[], labels=labels)
+    fault, notes = search_faults(empty, "test", "plug-in")
+    assert fault == "plug-in: nothing to find in the test split: no class has two vectors" and notes == []
+
+
 def test_many_lone_classes_are_one_line_with_five_names(tmp_path: Path):
     fault, (note,) = search_faults(images_of([*range(40), 40, 40], tmp_path), "test", "photos")
     assert fault is None and note == (

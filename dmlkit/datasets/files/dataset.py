@@ -174,7 +174,7 @@ def lone_classes(images: Dataset) -> tuple[list[str], list[str], int]:
 
     def able(groups: Tensor) -> Tensor:
         """Return which classes (C,) have a query with an image to find, which none of its own group is."""
-        pairs = (labels * (int(groups.max()) + 1) + groups).unique(return_inverse=True)[1]
+        pairs = (labels * len(labels) + groups).unique(return_inverse=True)[1]  # groups count from 0
         of_class = labels[gallery].bincount(minlength=classes)[labels]
         of_pair = pairs[gallery].bincount(minlength=len(labels))[pairs]
         return labels[query & (of_class > of_pair)].bincount(minlength=classes) > 0
