@@ -5,7 +5,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 from starlette.exceptions import HTTPException
 
 from dmlkit.errors import UserError
@@ -18,7 +18,7 @@ from dmlkit.serve.service import Service
 HELD = 120  # seconds for which a question that one reviewer sees is not shown to another
 SHOWN = 12  # images of a group
 Row = Annotated[int, Field(ge=0, le=2**53)]
-Reviewer = Annotated[str, Field(min_length=1, max_length=MOST_REVIEWER)]
+Reviewer = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MOST_REVIEWER)]
 
 
 class QuestionRequest(BaseModel, extra="forbid"):
@@ -94,7 +94,7 @@ class ServedReview:
                     409, f"row {said.row}: {excerpt(said.id)} is not the id of this image; ask again for a question"
                 )
             label = None if said.label is None else said.label.strip()
-            count = self._review.reply({said.row: label}, said.reviewer.strip())
+            count = self._review.reply({said.row: label}, said.reviewer)
             self._held.pop(said.row, None)
             return {"kept": count, "answers": self._review.answers(said.row), "label": self._review.label(said.row)}
 
