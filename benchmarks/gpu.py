@@ -49,14 +49,15 @@ from dmlkit.training.train import train
 
 OVER_PROXIES = ("proxy_anchor", "proxy_nca", "norm_softmax", "cosface", "arcface", "proxy_isa", "proxy_gml", "mpa")
 FEW_PROXIES = ("proxy_anchor", "norm_softmax", "cosface")  # those whose proxies of a million classes fit any GPU
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIDE = 128 if DEVICE == "cuda" else 32  # pixels; at 128, ResNet-50 in bf16 takes a CPU over 3 minutes
 BACKBONES = {
     "resnet50": "{name: resnet50}",
-    "vit_base": "{name: timm, model: vit_base_patch16_224, image_size: 128}",
+    "vit_base": f"{{name: timm, model: vit_base_patch16_224, image_size: {SIDE}}}",
     "convnext_tiny": "{name: timm, model: convnext_tiny}",
 }
 MODES = (("fp32", False), ("bf16", False), ("bf16", True))  # precision, and whether it is compiled
 Row = list[str]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def wait() -> None:
@@ -102,8 +103,8 @@ def loss_rows(tiny: bool) -> list[Row]:
 def recipe(backbone: str, precision: str, tiny: bool, *, compiled: bool = False) -> Recipe:
     classes, images, batch, epochs = (8, 4, 8, 2) if tiny else (60, 30, 64, 6)
     text = (
-        f"dataset: {{name: glyphs, classes: {classes}, images_per_class: {images}, size: 128}}\n"
-        f"transform: {{name: plain, size: 128}}\nbackbone: {BACKBONES[backbone]}\nloss: {{name: proxy_anchor}}\n"
+        f"dataset: {{name: glyphs, classes: {classes}, images_per_class: {images}, size: {SIDE}}}\n"
+        f"transform: {{name: plain, size: {SIDE}}}\nbackbone: {BACKBONES[backbone]}\nloss: {{name: proxy_anchor}}\n"
         f"sampler: {{name: random, batch_size: {batch}}}\ntraining: {{epochs: {epochs}, precision: {precision}, "
         f"compile: {str(compiled).lower()}}}\n"
     )
@@ -165,7 +166,7 @@ def share_rows(tiny: bool) -> list[Row]:
     for classes, batch in ((20, 8), (40, 8)) if tiny else ((11_318, 180), (1_000_000, 180)):
         loss = losses.ours("proxy_anchor", classes, DEVICE)
         points, labels = losses.draw(classes, DEVICE, batch)
-        images = torch.randn(batch, 3, 128, 128, device=DEVICE).contiguous(memory_format=torch.channels_last)
+        images = torch.randn(batch, 3, SIDE, SIDE, device=DEVICE).contiguous(memory_format=torch.channels_last)
 
         def network(images: Tensor = images) -> None:
             model.zero_grad(set_to_none=True)
@@ -254,7 +255,7 @@ def embed_rows(tiny: bool) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             train(settings, folder + "/run", device=start_ranks(DEVICE))
             embedder = dmlkit.load(folder + "/run", device=DEVICE)
-            pixels = np.random.default_rng(0).integers(0, 256, (32 if tiny else 8192, 128, 128, 3), dtype=np.uint8)
+            pixels = np.random.default_rng(0).integers(0, 256, (32 if tiny else 8192, SIDE, SIDE, 3), dtype=np.uint8)
             model, batch = embedder.trained.model, 64
 
             @torch.inference_mode()
