@@ -24,7 +24,6 @@ from dmlkit.evaluation.augmented import check_copies
 from dmlkit.evaluation.evaluate import check_levels
 from dmlkit.loading.inputs import refuse_missing
 from dmlkit.losses.base import Loss
-from dmlkit.losses.cross_batch_memory import CrossBatchMemory
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rerank import check_rerank, parse_rerank
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
@@ -212,7 +211,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             _warn_of_batchnorms(recipe, model)
         recompute_chunks(model, recipe.training.gradient_cache)
     loss = loss_of(recipe, model, train)
-    _warn_of_late_starts(recipe, loss, is_first=rank == 0)
+    _warn_of_late_starts(recipe, is_first=rank == 0)
     with recipe.errors_at("regularizers"):
         regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
         for regularizer in regularizers:
@@ -304,10 +303,10 @@ def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, sha
             raise ValueError(f"{batch} is too small for batch norms; {advice}: {error}") from error
 
 
-def _warn_of_late_starts(recipe: Recipe, loss: Loss, *, is_first: bool) -> None:
+def _warn_of_late_starts(recipe: Recipe, *, is_first: bool) -> None:
     """Warn of what starts after the last epoch: not an error, because a trial has fewer epochs than its recipe."""
     epochs, frozen = recipe.training.epochs, recipe.backbone.freeze_epochs
-    start = max((part.start_epoch for part in loss.modules() if isinstance(part, CrossBatchMemory)), default=0)
+    start = vars(recipe.loss)["start_epoch"] if recipe.loss.name == "cross_batch_memory" else 0
     late = {
         ("loss",): ("start_epoch", start, "memory is not used"),
         ("backbone",): ("freeze_epochs", frozen, "backbone does not train"),
