@@ -202,9 +202,10 @@ def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
 
 
 def _best_rows(sample: str, delimiters: Sequence[str]) -> tuple[str, list[list[str]]]:
-    """Return the delimiter that fits best, and the first rows: all have as many cells, at least two, as the header.
+    """Return the delimiter that fits best, and the first rows.
 
-    Of several the one with the most cells is taken, and a bar last, because cells may have labels with bars between.
+    A delimiter fits if all rows have as many cells as the header, at least two. Of several, the one with the most cells
+    is taken, and a bar only if no other fits, because bars also separate the labels in a cell.
     """
 
     def fit(delimiter: str) -> tuple[bool, bool, int]:

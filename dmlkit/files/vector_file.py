@@ -24,8 +24,8 @@ PREFERRED = ("embedding", "embeddings")
 """Name of the vectors, if others could be the vectors too."""
 LABELS = ("label", "labels", "y", "target", "targets")
 """Names of labels that go before those of `column_called`, of which an id is left out: each vector may have its own."""
-SAMPLE = 4096  # rows whose rounding is measured: 0.03 s at 512 coordinates
-MOST_LOST = 1e-3  # share of the differences of vectors; it is 3e-8 for numbers around 0
+SAMPLE = 4096  # rows whose rounding is measured; 0.02 s at 512 coordinates
+MOST_LOST = 1e-3  # share of the differences of vectors that float32 may change; 2e-8 of normal numbers
 FEWEST = 3  # numbered columns of a CSV table that are vectors; x1, y1, x2, y2 are a box
 
 
@@ -90,8 +90,8 @@ class VectorFile:
             spread = np.square(rows - rows[:1]).sum()
         if np.inf > lost > MOST_LOST**2 * spread > 0:
             warn_once(
-                f"{self.path}: these numbers are far from 0 for how little they differ: float32, in which vectors are "
-                f"compared, changes differences by {np.sqrt(lost / spread):.1%}; subtract the mean of all vectors first"
+                f"{self.path}: vectors are compared in float32, which changes the differences between these by "
+                f"{np.sqrt(lost / spread):.1%}, since their numbers are large; subtract the mean of all vectors first"
             )
 
     def __len__(self) -> int:

@@ -51,8 +51,8 @@ def review(
         if not state.exists():
             propose(gallery, images, wrong, audit, model=model, bar=bar).write(state)
         opened = ReviewFolder(folder)
-        begun = Path(opened.review.gallery), Path(opened.review.images)
-        if any(old.resolve() != new.resolve() for old, new in zip(begun, (gallery, images), strict=True)):
+        paths = (opened.review.gallery, gallery), (opened.review.images, images)
+        if any(Path(reviewed).resolve() != given.resolve() for reviewed, given in paths):
             raise UserError(
                 f"--output {folder}: this is a review of {opened.review.images} in {opened.review.gallery}; choose "
                 "another folder"

@@ -121,8 +121,8 @@ class RunFolder:
         The end of the name begins at its first point, as in ``model.int8.onnx``.
         """
         stem, point, end = file_name.partition(".")
-        stem = self._named_by(stem, checkpoint)
-        return self.exports / f"{stem if dims is None else f'{stem}-{dims}'}{point}{end}"
+        stem = self._named_by(stem, checkpoint) + ("" if dims is None else f"-{dims}")
+        return self.exports / f"{stem}{point}{end}"
 
     def picture_of(self, split: str, checkpoint: CheckpointName, kind: str) -> Path:
         """Return the picture of a kind of a split; checkpoints other than the default have one of their own."""

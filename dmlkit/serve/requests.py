@@ -35,7 +35,7 @@ SAFE = [
 MOST_IMAGES = 64  # of one request
 MOST_BYTES = 64_000_000  # of one request's body
 MOST_BYTES_AT_ONCE = 8 * MOST_BYTES  # of the bodies of all requests that were not answered
-MOST_LABEL = 4096  # characters: a label may be a path of folders, which Linux bounds so
+MOST_LABEL = 4096  # characters: Linux's limit of a path, which a label may be
 SILENCE = 5.0  # seconds without a byte of a body that nobody needs, after which its client is answered
 
 

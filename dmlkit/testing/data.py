@@ -30,8 +30,13 @@ def check_dataset(config: DatasetConfig) -> None:
         >>> from dmlkit.datasets import GlyphsConfig
         >>> check_dataset(GlyphsConfig(classes=20, images_per_class=3, size=16))
     """
-    promises = [labels_names_and_paths_fit_together, splits_share_no_class, samples_are_of_one_kind_and_stay_the_same]
-    hold([*promises, copies_are_the_same], config.name, config)
+    promises = [
+        labels_names_and_paths_fit_together,
+        splits_share_no_class,
+        samples_are_of_one_kind_and_stay_the_same,
+        copies_are_the_same,
+    ]
+    hold(promises, config.name, config)
 
 
 def splits_of(config: DatasetConfig) -> dict[Split, Dataset]:
@@ -127,8 +132,13 @@ def check_transform(config: TransformConfig) -> None:
         >>> from dmlkit.transforms import PlainConfig
         >>> check_transform(PlainConfig(size=32))
     """
-    promises = [images_become_squares, a_flat_image_keeps_its_color, augmentation_follows_the_draw_alone]
-    hold([*promises, other_processes_can_have_the_transform], config.name, config)
+    promises = [
+        images_become_squares,
+        a_flat_image_keeps_its_color,
+        augmentation_follows_the_draw_alone,
+        other_processes_can_have_the_transform,
+    ]
+    hold(promises, config.name, config)
 
 
 def check_augmentation(config: AugmentationConfig) -> None:

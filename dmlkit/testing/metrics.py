@@ -63,7 +63,8 @@ def it_returns_its_names(config: MetricConfig) -> None:
     changed = config.model_dump(exclude={"name"}, exclude_defaults=True).keys()
     if changed - {config.option_in_name()} or config.variants.get(config.name) is not type(config):
         return  # names express no other options, and refer to the registered metric
-    for names in [list(config.request_names()), *([] if changed else [[config.name]])]:
+    by_name = [list(config.request_names())] if changed else [[config.name], list(config.request_names())]
+    for names in by_name:
         again = retrieval_metrics(points, labels, metrics=names)
         expect(again == values, f"requested as {names} it returns {again}, by configuration {values}")
 

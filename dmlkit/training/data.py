@@ -51,8 +51,11 @@ def feature_jobs(experiment: Experiment, ranks: Ranks, resumed: RunFolder | None
     if recipe.transform is not None and recipe.transform.training_side != recipe.transform.size:
         views = frozen_part(recipe, experiment.model, ranks.device, training=True)
     parts = {split: views if split == "train" else whole for split in datasets}
-    given: dict[Split, Dataset] = {split: dataset for split, dataset in datasets.items() if dataset is not None}
-    return {split: feature_job(dataset, parts[split], split=split) for split, dataset in given.items()}
+    return {
+        split: feature_job(dataset, parts[split], split=split)
+        for split, dataset in datasets.items()
+        if dataset is not None
+    }
 
 
 def check_disk(recipe: Recipe, jobs: Jobs, run: RunFolder, *, resume: bool) -> int:

@@ -305,16 +305,14 @@ def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, sha
 
 def _warn_of_late_starts(recipe: Recipe, *, is_first: bool) -> None:
     """Warn of what starts after the last epoch: not an error, because a trial has fewer epochs than its recipe."""
-    epochs, frozen = recipe.training.epochs, recipe.backbone.freeze_epochs
-    start = vars(recipe.loss)["start_epoch"] if recipe.loss.name == "cross_batch_memory" else 0
-    late = {
-        ("loss",): ("start_epoch", start, "memory is not used"),
-        ("backbone",): ("freeze_epochs", frozen, "backbone does not train"),
-    }
-    for key, (name, number, effect) in late.items():
-        if is_first and number >= epochs:
-            text = f"{name} {number} with {counted(epochs, 'epoch')}: the {effect}"
-            warnings.warn(recipe.fault(key, text), stacklevel=3)
+    effects = {("backbone", "freeze_epochs"): "the backbone does not train"}
+    if recipe.loss.name == "cross_batch_memory":
+        effects["loss", "start_epoch"] = "the memory is not used"
+    for (part, key), effect in effects.items():
+        first, epochs = getattr(getattr(recipe, part), key), recipe.training.epochs
+        if is_first and first >= epochs:
+            text = f"got {first}, but the run has {counted(epochs, 'epoch')}: {effect}"
+            warnings.warn(recipe.fault((part, key), text), stacklevel=3)
 
 
 def _warn_of_batchnorms(recipe: Recipe, model: EmbeddingModel) -> None:

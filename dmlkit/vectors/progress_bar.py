@@ -48,7 +48,8 @@ def image_progress(console: Console, description: str, total: int) -> Generator[
 
         yield line
         return
-    columns = BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn()
-    with Progress(TextColumn(description, markup=False), *columns, console=console, transient=True) as bar:
+    title = TextColumn(description, markup=False)
+    columns = title, BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda images: bar.update(task, advance=images)

@@ -768,7 +768,7 @@ def test_any_list_of_images_is_converted_to_a_table(home: Path, dmlkit: Cli, tmp
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", 'path,label\na.jpg,"fox\nb.jpg,owl\n', "t.csv: cannot read this table: a quotation mark is not"),
+        ("t.csv", 'path,label\na.jpg,"fox\nb.jpg,owl\n', "t.csv: cannot read .*: a quotation mark is not closed"),
         ("data.yaml", "names: 3\ntrain: .\n", "data.yaml: names: got 3, expected the names of the classes"),
         ("data.yaml", "names: [fox]\ntrain: 5\n", "data.yaml: train: '5' is no folder below"),
         ("data.yaml", "names: [fox]\ntrain: train.txt\n", "no folder below .*; name the folder of the images instead"),

@@ -151,10 +151,8 @@ def test_names_are_shown_as_text(page: Any):
     page.click("nav a[href='#gallery']")
     page.wait_for_selector("#labels button")
     assert any(BAD in text for text in page.locator("#labels button").all_inner_texts())
-    assert (
-        page.evaluate("(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)(document.querySelector('#labels'))")
-        == 0
-    )
+    labels = page.locator("#labels")
+    assert labels.evaluate("list => list.scrollWidth - list.clientWidth") == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

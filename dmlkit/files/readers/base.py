@@ -241,6 +241,20 @@ def files_below(folder: Path, suffixes: Collection[str], notes: list[str]) -> li
     return shown
 
 
+def unlisted(images: Iterable[str], listed: Iterable[str], by: str) -> tuple[int, str, str]:
+    """Return the entry for `counted_out` of the images of a folder that are not listed.
+
+    It is 0 if no listed path is an image there: such paths lack a suffix or are of another machine, see `with_paths`.
+
+    Example:
+        >>> unlisted(["x/a.jpg", "x/b.jpg"], ["x/./a.jpg"], "no table lists")
+        (1, 'image that no table lists', 'images that no table lists')
+    """
+    present, named = ({*map(os.path.normpath, paths)} for paths in (images, listed))
+    count = len(present - named) if present & named else 0
+    return count, f"image that {by}", f"images that {by}"
+
+
 def counted_out(file: Path, counts: Iterable[tuple[int, str, str]]) -> list[str]:
     """Return a line on the entries of a file that are left out: number, what one is, and what several are.
 

@@ -1,14 +1,10 @@
 """Folders of images with a table metadata.csv, metadata.jsonl or metadata.parquet, as of Hugging Face."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from posixpath import normpath, splitext
 
 from dmlkit.errors import UserError, first_line, some_of
 from dmlkit.files.csv_table import own_column
-from dmlkit.files.readers.base import ImageTable, Reader, counted_out, has_paths, reader_of
-from dmlkit.files.regular import EXTENSIONS
+from dmlkit.files.readers.base import ImageTable, Reader, counted_out, has_paths, reader_of, unlisted
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
@@ -28,7 +24,9 @@ class ImageFolderReader(Reader):
     def read(self, path: Path) -> ImageTable:
         import pyarrow as pa
 
-        parts, places, tables, listed_names = _tables(path), list[str](), list[pa.Table](), set[str]()
+        from dmlkit.files.image_file import image_files
+
+        parts, places, tables, paths = _tables(path), list[str](), list[pa.Table](), list[str]()
         for file in parts:
             reader = reader_of(file)
             assert reader is not None  # by the name of the file
@@ -37,10 +35,9 @@ class ImageFolderReader(Reader):
             index = columns.index(NAME) if NAME in columns else own_column(columns, "path", str(file), "path")
             folder = file.parent.relative_to(path).as_posix()
             names = [name and f"{folder}/{name}".removeprefix("./") for name in listed.table[index].to_pylist()]
-            listed_names |= {normpath(name) for name in names if name}
-            for column in columns:
-                if column.endswith(f"_{NAME}"):  # of masks
-                    listed_names |= {normpath(f"{folder}/{name}") for name in listed.table[column].to_pylist()}
+            masks = [column for column in columns if column.endswith(f"_{NAME}")]
+            for column in (columns[index], *masks):
+                paths += [f"{file.parent}/{name}" for name in listed.table[column].to_pylist() if name]
             table = listed.table.set_column(index, columns[index], pa.array(names, pa.string()))
             if len(parts) > 1 and "split" not in columns:
                 split = pa.array([SPLITS.get(file.parent.name)] * len(table), pa.string())
@@ -57,20 +54,8 @@ class ImageFolderReader(Reader):
         known = (file.with_name(name) for file in parts for name in METADATA)
         others = [str(file.relative_to(path)) for file in known if file not in parts and file.is_file()]
         notes = [f"{path}: reads one table in a folder; left out: {some_of(others)}"] if others else []
-        images = {*_images_below(path)}
-        if images & listed_names:  # otherwise the paths are of another machine, and are changed later
-            unlisted = len(images - listed_names)
-            notes += counted_out(path, [(unlisted, "image that no table lists", "images that no table lists")])
+        notes += counted_out(path, [unlisted(image_files(path), paths, "no table lists")])
         return ImageTable(table, path, path, places, notes=notes)
-
-
-def _images_below(folder: Path) -> Iterator[str]:
-    """Yield the paths of image files below a folder, but hidden ones; `Path` takes ten times as long."""
-    for directory, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        names = [name for name in files if splitext(name)[1].lower() in EXTENSIONS and not name.startswith(".")]
-        below = Path(directory).relative_to(folder).as_posix()
-        yield from names if below == "." else (f"{below}/{name}" for name in names)
 
 
 def _tables(folder: Path) -> list[Path]:

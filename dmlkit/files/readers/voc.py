@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import BOX
-from dmlkit.files.readers.base import ImageTable, Reader, counted_out, files_below, start_of, table_of
+from dmlkit.files.readers.base import ImageTable, Reader, counted_out, files_below, start_of, table_of, unlisted
 from dmlkit.files.regular import EXTENSIONS, read_text
 
 FOLDERS = ("", "Annotations", "annotations", "train", "train/annotations")  # where files are looked for
@@ -47,14 +47,10 @@ class VocReader(Reader):
             rows += file_rows
             places += [str(file)] * len(file_rows)
             without += not objects
-        beside = {image for folder in {image.parent for image in listed} for image in _images_in(folder)}
-        are_known = path.is_dir() and beside & listed  # otherwise names lack a suffix, which is found later
-        unlisted = len(beside - listed) if are_known else 0
-        counts = [
-            (without, "image without objects", "images without objects"),
-            (unlisted, "image that no XML file names", "images that no XML file names"),
-        ]
-        notes += counted_out(path, counts)
+        folders = {image.parent for image in listed if path.is_dir()}  # a single file is not of a whole folder
+        images = [str(image) for folder in folders for image in _images_in(folder)]
+        left_out = unlisted(images, map(str, listed), "no XML file names")
+        notes += counted_out(path, [(without, "image without objects", "images without objects"), left_out])
         return ImageTable(table_of(rows), path, root, places, faults=faults, notes=notes)
 
 
@@ -93,9 +89,10 @@ def _image(file: Path, name: str, root: Path) -> Path:
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
-    """Yield the image files in a folder, if there is one, but hidden ones."""
-    names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
-    yield from (folder / name for name in names if Path(name).suffix.lower() in EXTENSIONS and not name.startswith("."))
+    """Yield the image files in a folder, without hidden ones; none if there is no such folder."""
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if file.suffix.lower() in EXTENSIONS and not file.name.startswith("."):
+            yield file
 
 
 def _rows(

@@ -41,8 +41,8 @@ def test_a_gamma_that_changes_nothing_is_told(kind: CenterPooling):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             values.append(MPA(Sphere(8), CLASSES, class_similarity=kind, gamma=gamma)(points, LABELS))
-        told = [f"loss.gamma: 0.5 has no effect on class_similarity {kind}; remove it"]
-        assert [str(one.message) for one in warned] == (told if gamma == 0.5 and kind != "softmax" else [])
+        message = [f"loss.gamma: 0.5 has no effect on class_similarity {kind}; remove it"]
+        assert [str(warning.message) for warning in warned] == (message if gamma == 0.5 and kind != "softmax" else [])
     assert torch.equal(*values) == (kind != "softmax")
 
 
