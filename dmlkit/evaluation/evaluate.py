@@ -14,6 +14,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import write_table
+from dmlkit.loading.batches import Loader
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Labeled, Labels, MetricConfig, Points
@@ -23,7 +24,7 @@ from dmlkit.metrics.scoring import Scores, metric_configs, score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.nearest.rescore import Rescorer
 from dmlkit.recipe.schema import Recipe
-from dmlkit.vectors.in_memory import Embeddings, embed_dataset
+from dmlkit.vectors.in_memory import Embeddings, embed_share, share_loader
 from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.vectors.trained import TrainedModel
 
@@ -143,12 +144,20 @@ PLAIN = SecondScoring()  # no other way
 
 
 def evaluate(
-    ranks: Ranks, model: EmbeddingModel, dataset: Dataset, recipe: Recipe, *, split: str, bar: Bar = no_bar
+    ranks: Ranks,
+    model: EmbeddingModel,
+    dataset: Dataset,
+    recipe: Recipe,
+    *,
+    split: str,
+    loader: Loader | None = None,
+    bar: Bar = no_bar,
 ) -> Evaluation:
-    """Embed a split and score it with the recipe's metrics."""
-    workers = recipe.training.workers
+    """Embed a split and score it with the recipe's metrics. ``loader``: a `share_loader` of it that is used again."""
+    if loader is None:
+        loader = share_loader(ranks, dataset, recipe.transform, range(len(dataset)), recipe.training.workers)
     with bar(EMBEDDING, len(dataset)) as advance:
-        embeddings = embed_dataset(ranks, model, dataset, recipe.transform, workers=workers, advance=advance)
+        embeddings = embed_share(ranks, model, dataset, loader, len(dataset), advance)
     trained = TrainedModel.of(recipe, model)
     return score_split(ranks, trained, embeddings, dataset, split=split, bar=bar)
 

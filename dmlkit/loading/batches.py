@@ -96,9 +96,16 @@ def default_workers() -> int:
     return min(_most_workers[0], max(1, count_cores() // count_ranks()[1]))
 
 
-def make_loader(
-    inputs: Inputs, batches: Iterable[list[Draw]], *, workers: int | None, pin_memory: bool
-) -> DataLoader[Any]:
+class Loader(DataLoader[Any]):
+    """Loader of `Batch`, whose first pass starts its readers: they stay for the next passes."""
+
+    def __iter__(self) -> Any:
+        if self.num_workers and self._iterator is None:
+            release_freed_memory()
+        return super().__iter__()
+
+
+def make_loader(inputs: Inputs, batches: Iterable[list[Draw]], *, workers: int | None, pin_memory: bool) -> Loader:
     """Return a loader of `Batch` over batches of draws.
 
     Args:
@@ -110,10 +117,8 @@ def make_loader(
         workers = 0 if inputs.dataset.in_memory else default_workers()
     if isinstance(batches, Sized):
         workers = min(workers, len(batches))
-    if workers:
-        release_freed_memory()
     collate_function: Callable[[list[Item]], Batch] = collate
-    return DataLoader(
+    return Loader(
         inputs,
         batch_sampler=batches,  # pyright: ignore[reportArgumentType] - draws are pairs, torch's stub expects ints
         collate_fn=collate_function,
@@ -176,7 +181,7 @@ def evaluation_loader(
     batch_size: int = 128,
     workers: int | None = None,
     pin_memory: bool = False,
-) -> DataLoader[Any]:
+) -> Loader:
     """Return a loader of `Batch` for evaluation, over all samples of a dataset in order or over ``indices``."""
     order = [(index, 0) for index in (range(len(dataset)) if indices is None else indices)]
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

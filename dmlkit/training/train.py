@@ -18,7 +18,7 @@ from dmlkit.distributed.exchange import gather_counts, gather_rows
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError, first_line, killed_reader, out_of_memory, warn
-from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.evaluate import Evaluation, evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.recipe.file import read_recipe
@@ -32,6 +32,7 @@ from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.pretrained import pretrained_fingerprint, score_pretrained
 from dmlkit.training.progress import Progress, Silent, mirror_to_loggers
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
+from dmlkit.vectors.in_memory import share_loader
 from dmlkit.vectors.trained import files_of_run
 
 LESS_MEMORY = (
@@ -178,6 +179,7 @@ def fit(
     batches = TrainingBatches(experiment.sampler, recipe.seed, rank=ranks.global_rank, ranks=ranks.world_size)
     on_gpu = ranks.device.type == "cuda"
     loader = TimedBatches(make_loader(data.training, batches, workers=settings.workers, pin_memory=on_gpu))
+    validate = _validation(data, recipe, ranks)
     may_skip = recipe.dataset.on_bad_image == "skip"
     check_every = 1 if ranks.device.type == "cpu" else CHECK_EVERY
 
@@ -235,7 +237,7 @@ def fit(
             refuse_nothing_read(len(state.loss_sums), state.skipped, "the training split")
             check_weights(experiment, state, run)
             pace = Pace(images_seen, time.perf_counter() - started, loader.seconds, is_whole=batches.start == 0)
-            row = finish_epoch(experiment, data, writer, ranks, state, pace)
+            row = finish_epoch(experiment, validate, writer, ranks, state, pace)
             state.seconds += time.perf_counter() - started
             save(experiment, writer, ranks, state)
             progress.epoch(row)
@@ -244,6 +246,17 @@ def fit(
             score(state.pretrained)
     ranks.barrier()  # all checkpoints are on the disk
     return state
+
+
+def _validation(data: TrainingData, recipe: Recipe, ranks: Ranks) -> Callable[[], Evaluation] | None:
+    """Return a function that evaluates the validation classes, if there are any, always by the same readers.
+
+    Starting readers costs a training on a CPU the memory that it keeps: it went on with 37 images/s instead of 51.
+    """
+    if (dataset := data.validation) is None:
+        return None
+    loader = share_loader(ranks, dataset, recipe.transform, range(len(dataset)), recipe.training.workers)
+    return partial(evaluate, ranks, data.model, dataset, recipe, split="validation", loader=loader)
 
 
 def _move_model(experiment: Experiment, ranks: Ranks) -> None:
@@ -278,7 +291,12 @@ class Pace(NamedTuple):
 
 
 def finish_epoch(
-    experiment: Experiment, data: TrainingData, writer: CheckpointWriter, ranks: Ranks, state: State, pace: Pace
+    experiment: Experiment,
+    validate: Callable[[], Evaluation] | None,
+    writer: CheckpointWriter,
+    ranks: Ranks,
+    state: State,
+    pace: Pace,
 ) -> EpochRow:
     """Validate, write the row of the epoch, and save the checkpoint if it is the best so far."""
     writer.wait()  # every epoch in metrics.jsonl has a checkpoint, except the last one
@@ -287,9 +305,9 @@ def finish_epoch(
     state.epoch, state.step, state.loss_sums = state.epoch + 1, 0, []
     metrics: dict[str, float] | None = None
     is_last = state.epoch == settings.trained_epochs
-    if data.validation is not None and (state.epoch % settings.validate_every == 0 or is_last):
+    if validate and (state.epoch % settings.validate_every == 0 or is_last):
         with experiment.average.in_place() if experiment.average else nullcontext():
-            evaluation = evaluate(ranks, data.model, data.validation, experiment.recipe, split="validation")
+            evaluation = validate()
         state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
         if state.best is None or metrics[settings.select_by] > state.best["metrics"][settings.select_by]:

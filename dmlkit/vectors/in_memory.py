@@ -13,7 +13,7 @@ from dmlkit.distributed.exchange import gather_lists, gather_rows
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.files.source import LOCAL
-from dmlkit.loading.batches import evaluation_loader
+from dmlkit.loading.batches import Loader, evaluation_loader
 from dmlkit.loading.inputs import Batch, refuse_nothing_read
 from dmlkit.manifolds.base import check_points
 from dmlkit.model import EmbeddingModel
@@ -64,14 +64,18 @@ def embed_dataset(
         model: model on the device; its mode is restored afterwards.
         keep: makes local features (n, P, C) of the maps of a batch, see `kept_maps`. Default: there are none.
     """
-    model.check_takes(dataset)
-    was_training = model.training
-    if was_training:  # the modes of Lite0's 279 modules take 3 ms to set and restore, a photo 25
-        model.eval()
     wanted = range(len(dataset)) if indices is None else indices
-    share = BATCH_IMAGES * -(-len(wanted) // (BATCH_IMAGES * ranks.world_size))
+    loader = share_loader(ranks, dataset, transform, wanted, workers)
+    return embed_share(ranks, model, dataset, loader, len(wanted), advance, keep)
+
+
+def share_loader(
+    ranks: Ranks, dataset: Dataset, transform: TransformConfig | None, wanted: Sequence[int], workers: int | None
+) -> Loader:
+    """Return a loader of the images that this rank embeds of the wanted ones of a dataset."""
+    share = _share(ranks, len(wanted))
     start = min(ranks.global_rank * share, len(wanted))
-    loader = evaluation_loader(
+    return evaluation_loader(
         dataset,
         transform,
         indices=wanted[start : start + share],
@@ -79,7 +83,27 @@ def embed_dataset(
         workers=workers,
         pin_memory=ranks.device.type == "cuda",
     )
-    embeddings = embed_batches(model, dataset, loader, share, ranks, advance, keep)
+
+
+def _share(ranks: Ranks, images: int) -> int:
+    return BATCH_IMAGES * -(-images // (BATCH_IMAGES * ranks.world_size))
+
+
+def embed_share(
+    ranks: Ranks,
+    model: EmbeddingModel,
+    dataset: Dataset,
+    loader: Loader,
+    images: int,
+    advance: Advance,
+    keep: Callable[[Tensor], Tensor] | None = None,
+) -> Embeddings:
+    """Embed the share of a rank, see `embed_dataset`, of so many images; a `share_loader` can be used again."""
+    model.check_takes(dataset)
+    was_training = model.training
+    if was_training:  # the modes of Lite0's 279 modules take 3 ms to set and restore, a photo 25
+        model.eval()
+    embeddings = embed_batches(model, dataset, loader, _share(ranks, images), ranks, advance, keep)
     if was_training:
         model.train()
     return embeddings

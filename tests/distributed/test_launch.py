@@ -42,11 +42,11 @@ def test_memory_that_was_freed_is_used_again_without_page_faults():
 
 
 def print_memory() -> None:
-    """Resident bytes after a large tensor was freed, and after a loader with a reader process was made."""
+    """Resident bytes after a large tensor was freed, and after a loader's reader process was started."""
     launch.keep_freed_memory()
     torch.ones(64, 2**20)  # 256 MB
     print(resident())  # noqa: T201
-    evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
+    list(evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1))
     print(resident())  # noqa: T201
 
 

@@ -15,6 +15,7 @@ from threading import Barrier
 import pytest
 import torch
 
+from dmlkit.loading import batches
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.run_folder.documents import Environment
 from dmlkit.run_folder.folder import RunFolder
@@ -159,6 +160,18 @@ def test_a_signal_to_training_and_its_readers_stops_it_after_a_checkpoint(number
     assert process.returncode == 130 and "to resume, rerun the same command with --resume" in output, output
     epochs = len(RunFolder(tmp_path / "run").read_metrics())
     assert RunFolder(tmp_path / "run").load_checkpoint("last")["epoch"] == epochs < 100_000
+
+
+def test_validation_uses_its_readers_again(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    starts: list[None] = []
+    monkeypatch.setattr(batches, "release_freed_memory", lambda: starts.append(None))  # before readers are started
+    counts: list[int] = []
+    for epochs in (1, 4):
+        starts.clear()
+        overrides = ["training.workers=1", f"training.epochs={epochs}"]
+        train(tiny_recipe, tmp_path / str(epochs), overrides=overrides, device="cpu")
+        counts.append(len(starts))
+    assert 3 <= counts[0] <= counts[1] <= counts[0] + 1  # training, validation, test; and the test of the best epoch
 
 
 def test_dry_run_writes_nothing(dmlkit, tiny_recipe, tmp_path):
