@@ -153,7 +153,7 @@ def evaluate(
     loader: Loader | None = None,
     bar: Bar = no_bar,
 ) -> Evaluation:
-    """Embed a split and score it with the recipe's metrics. ``loader``: a `share_loader` of it that is used again."""
+    """Embed a split and score it with the recipe's metrics. ``loader``: its `share_loader`, to use readers again."""
     if loader is None:
         loader = share_loader(ranks, dataset, recipe.transform, range(len(dataset)), recipe.training.workers)
     with bar(EMBEDDING, len(dataset)) as advance:

@@ -221,7 +221,7 @@ FILES = ("file", "filename", "image", "imagefile", "imagename", "photo")
 def _folder_and_file(table: Any, names: Sequence[str]) -> str | None:
     """Return the pattern of a path in two columns, its folder and its file, e.g. of Timelapse; None if it is in one."""
     keys = [key_of(name) for name in names]
-    wanted = FOLDERS[:1] if FOLDERS[0] in keys else FOLDERS  # beside it, Timelapse's Folder is of all images
+    wanted = FOLDERS[:1] if FOLDERS[0] in keys else FOLDERS  # in Timelapse's files Folder names the whole collection
     folders = [index for index, key in enumerate(keys) if key in wanted]
     files = [index for index, key in enumerate(keys) if key in FILES]
     if len(folders) != 1 or len(files) != 1 or not len(table):

@@ -99,7 +99,7 @@ def default_workers() -> int:
 class Loader(DataLoader[Any]):
     """Loader of `Batch`, whose first pass starts its readers: they stay for the next passes."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Any:  # torch's class of iterators is private
         if self.num_workers and self._iterator is None:
             release_freed_memory()
         return super().__iter__()

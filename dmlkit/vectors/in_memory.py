@@ -98,7 +98,7 @@ def embed_share(
     advance: Advance,
     keep: Callable[[Tensor], Tensor] | None = None,
 ) -> Embeddings:
-    """Embed the share of a rank, see `embed_dataset`, of so many images; a `share_loader` can be used again."""
+    """Embed this rank's share of all ``images``, see `embed_dataset`, from its `share_loader`, new or used before."""
     model.check_takes(dataset)
     was_training = model.training
     if was_training:  # the modes of Lite0's 279 modules take 3 ms to set and restore, a photo 25
